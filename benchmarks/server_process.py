@@ -56,7 +56,7 @@ class ServerProcess:
 
     def cpu_seconds(self) -> float:
         """Return the processor time of all threads of the process tree so far."""
-        return sum(_cpu_seconds(process) for process in self._processes())
+        return sum(cpu_seconds(process) for process in self._processes())
 
     def stop(self) -> None:
         processes = self._processes()
@@ -106,7 +106,7 @@ def _pss(process: psutil.Process) -> int:
         return 0
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
     """Return a process's processor time, from its threads' schedstat (first number, in ns) or else from clock ticks."""
     try:
         files = list(Path(f"/proc/{process.pid}/task").glob("*/schedstat"))

@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ import click
 from pagewick.cli.random_model import Shape, write_random_model
 from pagewick.config import EngineConfig
 from pagewick.engine.client import EngineClient
-from pagewick.engine.messages import EngineRequest
+from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.sampling_params import SamplingParams
 
 SHAPE = Shape("LlamaForCausalLM", "llama", 64, 128, 28, 4, 2, 16, 8192, 1e4, 1e-5)
@@ -108,9 +107,15 @@ async def measure_over_process(client: EngineClient, num_seqs: int, params: dict
     arrivals: list[float] = []
 
     async def follow(request: EngineRequest, noted: list[float]) -> None:
-        async with aclosing(client.generate(request)) as deltas:
-            async for _ in deltas:
-                noted.append(time.perf_counter())
+        ended = asyncio.Event()
+
+        def take(news: list[RequestDelta] | Exception) -> None:
+            noted.append(time.perf_counter())
+            if isinstance(news, Exception) or news[-1].finish_reason is not None:
+                ended.set()
+
+        client.open(request, take)
+        await ended.wait()
 
     first, *others = requests(num_seqs, params)
     await asyncio.gather(follow(first, arrivals), *(follow(other, []) for other in others))

@@ -305,7 +305,7 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """Abort a request; its iterator ends with finish_reason "abort". Unknown ids are ignored."""
         if request_id in self._generations:
-            await self._client.abort([request_id])
+            self._client.abort([request_id])
 
     async def close(self) -> None:
         """Stop the engine process. Running requests get an EngineDeadError, and so do later ones."""

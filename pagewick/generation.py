@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -40,9 +40,31 @@ class Client(Protocol):
     def is_alive(self) -> bool: ...
     @property
     def health(self) -> EngineHealth: ...
-    def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]: ...
-    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None: ...
+    def open(
+        self, request: EngineRequest, take: Callable[[list[RequestDelta] | Exception], None]
+    ) -> Callable[[], None]: ...
+    def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None: ...
     async def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """Takes the deltas of a Generation. is_full: they should rather wait; until_ready: wait until they need not."""
+
+    @property
+    def is_full(self) -> bool: ...
+    def take(self, delta: ChoiceDelta) -> None: ...
+    async def until_ready(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A Reader that always has room."""
+
+    take: OnDelta
+    is_full: bool = False
+
+    async def until_ready(self) -> None:
+        pass
 
 
 class Generation:
@@ -54,7 +76,7 @@ class Generation:
 
     Entering starts the request; leaving aborts unfinished choices. `stream.output` is the output so far. The engine
     does not wait for a slow reader; at most MAX_WAITING_DELTAS deltas, and one per choice, wait for it, or more if they
-    have log-probabilities.
+    have log-probabilities. Deltas of a choice that come from the engine at the same time are one delta.
     running: lists this Generation by its request id while it is entered. on_delta: called with every delta at once, and
     with a last one for each choice that stays unfinished.
     """
@@ -72,8 +94,9 @@ class Generation:
         self._request = request
         self._running = running
         self._on_delta = on_delta
-        self._following: asyncio.Task[None] | None = None
+        self._leave: Callable[[], None] = lambda: None
         self._waiting = _Deltas()
+        self._reader: Reader | None = None  # gets deltas directly
 
     @property
     def output(self) -> RequestOutput:
@@ -85,20 +108,20 @@ class Generation:
 
     async def __aenter__(self) -> Self:
         self._running[self.output.request_id] = self
-        self._following = asyncio.create_task(self._follow())
+        try:
+            self._leave = self._client.open(self._request, self._take)
+        # The iterator raises every error.
+        except Exception as error:
+            self.fail(error)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._following is not None:
-                await _cancel([self._following])
-        # Also if this task is cancelled while it leaves, because on_delta must see the end of every choice.
-        finally:
-            self._running.pop(self.output.request_id, None)
-            # A client that disconnects cancels the task or closes the iterator; neither raises an Exception.
-            self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
+        self._leave()
+        self._running.pop(self.output.request_id, None)
+        # A client that disconnects cancels the task or closes the iterator; neither raises an Exception.
+        self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
 
     def __aiter__(self) -> Self:
         return self
@@ -111,26 +134,67 @@ class Generation:
             raise item
         return item
 
-    async def _follow(self) -> None:
-        """Queue the deltas that the engine sends."""
+    async def pass_to(self, reader: Reader) -> None:
+        """Give a reader every delta, until the last one. Raises what iterating would raise.
+
+        This costs less than iterating: a delta that finds the reader ready needs no turn of the event loop.
+        """
         try:
-            async with aclosing(self._client.generate(self._request)) as deltas:
-                async for delta in deltas:
-                    failure = failure_of(delta)
-                    if failure is not None:
-                        raise failure
-                    self._put(self.stream.feed(delta))
-                    if stopped := self.stream.take_stopped():
-                        await self._client.abort([], stopped)
-        # The iterator must raise every error; raised in this task, it would be lost.
+            async for delta in self:
+                reader.take(delta)
+                if reader.is_full:
+                    await reader.until_ready()
+                if not self._waiting:
+                    self._reader = reader
+        finally:
+            self._reader = None
+
+    def _take(self, news: list[RequestDelta] | Exception) -> None:
+        """Read what the engine sends."""
+        try:
+            if isinstance(news, Exception):
+                raise news
+            changes: list[ChoiceDelta] = []
+            for delta in news:
+                if delta.error is not None:
+                    break
+                changes += self.stream.feed(delta)
+            self._put(_joined(changes) if len(changes) > 1 else changes)
+            if (failure := failure_of(delta)) is not None:
+                raise failure
+            if stopped := self.stream.take_stopped():
+                self._client.abort([], stopped)
+        # Nobody else would learn of it: the iterator raises every error.
         except Exception as error:
             self.fail(error)
+            self._leave()
 
-    def _put(self, deltas: Sequence[ChoiceDelta]) -> None:
+    def _put(self, deltas: Iterable[ChoiceDelta]) -> None:
         for delta in deltas:
-            self._waiting.put(delta)
+            reader = self._reader
+            # The last delta wakes `pass_to`, which waits for the end.
+            if reader is None or self._waiting or self.output.finished:
+                self._waiting.put(delta)
+            else:
+                reader.take(delta)
+                if reader.is_full:
+                    self._reader = None
             if self._on_delta is not None:
                 self._on_delta(delta)
+
+
+def _joined(changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
+    """Join the deltas of each choice; one with log-probabilities stays alone, because an event with many is large."""
+    latest: dict[int, ChoiceDelta] = {}
+    result = []
+    for change in changes:
+        known = latest.get(change.index)
+        if known is None or change.logprobs is not None:
+            latest[change.index] = change
+            result.append(change)
+        else:
+            known.add(change)
+    return result
 
 
 class _Deltas:

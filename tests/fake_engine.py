@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from pagewick.async_llm import AsyncEngine
@@ -81,7 +81,32 @@ class FakeClient:
         for loop, event in self._resume:
             loop.call_soon_threadsafe(event.set)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
+    def open(
+        self, request: EngineRequest, take: Callable[[list[RequestDelta] | Exception], None]
+    ) -> Callable[[], None]:
+        async def follow() -> None:
+            try:
+                async for delta in self._generate(request):
+                    take([delta])
+            except Exception as error:
+                self._end(request.request_id)
+                take(error)
+
+        task = asyncio.create_task(follow())
+
+        def leave() -> None:
+            task.cancel()
+            self._end(request.request_id)
+
+        return leave
+
+    def _end(self, request_id: str) -> None:
+        if request_id in self.running:
+            self.running.remove(request_id)
+            if self._unfinished[request_id]:
+                self.aborted.append(request_id)
+
+    async def _generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         request_id = request.request_id
         assert request_id not in self.running, "the id is in use"
         self.requests.append(request)
@@ -89,20 +114,16 @@ class FakeClient:
         self._wakers[request_id] = asyncio.Event()
         self._told[request_id] = []
         unfinished = self._unfinished[request_id] = set(range(request.params.n))
-        try:
-            async for delta in self._deltas(request, unfinished):
-                if delta.finish_reason is not None:
-                    unfinished.discard(delta.choice_index)
-                yield delta
-                while told := self._told[request_id]:
-                    yield told.pop(0)
-            self.finished.append(request_id)
-        finally:
-            self.running.discard(request_id)
-            if unfinished:
-                self.aborted.append(request_id)
+        async for delta in self._deltas(request, unfinished):
+            if delta.finish_reason is not None:
+                unfinished.discard(delta.choice_index)
+            yield delta
+            while told := self._told[request_id]:
+                yield told.pop(0)
+        self.finished.append(request_id)
+        self.running.discard(request_id)
 
-    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+    def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
         self.aborted += request_ids
         self.aborted_choices += choices
         whole = [(request_id, index) for request_id in request_ids for index in range(128)]

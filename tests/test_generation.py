@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from pagewick.generation import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS, interleave
+from pagewick.engine.messages import EngineRequest, RequestDelta, TokenLogprobs
+from pagewick.errors import EngineError
+from pagewick.generation import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS, Listener, interleave
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import END, NAN_ROW, FakeClient, fake_engine, spell
@@ -88,5 +92,149 @@ def test_a_slow_reader_of_several_requests_gets_all_of_them_and_then_the_error()
                     num_deltas += 1
         assert texts[0] == TEXT[:150] or texts[1] == TEXT[:150]
         assert num_deltas < 300 - 100
+
+    asyncio.run(main())
+
+
+class Scripted(FakeClient):
+    """A client whose news come when a test calls `say`, as many deltas at once as it gives."""
+
+    def open(
+        self, request: EngineRequest, take: Callable[[list[RequestDelta] | Exception], None]
+    ) -> Callable[[], None]:
+        self.say = take
+        return lambda: self.aborted.append(request.request_id)
+
+
+def delta(text: str, index: int = 0, **fields: Any) -> RequestDelta:
+    return RequestDelta(request_id="mine", choice_index=index, token_ids=spell(text), **fields)
+
+
+class SmallReader:
+    """A Reader that is full after every `size` deltas, until it is emptied."""
+
+    def __init__(self, size: int) -> None:
+        self.deltas: list[ChoiceDelta] = []
+        self._size = size
+        self._room = size
+        self._emptied = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self._room <= 0
+
+    def take(self, delta: ChoiceDelta) -> None:
+        self.deltas.append(delta)
+        self._room -= 1
+
+    async def until_ready(self) -> None:
+        await self._emptied.wait()
+        self._emptied.clear()
+
+    def empty(self) -> None:
+        self._room = self._size
+        self._emptied.set()
+
+
+def test_deltas_that_come_at_once_are_one_for_each_choice() -> None:
+    async def main() -> None:
+        client, heard = Scripted(), list[ChoiceDelta]()
+        params = SamplingParams(n=2, max_tokens=9)
+        async with fake_engine(client).request(spell("a"), params, on_delta=heard.append) as generation:
+            client.say([delta("x"), delta("q", 1), delta("y"), delta("z", finish_reason="length"), delta("r", 1)])
+            client.say([delta("s", 1, finish_reason="length")])
+            read = [one async for one in generation]
+        assert read == heard
+        assert [(one.index, one.text, one.finish_reason) for one in read] == [
+            (0, "xyz", "length"), (1, "qr", None), (1, "s", "length")
+        ]  # fmt: skip
+        assert [one.text for one in generation.output.outputs] == ["xyz", "qrs"]
+
+    asyncio.run(main())
+
+
+def test_deltas_with_logprobs_stay_apart() -> None:
+    async def main() -> None:
+        client = Scripted()
+        async with fake_engine(client).request(spell("a"), SamplingParams(logprobs=1)) as generation:
+            news = [delta(letter, logprobs=[TokenLogprobs(spell(letter)[0], -0.5, 1, [])]) for letter in "abc"]
+            news[-1].finish_reason = "length"
+            client.say(news)
+            assert [one.text async for one in generation] == ["a", "b", "c"]
+
+    asyncio.run(main())
+
+
+def test_an_error_comes_after_the_text_before_it() -> None:
+    async def main() -> None:
+        client = Scripted()
+        generation = fake_engine(client).request(spell("a"), SamplingParams(n=2), request_id="mine")
+        async with generation:
+            failure = {"finish_reason": "error", "error": "no number", "error_kind": "EngineError"}
+            client.say([delta("x"), delta("", 1, **failure), delta("y")])
+            assert (await anext(generation)).text == "x"
+            with pytest.raises(EngineError, match="no number"):
+                await anext(generation)
+            assert client.aborted == ["mine"]
+
+    asyncio.run(main())
+
+
+def test_a_reader_is_given_deltas_without_a_turn_of_the_event_loop() -> None:
+    async def main() -> None:
+        client, taken = Scripted(), list[str]()
+        async with fake_engine(client).request(spell("a"), SamplingParams()) as generation:
+            passing = asyncio.create_task(generation.pass_to(Listener(lambda one: taken.append(one.text))))
+            client.say([delta("a")])
+            while not taken:
+                await asyncio.sleep(0)
+            for letter in "bcd":
+                client.say([delta(letter)])
+            assert taken == [*"abcd"]
+            client.say([delta("e", finish_reason="length")])
+            await passing
+            assert taken == [*"abcde"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_deltas_wait_for_a_reader_that_is_full(size: int) -> None:
+    async def main() -> None:
+        client, reader = Scripted(), SmallReader(size)
+        async with fake_engine(client).request(spell("a"), SamplingParams()) as generation:
+            passing = asyncio.create_task(generation.pass_to(reader))
+            for letter in TEXT[:50]:
+                client.say([delta(letter)])
+                await asyncio.sleep(0)
+            # One more than it has room for: it is asked only after it has taken one.
+            assert len(reader.deltas) <= size + 1
+            client.say([delta("!", finish_reason="length")])
+            while not passing.done():
+                reader.empty()
+                await asyncio.sleep(0)
+            await passing
+        assert "".join(one.text for one in reader.deltas) == TEXT[:50] + "!"
+        assert len(reader.deltas) < 40
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_fails_ends_the_request() -> None:
+    def take(one: ChoiceDelta) -> None:
+        if one.text == "b":
+            raise OSError("the pipe is broken")
+
+    async def main() -> None:
+        client = Scripted()
+        async with fake_engine(client).request(spell("a"), SamplingParams(), request_id="mine") as generation:
+            passing = asyncio.create_task(generation.pass_to(Listener(take)))
+            for letter in "abc":
+                client.say([delta(letter)])
+                await asyncio.sleep(0)
+            with pytest.raises(OSError, match="pipe"):
+                await passing
+        assert "mine" in client.aborted
+        assert generation.output.outputs[0].finish_reason == "abort"
 
     asyncio.run(main())

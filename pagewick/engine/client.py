@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -38,6 +39,7 @@ from pagewick.engine.messages import (
     decode_from_engine,
     encode_frame,
     frame_length,
+    take_frames,
     without_gauges,
 )
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
@@ -48,6 +50,12 @@ from pagewick.log import get_logger
 _EXIT_GRACE_S = 0.5
 # Seconds to end if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
+
+# Upper limit of what is read at once: messages that have gathered are handled together.
+_READ_BYTES = 2**20
+
+# Takes the news of a request; see `EngineClient.open`.
+Take = Callable[[list[RequestDelta] | Exception], None]
 
 # The advice to clients if nothing starts the engine again.
 _ADVICE = "restart the server"
@@ -126,37 +134,35 @@ class EngineClient:
     def health(self) -> EngineHealth:
         return EngineHealth("ready") if self.cause is None else EngineHealth("dead", str(self._death()))
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
-        """Yield the request's deltas until every choice has a finish_reason. Leaving the iterator early aborts it.
+    def open(self, request: EngineRequest, take: Take) -> Callable[[], None]:
+        """Send a request. Returns the function that ends it, which aborts what is unfinished.
 
-        An error of a single choice is in its delta. Raises InvalidRequestError for a request that can never be
-        served or whose id is in use, EngineDeadError if the engine is gone.
+        take: called with the request's news until every choice has a finish_reason: with all deltas that have come at
+        once, or with an EngineDeadError if the engine is gone. It must not raise. An error of a single choice is in its
+        delta. Raises InvalidRequestError for a request that can never be served or whose id is in use, EngineDeadError.
         """
         check_request(request, self.info)
         if request.request_id in self._wire_ids:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         wire_id = str(next(self._numbers))
-        waiting = _Waiting(request.params.n, asyncio.Queue())
+        self._send_soon(structs.replace(request, request_id=wire_id))
         self._wire_ids[request.request_id] = wire_id
-        self._waiting[wire_id] = waiting
-        unfinished = set(range(request.params.n))
-        try:
-            self._send_soon(structs.replace(request, request_id=wire_id))
-            while unfinished:
-                delta = await waiting.queue.get()
-                if isinstance(delta, EngineDeadError):
-                    raise delta
-                # Skip deltas that were in transit when the choice was aborted.
-                if delta.choice_index in unfinished:
-                    if delta.finish_reason is not None:
-                        unfinished.remove(delta.choice_index)
-                    yield structs.replace(delta, request_id=request.request_id)
-        finally:
-            del self._waiting[wire_id], self._wire_ids[request.request_id]
-            if unfinished and self.is_alive:
-                self._send(Abort([wire_id]))
+        self._waiting[wire_id] = _Waiting(request.request_id, set(range(request.params.n)), take)
+        return partial(self._leave, wire_id)
 
-    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+    def _leave(self, wire_id: str) -> None:
+        waiting = self._forget(wire_id)
+        if waiting is not None and self.is_alive:
+            self._send(Abort([wire_id]))
+
+    def _forget(self, wire_id: str) -> _Waiting | None:
+        """Remove a request; returns None if it is over already."""
+        waiting = self._waiting.pop(wire_id, None)
+        if waiting is not None:
+            del self._wire_ids[waiting.request_id]
+        return waiting
+
+    def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
         """Stop these requests, and these choices of requests; their last delta has the finish_reason "abort".
 
         Unknown ids are ignored. If the engine is gone, nothing happens.
@@ -167,7 +173,7 @@ class EngineClient:
             return
         self._send(Abort(wire_ids, wire_choices))
         for wire_id in wire_ids:
-            self._tell(wire_id, range(self._waiting[wire_id].num_choices))
+            self._tell(wire_id, sorted(self._waiting[wire_id].unfinished))
         for wire_id, index in wire_choices:
             self._tell(wire_id, [index])
 
@@ -186,10 +192,29 @@ class EngineClient:
         await asyncio.gather(self._receiving, return_exceptions=True)
 
     def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
-        """End these choices with an "abort" delta; the engine will send no more of them."""
-        for index in aborted:
-            delta = RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort")
-            self._waiting[wire_id].queue.put_nowait(delta)
+        """End these choices with an "abort" delta; what the engine still sends of them is dropped."""
+        self._give(
+            wire_id,
+            [RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort") for index in aborted],
+        )
+
+    def _give(self, wire_id: str, deltas: list[RequestDelta]) -> None:
+        """Give a request its deltas. Those of choices that have ended were in transit when these were aborted."""
+        waiting = self._waiting.get(wire_id)
+        if waiting is None:
+            return
+        unfinished = waiting.unfinished
+        news = []
+        for delta in deltas:
+            if delta.choice_index in unfinished:
+                if delta.finish_reason is not None:
+                    unfinished.remove(delta.choice_index)
+                delta.request_id = waiting.request_id
+                news.append(delta)
+        if not unfinished:
+            self._forget(wire_id)
+        if news:
+            waiting.take(news)
 
     def _send_soon(self, request: EngineRequest) -> None:
         """Send the request together with all others of this turn of the event loop.
@@ -223,22 +248,41 @@ class EngineClient:
     async def _receive(self) -> None:
         """Distribute deltas until the connection ends, then fail the requests that still wait."""
         cause = "the engine process ended"
+        received = bytearray()
         try:
-            while True:
-                message = await _read_message(self._reader)
+            while data := await self._reader.read(_READ_BYTES):
+                received += data
+                if (end := self._distribute(take_frames(received))) is not None:
+                    cause = end
+                    break
+            else:
+                cause = await self.child.how_it_ended()
+        except OSError:
+            cause = await self.child.how_it_ended()
+        finally:
+            self._die(cause)
+
+    def _distribute(self, bodies: Iterator[bytes]) -> str | None:
+        """Give each request all of its deltas in these messages at once. Returns why none can follow, if so."""
+        news: dict[str, list[RequestDelta]] = {}
+        end = None
+        try:
+            for body in bodies:
+                message = decode_from_engine(body)
                 if not isinstance(message, Outputs):
-                    cause = str(_error_from(message))
+                    end = str(_error_from(message))
                     break
                 self.stats = message.stats
                 for delta in message.deltas:
-                    if delta.request_id in self._waiting:
-                        self._waiting[delta.request_id].queue.put_nowait(delta)
-        except _ConnectionEnded:
-            cause = await self.child.how_it_ended()
-        except EngineDeadError as error:
-            cause = str(error)
-        finally:
-            self._die(cause)
+                    if (known := news.get(delta.request_id)) is None:
+                        news[delta.request_id] = [delta]
+                    else:
+                        known.append(delta)
+        except (msgspec.DecodeError, ValueError) as error:
+            end = _not_a_message(error)
+        for wire_id, deltas in news.items():
+            self._give(wire_id, deltas)
+        return end
 
     def _die(self, cause: str) -> None:
         if self.cause is not None:
@@ -249,8 +293,9 @@ class EngineClient:
         self.stats = without_gauges(self.stats)
         # A process that still runs ends when its connection is closed.
         self._writer.close()
-        for waiting in self._waiting.values():
-            waiting.queue.put_nowait(self._death())
+        for wire_id in list(self._waiting):
+            if (waiting := self._forget(wire_id)) is not None:
+                waiting.take(self._death())
         self.ended.set()
         self.stirred.set()
 
@@ -260,10 +305,11 @@ class EngineClient:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A call of `generate` that waits for deltas."""
+    """A request that waits for deltas. unfinished: indices of the choices without a finish_reason."""
 
-    num_choices: int
-    queue: asyncio.Queue[RequestDelta | EngineDeadError]
+    request_id: str
+    unfinished: set[int]
+    take: Take
 
 
 class _ConnectionEnded(EngineDeadError):
@@ -278,8 +324,11 @@ async def _read_message(reader: StreamReader) -> FromEngine:
     except (asyncio.IncompleteReadError, OSError) as error:
         raise _ConnectionEnded("the engine process ended unexpectedly; see the log") from error
     except (msgspec.DecodeError, ValueError) as error:
-        message = f"the engine process sent something that is not a message ({error})"
-        raise EngineDeadError(message) from error
+        raise EngineDeadError(_not_a_message(error)) from error
+
+
+def _not_a_message(error: Exception) -> str:
+    return f"the engine process sent something that is not a message ({error})"
 
 
 def _error_from(message: FromEngine) -> PagewickError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -311,7 +311,7 @@ def _halves(parts: list[_Part]) -> list[list[_Part]]:
     return [parts[:middle], parts[middle:]]
 
 
-def frame_length(header: bytes) -> int:
+def frame_length(header: bytes | bytearray) -> int:
     """Return the number of bytes after the 4-byte header. Raises ValueError if no frame of ours is that long."""
     (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:
@@ -322,11 +322,23 @@ def frame_length(header: bytes) -> int:
 FRAME_HEADER_BYTES = _LENGTH.size
 
 
-def decode_to_engine(body: bytes) -> ToEngine:
-    decoded: Any = msgspec.msgpack.decode(body, type=ToEngine)
-    return decoded  # type: ignore[no-any-return]
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
 
 
-def decode_from_engine(body: bytes) -> FromEngine:
-    decoded: Any = msgspec.msgpack.decode(body, type=FromEngine)
-    return decoded  # type: ignore[no-any-return]
+def take_frames(received: bytearray) -> Iterator[bytes]:
+    """Yield the bodies of all complete frames at the front of what was received, and remove these frames.
+
+    Raises as `frame_length` does.
+    """
+    start = 0
+    try:
+        while len(received) - start >= FRAME_HEADER_BYTES:
+            body = start + FRAME_HEADER_BYTES
+            end = body + frame_length(received[start:body])
+            if end > len(received):
+                break
+            yield bytes(received[body:end])
+            start = end
+    finally:
+        del received[:start]

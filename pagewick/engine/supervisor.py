@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
-from pagewick.engine.client import EngineClient
+from pagewick.engine.client import EngineClient, Take
 from pagewick.engine.health import EngineHealth, EngineState
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, add_totals
+from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
 from pagewick.errors import EngineDeadError, ModelLoadError
 from pagewick.log import get_logger
@@ -159,16 +159,16 @@ class Supervisor:
             num_failed_starts=self._num_failed_starts,
         )
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
-        """As EngineClient.generate; raises EngineDeadError at once unless the engine is ready."""
+    def open(self, request: EngineRequest, take: Take) -> Callable[[], None]:
+        """As EngineClient.open; raises EngineDeadError at once unless the engine is ready."""
         health = self.health
         if health.state != "ready":
             raise EngineDeadError(f"{health.reason}; try again in {health.retry_after_s} seconds")
-        return self._client.generate(request)
+        return self._client.open(request, take)
 
-    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+    def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
         """As EngineClient.abort."""
-        await self._client.abort(request_ids, choices)
+        self._client.abort(request_ids, choices)
 
     async def close(self) -> None:
         """End the engine process, or the attempt to start one. Requests in flight get an EngineDeadError."""

@@ -114,6 +114,11 @@ class OutputStream:
         splitter = None if splitting is None else splitting.splitter()
         self._parts = None if splitter is None else _Parts(tokenizer, splitter, self._detokenizer)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the text is neither searched for stop strings nor split, so that tokens need no look each."""
+        return self._parts is None and not self._params.stop
+
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
         """Read a delta of the engine; returns what it adds to the choice."""
         output = self.output
@@ -123,6 +128,13 @@ class OutputStream:
         if delta.num_draft_tokens:
             output.num_draft_tokens = max(output.num_draft_tokens, delta.num_draft_tokens)
             output.num_accepted_tokens = max(output.num_accepted_tokens, delta.num_accepted_tokens)
+        if self._is_plain and delta.finish_reason is None and not delta.logprobs:
+            result.token_ids = delta.token_ids
+            output.token_ids += delta.token_ids
+            if text := self._detokenizer.feed_all(delta.token_ids):
+                result.parts = parts = [PartDelta(_TEXT, text)]
+                output.add(parts)
+            return result
         logprobs = delta.logprobs
         end = None if delta.stop_token_id is None else len(delta.token_ids) - 1
         for place, token_id in enumerate(delta.token_ids):

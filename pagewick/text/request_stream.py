@@ -79,7 +79,8 @@ class RequestStream:
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
             return []
-        self.output.decode_s = max(self.output.decode_s, delta.decode_s)
+        if delta.decode_s > self.output.decode_s:
+            self.output.decode_s = delta.decode_s
         num_accepted = candidate.output.num_accepted_tokens
         change = candidate.feed(delta)
         if len(change.token_ids) < len(delta.token_ids):
@@ -108,7 +109,8 @@ class RequestStream:
         return stopped
 
     def _say(self, changes: list[ChoiceDelta]) -> list[ChoiceDelta]:
-        self.output.finished = all(one.output.finish_reason is not None for one in self._candidates)
+        if any(change.finish_reason is not None for change in changes):
+            self.output.finished = all(one.output.finish_reason is not None for one in self._candidates)
         if not self._is_ranked:
             return changes
         for change in changes:
@@ -131,9 +133,11 @@ class RequestStream:
 
     def _note_prompt(self, delta: RequestDelta) -> None:
         output = self.output
-        output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
-        output.queue_s = max(output.queue_s, delta.queue_s)
-        output.prefill_s = max(output.prefill_s, delta.prefill_s)
+        if delta.num_cached_tokens > output.num_cached_tokens:
+            output.num_cached_tokens = delta.num_cached_tokens
+        if delta.queue_s or delta.prefill_s:
+            output.queue_s = max(output.queue_s, delta.queue_s)
+            output.prefill_s = max(output.prefill_s, delta.prefill_s)
         if delta.prompt_logprobs and output.prompt_logprobs is not None:
             output.prompt_logprobs += [logprob_map(self._tokenizer, one) for one in delta.prompt_logprobs]
         if delta.prefix_miss is not None:

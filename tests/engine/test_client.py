@@ -30,6 +30,7 @@ from pagewick.errors import (
     PagewickError,
 )
 from pagewick.sampling_params import SamplingParams
+from tests.engine.deltas import deltas_of
 from tests.models.checkpoints import write_checkpoint
 
 NUM_KV_BLOCKS = 24
@@ -91,13 +92,13 @@ def served(checkpoint: Path) -> Iterator[Served]:
 
 
 async def collect(client: EngineClient, wanted: EngineRequest) -> list[RequestDelta]:
-    return [delta async for delta in client.generate(wanted)]
+    return [delta async for delta in deltas_of(client, wanted)]
 
 
 async def first_of(client: EngineClient, wanted: EngineRequest, count: int = 1) -> list[RequestDelta]:
     """The first deltas; then the iterator is left."""
     found = []
-    async with aclosing(client.generate(wanted)) as deltas:
+    async with aclosing(deltas_of(client, wanted)) as deltas:
         async for delta in deltas:
             found.append(delta)
             if len(found) == count:
@@ -150,11 +151,11 @@ def test_choices_are_those_of_requests_alone(served: Served) -> None:
 
     async def stop_one() -> list[RequestDelta]:
         found = []
-        async with aclosing(served.client.generate(request(range(2, 40), "stopped", n=3, **options))) as deltas:
+        async with aclosing(deltas_of(served.client, request(range(2, 40), "stopped", n=3, **options))) as deltas:
             async for delta in deltas:
                 found.append(delta)
                 if delta.choice_index == 1 and len(token_ids_of(found, 1)) == 4:
-                    await served.client.abort([], [("stopped", 1)])
+                    served.client.abort([], [("stopped", 1)])
         return found
 
     alone = served.run(collect(served.client, request(range(2, 40), n=1, **options)))
@@ -222,7 +223,7 @@ def test_abort_ends_the_iterators(served: Served) -> None:
         task = asyncio.create_task(collect(served.client, request([2, 3], "aborted", **LONG)))
         while not served.client.stats.num_requests_running:
             await asyncio.sleep(0.01)
-        await served.client.abort(["aborted", "unknown"])
+        served.client.abort(["aborted", "unknown"])
         deltas = await task
         await idle(served.client)
         return deltas
@@ -242,14 +243,14 @@ def test_what_can_never_be_served_is_refused_before_it_is_sent(served: Served) -
 
 def test_a_request_id_that_is_in_use_is_refused(served: Served) -> None:
     async def twice() -> None:
-        async with aclosing(served.client.generate(request([2, 3], "twice", **LONG))) as deltas:
+        async with aclosing(deltas_of(served.client, request([2, 3], "twice", **LONG))) as deltas:
             await anext(deltas)
             try:
                 with pytest.raises(InvalidRequestError, match="in use"):
                     await collect(served.client, request([2, 3], "twice", max_tokens=1))
                 assert len((await anext(deltas)).token_ids) == 1
             finally:
-                await served.client.abort(["twice"])
+                served.client.abort(["twice"])
 
     served.run(twice())
 
@@ -264,7 +265,7 @@ def test_when_the_engine_ends_requests_in_flight_fail(
         client = await EngineClient.start(config(checkpoint))
         assert list(tmp_path.iterdir()) == [], "the socket is left behind"
         pid = client.child.pid
-        async with aclosing(client.generate(request([2, 3], **LONG))) as deltas:
+        async with aclosing(deltas_of(client, request([2, 3], **LONG))) as deltas:
             await anext(deltas)
             waiting = asyncio.create_task(collect(client, request([4, 5], "other", **LONG)))
             if death == "killed":

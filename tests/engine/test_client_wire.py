@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from pagewick.engine.messages import (
 from pagewick.engine.progress import Progress
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
+from tests.engine.deltas import deltas_of
 
 INFO = ModelInfo(
     model_path="model", architecture="Fake", dtype="float32", device="cpu", kernels="", vocab_size=100,
@@ -125,7 +127,7 @@ def delta(wire_id: str, index: int = 0, *token_ids: int, **fields: Any) -> Reque
 
 def collect(client: EngineClient, wanted: EngineRequest) -> asyncio.Task[list[RequestDelta]]:
     async def collected() -> list[RequestDelta]:
-        return [one async for one in client.generate(wanted)]
+        return [one async for one in deltas_of(client, wanted)]
 
     return asyncio.create_task(collected())
 
@@ -137,7 +139,7 @@ def short(deltas: list[RequestDelta]) -> list[tuple[int, list[int], str | None]]
 
 def test_an_id_that_is_used_again_gets_nothing_of_the_old_request() -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
-        async with aclosing(client.generate(request())) as deltas:
+        async with aclosing(deltas_of(client, request())) as deltas:
             first = asyncio.create_task(anext(deltas))
             old = (await peer.hear_request()).request_id
             peer.say(delta(old, 0, 10))
@@ -193,10 +195,10 @@ def test_requests_of_one_moment_go_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_request_is_sent_before_its_abort() -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
-        deltas = client.generate(request())
+        deltas = deltas_of(client, request())
         first = asyncio.ensure_future(anext(deltas))
         await asyncio.sleep(0)
-        await client.abort(["mine"])
+        client.abort(["mine"])
         assert (await first).finish_reason == "abort"
         await deltas.aclose()
         wire_id = (await peer.hear_request()).request_id
@@ -232,11 +234,42 @@ def test_a_request_is_over_when_all_its_choices_are() -> None:
     run(body)
 
 
+def test_deltas_that_come_together_are_given_together() -> None:
+    """However the bytes are divided: a message that is cut in two waits for its end."""
+
+    async def body(client: EngineClient, peer: Peer) -> None:
+        news: dict[str, list[list[list[int]]]] = {"one": [], "two": []}
+        ended = asyncio.Event()
+
+        def take(name: str, deltas: list[RequestDelta] | Exception) -> None:
+            assert isinstance(deltas, list)
+            news[name].append([one.token_ids for one in deltas])
+            if deltas[-1].finish_reason is not None:
+                ended.set()
+
+        for name in news:
+            client.open(request(name), partial(take, name))
+        message = await peer.hear()
+        assert isinstance(message, Add)
+        one, two = (wanted.request_id for wanted in message.requests)
+        steps = [Outputs([delta(one, 0, number), delta(two, 0, -number)], STATS) for number in (1, 2, 3)]
+        frames = b"".join(encode_frame(step) for step in steps)
+        cut = len(frames) - 5
+        peer.writer.write(frames[:cut])
+        while not news["two"]:
+            await asyncio.sleep(0.001)
+        peer.writer.write(frames[cut:] + encode_frame(Outputs([delta(one, 0, 4, finish_reason="stop")], STATS)))
+        await ended.wait()
+        assert news == {"one": [[[1], [2]], [[3], [4]]], "two": [[[-1], [-2]], [[-3]]]}
+
+    run(body)
+
+
 def test_an_aborted_choice_says_no_more_and_the_others_go_on() -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         answer = collect(client, request(n=2))
         wire_id = (await peer.hear_request()).request_id
-        await client.abort([], [("mine", 1), ("unknown", 0)])
+        client.abort([], [("mine", 1), ("unknown", 0)])
         assert await peer.hear() == Abort([], [(wire_id, 1)])
         peer.say(delta(wire_id, 1, 5), delta(wire_id, 0, 6))  # what was on its way
         peer.say(delta(wire_id, 0, 7, finish_reason="length"))
@@ -251,17 +284,17 @@ def test_an_aborted_request_ends_every_choice() -> None:
         wire_id = (await peer.hear_request()).request_id
         peer.say(delta(wire_id, 1, finish_reason="stop"))
         await asyncio.sleep(0.05)
-        await client.abort(["mine", "unknown"])
+        client.abort(["mine", "unknown"])
         assert await peer.hear() == Abort([wire_id])
         assert short(await answer) == [(1, [], "stop"), (0, [], "abort"), (2, [], "abort")]
-        await client.abort(["mine"])  # it is over
+        client.abort(["mine"])  # it is over
 
     run(body)
 
 
 def test_leaving_after_a_failure_aborts_the_other_choices() -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
-        async with aclosing(client.generate(request(n=2))) as deltas:
+        async with aclosing(deltas_of(client, request(n=2))) as deltas:
             first = asyncio.create_task(anext(deltas))
             wire_id = (await peer.hear_request()).request_id
             peer.say(delta(wire_id, 0, finish_reason="error", error="NaN", error_kind="EngineError"))
@@ -323,7 +356,7 @@ def test_a_connection_that_breaks_says_why(how: str, caplog: pytest.LogCaptureFi
         assert {name: getattr(client.stats, name) for name in others} == {name: getattr(STATS, name) for name in others}
         with pytest.raises(EngineDeadError, match=cause):
             await collect(client, request())
-        await client.abort(["mine"], [("mine", 0)])
+        client.abort(["mine"], [("mine", 0)])
 
     run(body)
 

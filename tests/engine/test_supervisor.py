@@ -24,6 +24,7 @@ from pagewick.engine.messages import GAUGES, EngineRequest, EngineStats, ModelIn
 from pagewick.engine.supervisor import Delays, Supervisor, Timing
 from pagewick.errors import EngineDeadError, ModelLoadError, ModelNotFoundError
 from pagewick.sampling_params import SamplingParams
+from tests.engine.deltas import deltas_of
 from tests.engine.odd_engine import DEADLOCK, LOOP, RAISE, SLOW, SLOW_LAYER_S
 from tests.models.checkpoints import COMMON, write_checkpoint
 
@@ -100,7 +101,7 @@ def request(request_id: str, first_token: int = 2, **params: Any) -> EngineReque
 
 
 async def collect(supervisor: Supervisor, wanted: EngineRequest) -> list[int]:
-    return [token_id async for delta in supervisor.generate(wanted) for token_id in delta.token_ids]
+    return [token_id async for delta in deltas_of(supervisor, wanted) for token_id in delta.token_ids]
 
 
 def in_flight(supervisor: Supervisor, count: int = 4, **more: Any) -> list[asyncio.Task[list[int]]]:
@@ -168,7 +169,7 @@ def test_an_engine_that_is_killed_comes_back(checkpoint: Path) -> None:
                 assert_grown(stats, supervisor.stats)
                 stats = supervisor.stats
                 assert {getattr(stats, name) for name in GAUGES} == {0}
-                await supervisor.abort(["r0", "unknown"])
+                supervisor.abort(["r0", "unknown"])
                 await until_state(supervisor, "ready")
                 assert supervisor.health.num_restarts == number and supervisor.is_alive
                 assert promised(supervisor.info) == promised(info) and not psutil.pid_exists(pid)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
-from pagewick.generation import Generation
+from pagewick.generation import Generation, Listener
 from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
+from pagewick.server.api.framing import ChunkTemplate, Following
 from pagewick.server.api.json_response import encoded
 from pagewick.server.api.responses import (
     ChatChoice,
@@ -92,9 +93,12 @@ class ChatResponse:
         """Run the request to its end. Each choice is encoded by itself, since together they may be large."""
         generation, form = self.generation, self.form
         logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
+
+        def note(delta: ChoiceDelta) -> None:
+            logprobs[delta.index] += delta.logprobs or []
+
         async with generation:
-            async for delta in generation:
-                logprobs[delta.index] += delta.logprobs or []
+            await generation.pass_to(Listener(note))
         choices = [
             await encoded(partial(form.choice, choice, logprobs[choice.index]), is_large=form.wants_logprobs)
             for choice in generation.output.outputs
@@ -106,38 +110,70 @@ class ChatResponse:
             completion.prompt_token_ids = generation.output.prompt_token_ids
         return completion
 
-    async def chunks(self) -> AsyncGenerator[ChatCompletionChunk]:
+    async def chunks(self) -> AsyncGenerator[Following | ChatCompletionChunk]:
         """Yield role, parts as they come and finish reason of each choice, then the usage if it is wanted.
 
         A token that completes no character gives no chunk; its log-probability goes with the next one.
         """
-        generation, form, report = self.generation, self.form, self.report
-        new_chunk = partial(ChatCompletionChunk, **self.head)
-        pending: dict[int, _PendingDelta] = defaultdict(lambda: _PendingDelta(form))
-        is_first = True
-        async with generation:
-            async for delta in generation:
-                if is_first:
-                    is_first = False
-                    for opening in self._openings():
-                        yield new_chunk(**opening, **report.for_chunk())
-                for choice in pending[delta.index].choices(delta):
-                    yield new_chunk(choices=[choice], **report.for_chunk())
-        if (last := report.for_last_chunk()) is not None:
-            yield new_chunk(choices=[], **last)
+        async with self.generation:
+            yield Following(self.generation, _Chunks(self).of)
+        if (last := self.report.for_last_chunk()) is not None:
+            yield self.chunk([], last)
 
-    def _openings(self) -> list[dict[str, Any]]:
+    def chunk(self, choices: list[ChatChunkChoice], more: dict[str, Any]) -> ChatCompletionChunk:
+        return ChatCompletionChunk(**self.head, choices=choices, **more)
+
+    def openings(self) -> list[ChatCompletionChunk]:
         """Return the first chunks of every choice; the very first one also has the prompt's tokens."""
-        chunks: list[dict[str, Any]] = []
         # A client that adds the contents up then has null for a response with calls only, as without a stream.
         content = None if self.form.has_tools else ""
-        for choice in self.generation.output.outputs:
-            chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=content))]})
-            if self.form.echo:
-                chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(content=self.form.echo))]})
+        deltas = [ChatDelta(role="assistant", content=content)]
+        if self.form.echo:
+            deltas.append(ChatDelta(content=self.form.echo))
+        chunks = [
+            self.chunk([ChatChunkChoice(choice.index, delta)], self.report.for_chunk())
+            for choice in self.generation.output.outputs
+            for delta in deltas
+        ]
         if self.form.wants_token_ids:
-            chunks[0]["prompt_token_ids"] = self.generation.output.prompt_token_ids
+            chunks[0].prompt_token_ids = self.generation.output.prompt_token_ids
         return chunks
+
+
+class _Chunks:
+    """Makes the chunks of deltas."""
+
+    def __init__(self, response: ChatResponse) -> None:
+        self._response = response
+        self._is_first = True
+        self._pending: dict[int, _PendingDelta] = defaultdict(lambda: _PendingDelta(response.form))
+        form = response.form
+        self._is_plain = response.report.is_same_for_chunks and not (form.wants_logprobs or form.wants_token_ids)
+        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with nothing but text
+
+    def of(self, delta: ChoiceDelta) -> list[ChatCompletionChunk | Raw]:
+        parts = delta.parts
+        is_text = len(parts) == 1 and parts[0].kind is _TEXT and delta.finish_reason is None
+        if is_text and self._is_plain and not self._is_first:
+            return [self._template(delta.index).chunk(parts[0].text)]
+        chunks: list[ChatCompletionChunk | Raw] = []
+        if self._is_first:
+            self._is_first = False
+            chunks += self._response.openings()
+        report = self._response.report
+        choices = self._pending[delta.index].choices(delta)
+        return chunks + [self._response.chunk([choice], report.for_chunk()) for choice in choices]
+
+    def _template(self, index: int) -> ChunkTemplate:
+        template = self._templates.get(index)
+        if template is None:
+            response = self._response
+            template = self._templates[index] = ChunkTemplate(
+                lambda text: response.chunk(
+                    [ChatChunkChoice(index, ChatDelta(content=text))], response.report.for_chunk()
+                )
+            )
+        return template
 
 
 class _PendingDelta:

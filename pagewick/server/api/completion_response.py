@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
-from pagewick.generation import Generation, interleave
+from pagewick.generation import Generation, Listener, interleave
 from pagewick.outputs import CompletionOutput
+from pagewick.server.api.framing import ChunkTemplate, Following
 from pagewick.server.api.json_response import encoded
 from pagewick.server.api.logprobs import ChoiceLogprobs, EchoedPrompt
 from pagewick.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
@@ -51,56 +52,102 @@ class CompletionResponse:
         """Run the requests to their end. Each choice is encoded by itself, since together they may be large."""
         form = self.form
         choices = form.choices(self.generations)
-        async with aclosing(interleave(self.generations)) as deltas:
-            async for position, delta in deltas:
-                choices[position * form.n + delta.index].add(delta)
-        is_large = form.num_logprobs is not None
-        written = [
-            await encoded(partial(choice.whole, await choice.prompt.logprobs()), is_large=is_large)
-            for choice in choices
-        ]
+        if len(self.generations) == 1:
+            async with self.generations[0] as generation:
+                await generation.pass_to(Listener(lambda delta: choices[delta.index].add(delta)))
+        else:
+            async with aclosing(interleave(self.generations)) as deltas:
+                async for position, delta in deltas:
+                    choices[position * form.n + delta.index].add(delta)
+        written = []
+        for choice in choices:
+            await choice.prompt.compute_logprobs()
+            written.append(await encoded(choice.whole, is_large=form.num_logprobs is not None))
         return Completion(**self.head, choices=written, **self.report.for_response())
 
-    async def chunks(self) -> AsyncGenerator[Completion]:
+    async def chunks(self) -> AsyncGenerator[Following | Completion | Raw]:
         """Yield the text of each choice, its last piece with the finish reason; then the usage if it is wanted."""
-        form, report = self.form, self.report
-        new_chunk = partial(Completion, **self.head)
-        choices = form.choices(self.generations)
-        unopened = set(range(len(self.generations)))
-        async with aclosing(interleave(self.generations)) as deltas:
-            async for position, delta in deltas:
-                # With the first token, all of the prompt has been computed.
-                if position in unopened and (delta.token_ids or delta.finish_reason is not None):
-                    unopened.remove(position)
-                    for choice in choices[position * form.n : (position + 1) * form.n]:
-                        if form.echoes or form.wants_token_ids:
-                            opening = choice.opening(await choice.prompt.logprobs())
-                            yield new_chunk(choices=[opening], **report.for_chunk())
-                choice = choices[position * form.n + delta.index]
-                choice.add(delta)
-                if delta.text or delta.finish_reason is not None:
-                    yield new_chunk(choices=[choice.next(delta)], **report.for_chunk())
-        if (last := report.for_last_chunk()) is not None:
-            yield new_chunk(choices=[], **last)
+        chunks = _Chunks(self)
+        if len(self.generations) == 1 and not self.form.echoes:
+            async with self.generations[0] as generation:
+                yield Following(generation, partial(chunks.of, 0))
+        else:
+            async with aclosing(interleave(self.generations)) as deltas:
+                async for position, delta in deltas:
+                    await chunks.prepare(position, delta)
+                    for chunk in chunks.of(position, delta):
+                        yield chunk
+        if (last := self.report.for_last_chunk()) is not None:
+            yield self.chunk([], last)
+
+    def chunk(self, choices: list[CompletionChoice], more: dict[str, Any]) -> Completion:
+        return Completion(**self.head, choices=choices, **more)
+
+
+class _Chunks:
+    """Makes the chunks of deltas."""
+
+    def __init__(self, response: CompletionResponse) -> None:
+        self._response = response
+        self._form = form = response.form
+        self._choices = form.choices(response.generations)
+        self._unopened = set(range(len(response.generations)))
+        self._is_plain = response.report.is_same_for_chunks and form.num_logprobs is None and not form.wants_token_ids
+        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with nothing but text
+
+    async def prepare(self, position: int, delta: ChoiceDelta) -> None:
+        """Compute what `of` needs for this delta, beside the event loop if that takes long."""
+        if self._is_opening(position, delta):
+            await self._choices[position * self._form.n].prompt.compute_logprobs()
+
+    def of(self, position: int, delta: ChoiceDelta) -> list[Completion | Raw]:
+        """position: the prompt's."""
+        index = position * self._form.n + delta.index
+        if self._is_plain and not self._unopened and delta.finish_reason is None:
+            return [self._template(index).chunk(text)] if (text := delta.text) else []
+        report = self._response.report
+        chunks: list[Completion | Raw] = []
+        if self._is_opening(position, delta):
+            self._unopened.remove(position)
+            if self._form.echoes or self._form.wants_token_ids:
+                own = self._choices[position * self._form.n : (position + 1) * self._form.n]
+                chunks += [self._response.chunk([choice.opening()], report.for_chunk()) for choice in own]
+        choice = self._choices[index]
+        choice.add(delta)
+        if delta.text or delta.finish_reason is not None:
+            chunks.append(self._response.chunk([choice.next(delta)], report.for_chunk()))
+        return chunks
+
+    def _is_opening(self, position: int, delta: ChoiceDelta) -> bool:
+        """Whether this delta is the first with a token; then all of the prompt has been computed."""
+        return position in self._unopened and bool(delta.token_ids or delta.finish_reason is not None)
+
+    def _template(self, index: int) -> ChunkTemplate:
+        template = self._templates.get(index)
+        if template is None:
+            response = self._response
+            template = self._templates[index] = ChunkTemplate(
+                lambda text: response.chunk([CompletionChoice(index, text)], response.report.for_chunk())
+            )
+        return template
 
 
 class _Prompt:
-    """A prompt as all its choices show it."""
+    """A prompt as all its choices show it. logprobs: an echoed prompt's, once they are computed."""
 
     def __init__(self, form: CompletionForm, position: int, generation: Generation) -> None:
         self.position = position
         self.output = generation.output
         self.text = form.echoes[position].text if form.echoes else ""
         self._form = form
-        self._logprobs: CompletionLogprobs | None = None
+        self.logprobs: CompletionLogprobs | None = None
 
-    async def logprobs(self) -> CompletionLogprobs | None:
-        """Return the log-probabilities of an echoed prompt if they are wanted, made once and beside the event loop."""
+    async def compute_logprobs(self) -> None:
+        """Compute the log-probabilities of an echoed prompt if they are wanted, once and beside the event loop."""
         form, known = self._form, self.output.prompt_logprobs or []
-        if self._logprobs is None and form.num_logprobs is not None and form.echoes:
+        if self.logprobs is None and form.num_logprobs is not None and form.echoes:
             make = form.echoes[self.position].logprobs
-            self._logprobs = await asyncio.to_thread(make, form.tokenizer, known, form.num_logprobs)
-        return self._logprobs
+            self.logprobs = await asyncio.to_thread(make, form.tokenizer, known, form.num_logprobs)
 
 
 class _Choice:
@@ -123,9 +170,10 @@ class _Choice:
         if self._form.echoes and known and len(delta.logprobs or []) < len(delta.token_ids):
             self._logprobs.add_end(known[-1])
 
-    def opening(self, echoed: CompletionLogprobs | None) -> CompletionChoice:
-        """Return the prompt, as text or as tokens, for a stream to begin with. echoed: its log-probabilities."""
-        return CompletionChoice(self._index, self.prompt.text, echoed, prompt_token_ids=self._prompt_token_ids())
+    def opening(self) -> CompletionChoice:
+        """Return the prompt, as text or as tokens, for a stream to begin with."""
+        prompt = self.prompt
+        return CompletionChoice(self._index, prompt.text, prompt.logprobs, prompt_token_ids=self._prompt_token_ids())
 
     def next(self, delta: ChoiceDelta) -> CompletionChoice:
         """Return everything that has been added since the last call; delta is the latest."""
@@ -135,13 +183,13 @@ class _Choice:
             choice.token_ids, self._token_ids = self._token_ids, []
         return choice
 
-    def whole(self, echoed: CompletionLogprobs | None) -> CompletionChoice:
+    def whole(self) -> CompletionChoice:
         form = self._form
         output, prompt_logprobs = self._output, self.prompt.output.prompt_logprobs
         return CompletionChoice(
             index=self._index,
             text=self.prompt.text + output.text,
-            logprobs=None if form.num_logprobs is None else self._logprobs.take(after=echoed),
+            logprobs=None if form.num_logprobs is None else self._logprobs.take(after=self.prompt.logprobs),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_logprobs=prompt_logprobs if form.wants_prompt_logprobs and prompt_logprobs is not None else UNSET,

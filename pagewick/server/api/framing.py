@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from pagewick.generation import Generation
 from pagewick.server.errors import ApiError
+from pagewick.text.output_stream import ChoiceDelta
 
 _encoder = msgspec.json.Encoder()
 
@@ -18,6 +20,27 @@ class NamedEvent(NamedTuple):
 
     name: str
     data: Any
+
+
+class Following(NamedTuple):
+    """Stands for the chunks of all deltas of a running Generation; more chunks may follow after its end.
+
+    A stream makes them as the deltas come, which costs less than a generator that yields each.
+    """
+
+    generation: Generation
+    chunks_of: Callable[[ChoiceDelta], Iterable[Any]]
+
+
+class ChunkTemplate:
+    """The JSON of chunks that differ in one text only. chunk_of: returns the chunk with a text."""
+
+    def __init__(self, chunk_of: Callable[[str], msgspec.Struct]) -> None:
+        hole = "\0text\0"
+        self._pieces = _encoder.encode(chunk_of(hole)).split(_encoder.encode(hole))
+
+    def chunk(self, text: str) -> msgspec.Raw:
+        return msgspec.Raw(_encoder.encode(text).join(self._pieces))
 
 
 class Framing(Protocol):

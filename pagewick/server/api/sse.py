@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewick.log import get_logger
-from pagewick.server.api.framing import Framing
+from pagewick.server.api.framing import Following, Framing
 from pagewick.server.errors import api_error
+from pagewick.server.guard.connections import WRITE_CHUNK
+from pagewick.text.output_stream import ChoiceDelta
 
 # While more than this waits to be sent, no further events are made.
 OUTBOX_BYTES = 64 * 2**10
@@ -23,6 +25,8 @@ _Result = TypeVar("_Result")
 
 class EventStream(Response):
     """Sends the chunks that a generator yields, each framed as the dialect has it, and then the framing's end.
+
+    In place of a Generation's chunks, the generator may yield a Following.
 
     The response starts with the first byte, so that an error before it is an ordinary HTTP error; a later one is sent
     in the framing's form. If nothing comes for `keep_alive_s` seconds, a ping keeps the connection open. While
@@ -53,7 +57,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_until_gone(receive))
-        outbox = _Outbox(send, self.raw_headers)
+        outbox = _Outbox(send, self.raw_headers, scope.get("extensions", {}).get(WRITE_CHUNK))
         making = asyncio.create_task(self._make_events(outbox, gone))
         try:
             await self._watch_making(making, gone, outbox)
@@ -86,8 +90,11 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 if gone.done():
                     return
+                if isinstance(chunk, Following):
+                    await self._follow(chunk, outbox)
+                    continue
                 outbox.put(self._framing.frame(chunk))
-                if outbox.num_unsent > OUTBOX_BYTES:
+                if outbox.is_full:
                     await outbox.until_taken()
             outbox.put(self._framing.end, is_last=True)
         except ClientDisconnect:
@@ -100,6 +107,13 @@ class EventStream(Response):
             if failure.status == 500:
                 _logger.error("a request failed while it was streamed", exc_info=error)
             outbox.put(self._framing.error(failure), is_last=True)
+
+    async def _follow(self, following: Following, outbox: _Outbox) -> None:
+        """Put the chunks of all deltas into the outbox. An error is the generator's, which then knows how it ends."""
+        try:
+            await following.generation.pass_to(_Follower(following, self._framing, outbox))
+        except Exception as error:
+            await self._chunks.athrow(error)
 
     async def _watch_making(self, making: asyncio.Task[None], gone: asyncio.Task[None], outbox: _Outbox) -> None:
         """Wait until all events are made, and put in pings meanwhile. Raises what `making` raises, and as `_watch`."""
@@ -115,19 +129,44 @@ class EventStream(Response):
         making.result()
 
 
+class _Follower:
+    """A Reader that puts what it reads into an outbox."""
+
+    def __init__(self, following: Following, framing: Framing, outbox: _Outbox) -> None:
+        self._chunks_of = following.chunks_of
+        self._frame = framing.frame
+        self._outbox = outbox
+        self.until_ready = outbox.until_taken
+
+    @property
+    def is_full(self) -> bool:
+        return self._outbox.is_full
+
+    def take(self, delta: ChoiceDelta) -> None:
+        frames = [self._frame(chunk) for chunk in self._chunks_of(delta)]
+        if frames:
+            self._outbox.put(frames[0] if len(frames) == 1 else b"".join(frames))
+
+
 class _Outbox:
     """Sends what is put into it, in order; all that has gathered while `send` was busy goes as one piece.
+
+    write_chunk: writes to the client's connection at once if that takes more, else returns False. None: there is none.
 
     sending: a task that ends with the last piece, or raises what `send` raises. filled_at: time of the latest `put` on
     the event loop's clock.
     """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]], write_chunk: Callable[[bytes], bool] | None
+    ) -> None:
         self.is_started = False
         self.filled_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._headers = headers
+        self._write_chunk = write_chunk
+        self._is_idle = False  # everything so far has been sent, the response's start included
         self._unsent = bytearray()
         self._is_complete = False
         self._is_filled = asyncio.Event()
@@ -139,9 +178,16 @@ class _Outbox:
         """Number of bytes that `send` has not been given yet."""
         return len(self._unsent)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._unsent) > OUTBOX_BYTES
+
     def put(self, body: bytes, *, is_last: bool = False) -> None:
         self.is_started = True
         self.filled_at = self._loop.time()
+        if self._is_idle and not is_last and self._write_chunk is not None and self._write_chunk(body):
+            return
+        self._is_idle = False
         self._unsent += body
         self._is_complete = is_last
         self._is_filled.set()
@@ -158,10 +204,12 @@ class _Outbox:
         while not is_last:
             await self._is_filled.wait()
             self._is_filled.clear()
+            self._is_idle = False
             self._is_taken.set()
             body, is_last = bytes(self._unsent), self._is_complete
             self._unsent.clear()
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            self._is_idle = not self._unsent
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -24,6 +24,11 @@ class UsageReport:
         self._request = request
         self._generations = generations
 
+    @property
+    def is_same_for_chunks(self) -> bool:
+        """Whether all chunks but the last have the same report."""
+        return not (self._request.wants_usage_always or self._request.timings_per_token)
+
     def for_response(self) -> dict[str, Any]:
         return {"usage": self._usage(), **self._timings()}
 

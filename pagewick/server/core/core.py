@@ -150,7 +150,8 @@ class Core:
             if on_delta is not None:
                 on_delta(delta)
 
-        seen.generation = self.engine.generation(token_ids, plan, request_id=context.engine_id(), on_delta=observe)
+        listen = seen.on_delta if on_delta is None else observe
+        seen.generation = self.engine.generation(token_ids, plan, request_id=context.engine_id(), on_delta=listen)
         return seen.generation
 
     async def _prompt_token_ids(self, prompt: str | list[int], request: PromptsRequest, plan: RequestPlan) -> list[int]:

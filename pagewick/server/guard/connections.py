@@ -37,6 +37,8 @@ WRITE_BUFFER_BYTES = 64 * 2**10
 # Seconds for which input of a refused client is read and dropped. A reset could reach it before the response does.
 FAREWELL_S = 2.0
 MAX_FAREWELLS = 256
+# An extension of a request's scope: `GuardedConnection.write_chunk`.
+WRITE_CHUNK = "pagewick.write_chunk"
 # Where the state of a request's scope holds its GuardedConnection.
 _CONNECTION = "pagewick.connection"
 
@@ -236,6 +238,16 @@ class GuardedConnection(asyncio.Protocol):
             self._inner_is_closed = True
             self._inner.connection_lost(None)
 
+    def write_chunk(self, body: bytes) -> bool:
+        """Write more of a response's body, whose length was not announced, without the turns that `send` takes.
+
+        Returns False, and writes nothing, if the client has to read first or reads no more: `send` can wait for that.
+        """
+        if self._is_write_paused or self._inner_is_closed or self._is_closing():
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
     # Requests, from the reader
 
     def on_head(self, head: bytes) -> None:
@@ -284,6 +296,8 @@ class ResponseEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: GuardedConnection = scope["state"][_CONNECTION]
+        if scope["method"] != "HEAD":
+            scope.setdefault("extensions", {})[WRITE_CHUNK] = connection.write_chunk
         is_complete = False
 
         async def observe(message: Message) -> None:

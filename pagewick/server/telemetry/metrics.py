@@ -5,8 +5,10 @@ Labels come from the configuration, the route table and lists in this package, n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +19,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pagewick.engine.health import EngineHealth
@@ -162,9 +164,8 @@ class Metrics:
         self._refused = self._counters("pagewick:requests_refused", text, "reason", _REFUSALS)
         text, buckets = "Seconds from arrival to the first token.", _FIRST_TOKEN_BUCKETS
         self.first_token = self._histogram("time_to_first_token_seconds", text, buckets).labels(model_name)
-        latencies = self._histogram("inter_token_latency_seconds", "Seconds between two tokens.", _TOKEN_BUCKETS)
-        registry.register(_Renamed(latencies, "vllm:time_per_output_token_seconds"))
-        self.inter_token = latencies.labels(model_name)
+        self.inter_token = _TokenLatencies(model_name)
+        registry.register(self.inter_token)
         token_buckets = _one_two_five(info.max_model_len)
         self._request_histograms = [
             (self._histogram(name, text, buckets or token_buckets).labels(model_name), read)
@@ -215,20 +216,25 @@ class Metrics:
         return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)
 
 
-class _Renamed(Collector):
-    """A histogram once more, under the name by which older dashboards ask for it."""
+class _TokenLatencies(Collector):
+    """A histogram under two names, the second one for older dashboards. It has no lock, as every token is observed."""
 
-    def __init__(self, histogram: Histogram, name: str) -> None:
-        self._histogram = histogram
-        self._name = name
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._counts = [0] * (len(_TOKEN_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_TOKEN_BUCKETS, seconds)] += 1
+        self._sum += seconds
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._histogram.collect():
-            renamed = Metric(self._name, metric.documentation, metric.type)
-            renamed.samples = [
-                sample._replace(name=sample.name.replace(metric.name, self._name)) for sample in metric.samples
-            ]
-            yield renamed
+        bounds = [*(str(float(bound)) for bound in _TOKEN_BUCKETS), "+Inf"]
+        for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
+            histogram = HistogramMetricFamily(name, "Seconds between two tokens.", labels=["model_name"])
+            buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+            histogram.add_metric([self._model_name], buckets, sum_value=self._sum)
+            yield histogram
 
 
 def _one_two_five(largest: int) -> list[float]:
