@@ -6,6 +6,7 @@ them, so that the process that turns tokens into events always keeps up.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -60,7 +61,7 @@ class Steps:
 
     def receive(self, connection: socket.socket) -> None:
         """Take requests until the connection ends, and with it the process."""
-        with connection.makefile("rb") as stream:
+        with contextlib.suppress(ConnectionError), connection.makefile("rb") as stream:
             while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
                 message = decode_to_engine(stream.read(frame_length(header)))
                 with self.changed:
@@ -100,7 +101,7 @@ def main(connection_fd: int, parent_pid: int) -> None:
     def send(message: FromEngine) -> None:
         connection.sendall(encode_frame(message))
 
-    with socket.socket(fileno=connection_fd) as connection:
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=connection_fd) as connection:
         length = frame_length(connection.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL))
         start = decode_to_engine(connection.recv(length, socket.MSG_WAITALL))
         assert isinstance(start, Start)

@@ -38,6 +38,8 @@ EVENT = b"data: {"
 # Events of each stream before and after the measurement, so that all streams run during it.
 MARGIN = 16
 BUFFER_BYTES = 1 << 16
+# More than any measurement takes, within the context of the built-in model.
+MAX_TOKENS = 1900
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Result:
     def row(self, num_streams: int) -> str:
         per_token = (1e6 * seconds / self.num_tokens for seconds in (self.api_s, self.engine_s, self.client_s))
         rate, joined = self.num_tokens / self.wall_s, self.num_tokens / self.num_events
-        return f"{num_streams:8}{rate:12,.0f}{joined:12.2f}" + "".join(f"{one:12.1f}" for one in per_token)
+        return f"{num_streams:11}{rate:12,.0f}{joined:12.2f}" + "".join(f"{one:12.1f}" for one in per_token)
 
 
 class Streams:
@@ -98,9 +100,9 @@ class Streams:
 
 
 def measure(server: psutil.Process, address: tuple[str, int], num_streams: int, route: str, num_tokens: int) -> Result:
-    """Run the streams at the same time."""
+    """Run the streams at the same time, until each has had `num_tokens` events."""
     engine = server.children()[0]
-    streams = Streams(address, num_streams, route, {"max_tokens": 2 * num_tokens + 8 * MARGIN, "seed": 1})
+    streams = Streams(address, num_streams, route, {"max_tokens": MAX_TOKENS, "seed": 1})
     try:
         streams.read_until(MARGIN)
         num_tokens_before = num_generated(address)
@@ -185,9 +187,10 @@ def main(
         assert process.stdout is not None
         found = next(one for line in process.stdout if (one := re.search(r"ready on http://([\d.]+):(\d+)", line)))
         address = (found[1], int(found[2]))
-        click.echo(f"{route:>8}{'tokens/s':>12}{'per event':>12}{'API, us':>12}{'engine':>12}{'clients':>12}")
+        click.echo(f"{route:>11}{'tokens/s':>12}{'per event':>12}{'API, us':>12}{'engine':>12}{'clients':>12}")
         for number in streams:
-            result = measure(psutil.Process(process.pid), address, number, route, max(tokens // number, 32))
+            num_tokens = min(max(tokens // number, 2 * MARGIN), MAX_TOKENS // 2)
+            result = measure(psutil.Process(process.pid), address, number, route, num_tokens)
             click.echo(result.row(number))
     finally:
         process.terminate()

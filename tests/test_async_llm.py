@@ -51,6 +51,8 @@ def run(body: Body, **behaviour: Any) -> FakeClient:
     async def main() -> None:
         await body(fake_engine(client), client)
         assert not client.running
+        for _ in range(4):  # turns for the fake client's cancelled tasks to end
+            await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
