@@ -180,21 +180,18 @@ def main(
     if engine:
         command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--no-log-requests"]
         command += ["--max-num-seqs", str(max(streams))]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, PERIOD_VARIABLE: str(period_us)}
-    )
-    try:
+    environment = {**os.environ, PERIOD_VARIABLE: str(period_us)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        found = next(one for line in process.stdout if (one := re.search(r"ready on http://([\d.]+):(\d+)", line)))
-        address = (found[1], int(found[2]))
-        click.echo(f"{route:>11}{'tokens/s':>12}{'per event':>12}{'API, us':>12}{'engine':>12}{'clients':>12}")
-        for number in streams:
-            num_tokens = min(max(tokens // number, 2 * MARGIN), MAX_TOKENS // 2)
-            result = measure(psutil.Process(process.pid), address, number, route, num_tokens)
-            click.echo(result.row(number))
-    finally:
-        process.terminate()
-        process.wait()
+        try:
+            found = next(one for line in process.stdout if (one := re.search(r"ready on http://([\d.]+):(\d+)", line)))
+            address = (found[1], int(found[2]))
+            click.echo(f"{route:>11}{'tokens/s':>12}{'per event':>12}{'API, us':>12}{'engine':>12}{'clients':>12}")
+            for number in streams:
+                num_tokens = min(max(tokens // number, 2 * MARGIN), MAX_TOKENS // 2)
+                click.echo(measure(psutil.Process(process.pid), address, number, route, num_tokens).row(number))
+        finally:
+            process.terminate()
 
 
 if __name__ == "__main__":

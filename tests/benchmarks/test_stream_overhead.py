@@ -13,5 +13,6 @@ def test_every_number_of_streams_has_a_row() -> None:
     head, *rows = result.output.splitlines()
     assert head.split()[0] == "completions"
     assert [row.split()[0] for row in rows] == ["1", "3"]
-    # Tokens per second, and processor time in microseconds per token of three processes.
-    assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row.split()[1:4])
+    # Tokens per second, tokens per event, and microseconds of three processes.
+    figures = [[float(figure.replace(",", "")) for figure in row.split()[1:]] for row in rows]
+    assert all(len(row) == 5 and row[0] > 0 and row[1] > 0 for row in figures)
