@@ -1,9 +1,10 @@
 """`python -m benchmarks.step_overhead`: the time of a decode step outside its kernels.
 
-A Llama of 28 tiny layers with random weights decodes 1, 8 and 32 sequences, greedily and sampled. A step's kernels are
+A Llama of 28 tiny layers with random weights decodes 1 to 512 sequences, greedily and sampled. A step's kernels are
 the model's forward pass, the vocabulary head and the draw from sorted probabilities. The rest is the engine's own time:
-scheduling, blocks, the batch's tensors and results. If the engine is a process of its own, steps are timed by the
-arrival of deltas, and the difference to the engine in this process is the cost of messages.
+scheduling, blocks, the batch's tensors and results. It is given as processor time, which other programs on the machine
+disturb less than they do wall-clock time, per step and per sequence; so is encoding the step's message to the server.
+If the engine is a process of its own, steps are timed by the arrival of deltas.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import click
 from pagewick.cli.random_model import Shape, write_random_model
 from pagewick.config import EngineConfig
 from pagewick.engine.client import EngineClient
-from pagewick.engine.messages import EngineRequest, RequestDelta
+from pagewick.engine.messages import EngineRequest, Outputs, RequestDelta, encode_frame
 from pagewick.sampling_params import SamplingParams
 
 SHAPE = Shape("LlamaForCausalLM", "llama", 64, 128, 28, 4, 2, 16, 8192, 1e4, 1e-5)
 NUM_PROMPT_TOKENS = 32
 WARM_UP_STEPS = 20
-# Enough for a stable median, and few enough that all sequences have the same number of blocks now and then.
-NUM_STEPS = 200
+# Enough for a stable mean, and few enough that all sequences have the same number of blocks now and then.
+NUM_STEPS = 100
 
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -42,31 +43,40 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the seconds that functions take."""
+    """Adds up the seconds of this thread's processor time that functions take; a call inside another counts once."""
 
     seconds: float = 0.0
+    is_running: bool = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
-            started = time.perf_counter()
+            if self.is_running:
+                return function(*args, **options)
+            self.is_running, started = True, time.thread_time()
             try:
                 return function(*args, **options)
             finally:
-                self.seconds += time.perf_counter() - started
+                self.seconds += time.thread_time() - started
+                self.is_running = False
 
         return timed
 
 
 @dataclass(slots=True)
 class Steps:
-    """Seconds of each step, and of the kernels in it."""
+    """Seconds of each step by the clock, and of this thread's processor time: the step, its kernels, its message."""
 
+    num_seqs: int
+    wall: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
     kernels: list[float] = field(default_factory=list)
+    message: list[float] = field(default_factory=list)
 
     def row(self) -> str:
         rest = [whole - kernels for whole, kernels in zip(self.whole, self.kernels, strict=True)]
-        return "".join(f"{statistics.median(seconds) * 1e6:12.0f}" for seconds in (self.whole, self.kernels, rest))
+        per_sequence = [statistics.mean(seconds) / self.num_seqs for seconds in (rest, self.message)]
+        micros = [statistics.median(self.wall), statistics.mean(self.kernels), statistics.mean(rest), *per_sequence]
+        return "".join(f"{seconds * 1e6:12.{digits}f}" for seconds, digits in zip(micros, (0, 0, 0, 2, 2), strict=True))
 
 
 def requests(num_seqs: int, params: dict[str, Any]) -> list[EngineRequest]:
@@ -90,13 +100,17 @@ def measure_in_process(engine: Any, kernels: Stopwatch, num_seqs: int, params: d
         engine.add(request)
     for _ in range(WARM_UP_STEPS):
         engine.step()
-    steps = Steps()
+    steps = Steps(num_seqs)
     for _ in range(NUM_STEPS):
         kernels.seconds = 0.0
-        started = time.perf_counter()
-        engine.step()
-        steps.whole.append(time.perf_counter() - started)
+        clock, started = time.perf_counter(), time.thread_time()
+        deltas, stats = engine.step(), engine.stats()
+        stepped = time.thread_time()
+        steps.wall.append(time.perf_counter() - clock)
+        steps.whole.append(stepped - started)
         steps.kernels.append(kernels.seconds)
+        encode_frame(Outputs(deltas, stats))
+        steps.message.append(time.thread_time() - stepped)
     while engine.has_work:
         engine.step()
     return steps
@@ -149,18 +163,19 @@ async def print_over_process(config: EngineConfig, num_seqs: tuple[int, ...]) ->
 
 
 @click.command()
-@click.option("--seqs", type=click.IntRange(1), multiple=True, default=(1, 8, 32), show_default=True)
+@click.option("--seqs", type=click.IntRange(1), multiple=True, default=(1, 16, 64, 256, 512), show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--over-process/--in-process", default=None, help="one of the two only")
 def main(seqs: tuple[int, ...], threads: int, over_process: bool | None) -> None:
-    """Microseconds of a decode step, of its kernels and of the rest: medians."""
+    """Microseconds of a decode step: by the clock (median), then processor time of its parts (means)."""
     with tempfile.TemporaryDirectory() as directory:
         write_random_model(SHAPE, Path(directory))
         config = EngineConfig(
-            model=directory, device="cpu", num_threads=threads, max_num_seqs=max(seqs), num_kv_blocks=64 * max(seqs)
+            model=directory, device="cpu", num_threads=threads, max_num_seqs=max(seqs), num_kv_blocks=16 * max(seqs)
         )
         if not over_process:
-            click.echo(f"{'in process':12}{'seqs':>6}{'step, us':>12}{'kernels':>12}{'rest':>12}")
+            titles = ("step, us", "kernels", "rest", "rest/seq", "message/seq")
+            click.echo(f"{'in process':12}{'seqs':>6}" + "".join(f"{title:>12}" for title in titles))
             engine, stopwatch = watched_engine(config)
             for name, params in PARAMS.items():
                 for number in seqs:

@@ -73,10 +73,13 @@ class OfflineRunner:
                     error.add_note(f"(prompt {number} of {len(jobs)})")
                     raise
             outputs = [request.output for request in requests]
-            while not all(output.finished for output in outputs):
-                self._step(interrupts)
-                for request in requests:
-                    request.raise_failure()
+            # Not a look at every request in every step: there may be a hundred thousand.
+            left = {request.wanted.request_id for request in requests}
+            while left:
+                for request in self._step(interrupts):
+                    if request.wanted.request_id in left:
+                        request.raise_failure()
+                        left -= {request.wanted.request_id} if request.output.finished else set()
                 if on_step is not None:
                     on_step(outputs)
         return outputs
@@ -96,9 +99,10 @@ class OfflineRunner:
                     request.has_news = False
                     yield request.output
 
-    def _step(self, interrupts: _Interrupts) -> None:
-        """Advance all requests by one step, including those of other open streams."""
+    def _step(self, interrupts: _Interrupts) -> list[_Request]:
+        """Advance all requests by one step, including those of other open streams; return those that have news."""
         assert self._engine.has_work, "the engine has lost a request"
+        served: list[_Request] = []
         with interrupts.held_back():
             stopped: list[tuple[str, int]] = []
             for delta in self._engine.step():
@@ -106,11 +110,13 @@ class OfflineRunner:
                 if request is None:
                     continue
                 request.feed(delta)
+                served.append(request)
                 stopped += request.stream.take_stopped()
                 if request.output.finished:
                     del self._running[delta.request_id]
             if stopped:
                 self._engine.abort([], stopped)
+        return served
 
     def _make_request(self, job: Job) -> _Request:
         """Raises InvalidRequestError."""

@@ -83,6 +83,29 @@ class SlotWork(msgspec.Struct, array_like=True):
         return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
 
 
+class StreamWork(msgspec.Struct, array_like=True):
+    """The work of streams, in columns: each continues with the token that its slot sampled last, and samples the next.
+
+    slots, starts: as in SlotWork, for each stream. new_block_ids: as in SlotWork, by the place of a stream in these
+        columns; most steps of a stream need no block.
+    """
+
+    slots: list[int] = []
+    starts: list[int] = []
+    new_block_ids: dict[int, list[list[int]]] = {}
+
+    def work(self, place: int) -> SlotWork:
+        """Return the work of the stream at `place` as a SlotWork; new_block_ids is empty if it gets no block."""
+        return SlotWork(
+            slot=self.slots[place],
+            start=self.starts[place],
+            num_tokens=1,
+            token_ids=None,
+            new_block_ids=self.new_block_ids.get(place, []),
+            is_sampled=True,
+        )
+
+
 class Tier(IntEnum):
     """Places for the content of a block: the pool that attention reads, host memory, disk."""
 
@@ -112,11 +135,19 @@ class Transfer(msgspec.Struct, array_like=True):
 
 
 class StepPlan(msgspec.Struct):
-    """The work of a step. The runner does the transfers, then the starts, then the work of each scheduled sequence."""
+    """The work of a step. The runner does the transfers, then the starts, then the work of each scheduled sequence.
+
+    A sequence is either a stream or has a SlotWork of its own. In the step's batch the streams come first.
+    """
 
     transfers: list[Transfer] = []
     starts: list[SlotStart] = []
+    streams: StreamWork = msgspec.field(default_factory=StreamWork)
     work: list[SlotWork] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.streams.slots or self.work)
 
     @property
     def reads_disk(self) -> bool:
@@ -168,8 +199,20 @@ class SlotResult:
 
 
 @dataclass(slots=True)
+class StreamResults:
+    """The results of a plan's streams, in their order.
+
+    token_ids: one of each stream. details: by place, the results of streams that have more or less to tell than a
+    token: log-probabilities, a state of mirostat or an error. Their element of token_ids is not used.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    details: dict[int, SlotResult] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class StepOutput:
-    """One result per SlotWork of the plan, in its order.
+    """One result per SlotWork of the plan, in its order. streams: the results of the plan's streams.
 
     unreadable: keys of blocks that could not be read from disk. If there are any, no work was done; results is empty.
     can_write: false once the disk has refused a block; from then on none is written.
@@ -178,3 +221,4 @@ class StepOutput:
     results: list[SlotResult]
     unreadable: list[bytes] = field(default_factory=list)
     can_write: bool = True
+    streams: StreamResults = field(default_factory=StreamResults)

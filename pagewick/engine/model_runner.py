@@ -160,22 +160,22 @@ class ModelRunner:
         for start in plan.starts:
             if self._drafter is not None:
                 self._drafter.start(start.slot)
-        if unreadable or not plan.work:
+        if unreadable or not plan.has_work:
             self._slots.apply(plan)
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
-        stage = self._sampler.forward_stage(plan.work)
-        self._expect(self._time_limits.of_forward(plan.work, has_logits=stage != ForwardStage.HIDDEN_STATES))
+        stage = self._sampler.forward_stage(plan)
+        self._expect(self._time_limits.of_forward(plan, has_logits=stage != ForwardStage.HIDDEN_STATES))
         output = self._forward(batch, stage)
-        return StepHandle(partial(self._sample, plan.work, output), plan.work)
+        return StepHandle(partial(self._sample, plan, output), plan.work)
 
-    def _sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
+    def _sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
         """Sample after a forward pass; returns a function that waits for the step's output."""
-        limit = self._time_limits.of_sampling(works)
+        limit = self._time_limits.of_sampling(plan)
         self._expect(limit)
-        found = self._sampler.sample(works, output, masks)
-        if any(work.num_wanted_drafts for work in works):
-            self._draft(works, found.get())
+        found = self._sampler.sample(plan, output, masks)
+        if any(work.num_wanted_drafts for work in plan.work):
+            self._draft(plan.work, found.get())
         self._progress.expect()
 
         def wait() -> StepOutput:
@@ -183,7 +183,7 @@ class ModelRunner:
                 self._expect(limit)
                 found.get()
                 self._progress.expect()
-            return StepOutput(found.get(), can_write=self._can_write)
+            return StepOutput(found.get(), can_write=self._can_write, streams=found.streams)
 
         return wait
 

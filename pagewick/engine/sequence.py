@@ -138,6 +138,9 @@ class Sequence:
     num_tokens_in_flight: tokens that the steps in flight compute.
     num_unknown_tokens: tokens that the steps in flight sample; they are not in token_ids yet.
     drafting: None if it does not speculate.
+    max_num_tokens: its number of tokens once it has reached its length limit.
+    is_plain: whether nothing but its last token decides what its next step computes; not so for draft tokens,
+        constraints and beams.
     """
 
     owner: Request
@@ -155,12 +158,14 @@ class Sequence:
     drafting: Drafting | None = None
     constraint: TokenConstraint | None = None
     mirostat_mu: float | None = None
+    is_plain: bool = False
     request: EngineRequest = field(init=False)
     params: SamplingParams = field(init=False)
     fairness_key: str = field(init=False)
     priority: int = field(init=False)
     order: tuple[int, int, int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    max_num_tokens: int = field(init=False)
     is_prompt_only: bool = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 
@@ -170,6 +175,7 @@ class Sequence:
         self.fairness_key, self.priority = request.options.fairness_key, request.options.priority
         self.order = (self.priority, self.owner.arrival, self.choice_index)
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.owner.max_output_tokens
         self.is_prompt_only = params.max_tokens == 0
         self.wants_prompt_logprobs = self.choice_index == 0 and params.prompt_logprobs is not None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.sampling.columns import SamplingColumns
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +93,8 @@ class Slots:
     """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences.
 
     device: the device that samples tokens. Unless it is a CPU, the last token of each slot stays there.
+    columns: the parameters as arrays. has_history: by slot, whether sampling or drafting looks back at the tokens of
+    its sequence.
     """
 
     def __init__(
@@ -102,11 +105,12 @@ class Slots:
         self._block_tables = [np.zeros((max_num_seqs, spec.table_width(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        # On a CPU the host knows every token and uses this list instead, which is read faster than a tensor.
-        self._last_on_host = [0] * max_num_seqs if device.type == "cpu" else None
+        # On a CPU the host knows every token and uses this array instead, which is read faster than a tensor.
+        self._last_on_host = np.zeros(max_num_seqs, np.int64) if device.type == "cpu" else None
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
-        self._has_history = [False] * max_num_seqs
+        self.columns = SamplingColumns(max_num_seqs)
+        self.has_history = np.zeros(max_num_seqs, bool)
         self.mirostat_mu: list[float | None] = [None] * max_num_seqs
 
     def sampling(self, slot: int) -> SlotSampling:
@@ -118,40 +122,42 @@ class Slots:
         """Return all tokens of the slot's sequence; empty unless sampling or drafting looks back at them."""
         return self._histories[slot]
 
-    def has_history(self, slot: int) -> bool:
-        """Whether sampling or drafting looks back at the tokens of the slot's sequence."""
-        return self._has_history[slot]
-
     def remember(self, slot: int, token_ids: Sequence[int]) -> None:
         """Store sampled tokens, with which the slot's sequence continues."""
         if self._last_on_host is None:
             self._last_token_ids[slot] = token_ids[-1]
         else:
             self._last_on_host[slot] = token_ids[-1]
-        if self._has_history[slot]:
+        if self.has_history[slot]:
             self._histories[slot].extend(token_ids)
 
-    def remember_last(self, slots: Sequence[int], token_ids: Tensor) -> None:
+    def remember_last(self, slots: Array, token_ids: Tensor) -> None:
         """Store a sampled token for each of these slots, which have no history: token_ids [N], on the device."""
-        self._last_token_ids[_to_device(np.array(slots), self._device)] = token_ids
+        if self._last_on_host is None:
+            self._last_token_ids[_to_device(slots, self._device)] = token_ids
+        else:
+            self._last_on_host[slots] = token_ids.numpy()
 
     def apply(self, plan: StepPlan) -> None:
         """Update the slots with the sequences, tokens and blocks that are new in the plan."""
         for start in plan.starts:
             self._start(start)
+        for place, new_block_ids in plan.streams.new_block_ids.items():
+            self._add_blocks(plan.streams.slots[place], new_block_ids)
         for work in plan.work:
             self._extend(work)
 
     def build(self, plan: StepPlan) -> HostBatch:
         """Apply the plan and build the step's batch."""
         self.apply(plan)
-        works, slots = plan.work, np.array([work.slot for work in plan.work])
-        input_ids, last_sampled = self._input_ids(works)
+        works, streams = plan.work, plan.streams
+        slots = np.array([*streams.slots, *(work.slot for work in works)], np.int64)
+        input_ids, last_sampled = self._input_ids(slots[: len(streams.slots)], works)
         return ragged_batch(
             input_ids,
             last_sampled=last_sampled,
-            starts=[work.start for work in works],
-            num_tokens=[work.num_tokens for work in works],
+            starts=[*streams.starts, *(work.start for work in works)],
+            num_tokens=[*[1] * len(streams.slots), *(work.num_tokens for work in works)],
             block_tables=[
                 tables[slots, : lens[slots].max()]
                 for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
@@ -161,20 +167,24 @@ class Slots:
 
     def _start(self, start: SlotStart) -> None:
         self._sampling[start.slot] = start.sampling
+        self.columns.set(start.slot, start.sampling)
         self._histories[start.slot] = array("i", start.token_ids)
-        self._has_history[start.slot] = bool(start.token_ids)
+        self.has_history[start.slot] = bool(start.token_ids)
         self.mirostat_mu[start.slot] = start.mirostat_mu
         for group, table in enumerate(start.block_tables):
             self._table_lens[group, start.slot] = 0
             self._append(group, start.slot, table)
 
-    def _extend(self, work: SlotWork) -> None:
-        for group, block_ids in enumerate(work.new_block_ids):
+    def _add_blocks(self, slot: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+        for group, block_ids in enumerate(new_block_ids):
             if self._specs[group].has_snapshots:
-                self._table_lens[group, work.slot] = 0
+                self._table_lens[group, slot] = 0
             if block_ids:
-                self._append(group, work.slot, block_ids)
-        if not self._has_history[work.slot]:
+                self._append(group, slot, block_ids)
+
+    def _extend(self, work: SlotWork) -> None:
+        self._add_blocks(work.slot, work.new_block_ids)
+        if not self.has_history[work.slot]:
             return
         history = self._histories[work.slot]
         if work.token_ids and not work.num_draft_tokens:
@@ -187,16 +197,22 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
-        """Return HostBatch.input_ids and HostBatch.last_sampled."""
+    def _input_ids(self, streams: Array, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
+        """Return HostBatch.input_ids and HostBatch.last_sampled. streams: slots of the streams, which come first."""
         input_ids: list[int] = []
         places: list[int] = []
         slots: list[int] = []
+        if self._last_on_host is not None:
+            input_ids = self._last_on_host[streams].tolist()
+        else:
+            slots = streams.tolist()
+            places = [*range(len(slots))]
+            input_ids = [0] * len(slots)
         for work in works:
             if work.token_ids:
                 input_ids += work.token_ids
             elif self._last_on_host is not None:
-                input_ids.append(self._last_on_host[work.slot])
+                input_ids.append(int(self._last_on_host[work.slot]))
             else:
                 places.append(len(input_ids))
                 slots.append(work.slot)
@@ -221,7 +237,7 @@ def ragged_batch(
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
-    if all(number == 1 for number in num_tokens):
+    if (counts == 1).all():
         cu_seqlens_q, positions = np.arange(len(counts) + 1), firsts
     else:
         cu_seqlens_q = np.concatenate([[0], np.cumsum(counts)])

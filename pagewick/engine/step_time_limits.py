@@ -6,10 +6,9 @@ watchdog need not take a large part on a slow machine for a hang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagewick.engine.batch import SlotWork
+from pagewick.engine.batch import StepPlan
 
 # Floating-point operations per second of an old processor core, in a type that it has to emulate, and of a small GPU.
 _SLOWEST_CORE = 1e9
@@ -39,12 +38,12 @@ class StepTimeLimits:
     device: str
     num_ranks: int
 
-    def of_forward(self, works: Sequence[SlotWork], *, has_logits: bool) -> TimeLimit:
+    def of_forward(self, plan: StepPlan, *, has_logits: bool) -> TimeLimit:
         """Return the limit for the longest part of a forward pass: a layer, or the logits if it computes them."""
-        layers = self._of_layers(works)
+        layers = self._of_layers(plan)
         if not has_logits:
             return layers
-        rest = self.of_sampling(works)
+        rest = self.of_sampling(plan)
         return TimeLimit(max(layers.seconds, rest.seconds), max(layers.cpu_seconds, rest.cpu_seconds))
 
     def of_tokens(self, num_tokens: int, num_scores: int = 0) -> TimeLimit:
@@ -55,16 +54,20 @@ class StepTimeLimits:
         operations = 2.0 * self.layer_size * num_tokens + 4.0 * self.attention_width * num_scores
         return self._limit(operations, self.num_layers)
 
-    def of_sampling(self, works: Sequence[SlotWork]) -> TimeLimit:
+    def of_sampling(self, plan: StepPlan) -> TimeLimit:
         """Return the limit for the logits of all rows and for sampling; on a GPU the layers may be waited for first."""
-        num_rows = sum(len(work.prompt_targets) + work.num_draft_tokens + work.is_sampled for work in works)
+        num_rows = len(plan.streams.slots)
+        num_rows += sum(len(work.prompt_targets) + work.num_draft_tokens + work.is_sampled for work in plan.work)
         limit = self._limit(2.0 * self.head_size * num_rows, 1)
-        waited_s = 0.0 if self.device == "cpu" else self._of_layers(works).seconds
+        waited_s = 0.0 if self.device == "cpu" else self._of_layers(plan).seconds
         return TimeLimit(waited_s + limit.seconds, limit.cpu_seconds)
 
-    def _of_layers(self, works: Sequence[SlotWork]) -> TimeLimit:
-        num_tokens = sum(work.num_tokens for work in works)
-        return self.of_tokens(num_tokens, sum(work.num_tokens * (work.start + work.num_tokens) for work in works))
+    def _of_layers(self, plan: StepPlan) -> TimeLimit:
+        streams, works = plan.streams, plan.work
+        num_tokens = len(streams.slots) + sum(work.num_tokens for work in works)
+        num_scores = len(streams.slots) + sum(streams.starts)
+        num_scores += sum(work.num_tokens * (work.start + work.num_tokens) for work in works)
+        return self.of_tokens(num_tokens, num_scores)
 
     def _limit(self, operations: float, num_layers: int) -> TimeLimit:
         if self.device == "cpu":

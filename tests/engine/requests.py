@@ -235,10 +235,10 @@ class Simulation:
             else:
                 expected.take(delta, self.now)
         self._check_live()
-        is_idle = bool(self.live) and not self.plan.work and not deltas
+        is_idle = bool(self.live) and not self.plan.has_work and not deltas
         self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         assert self.num_idle_steps < 2, "two steps without work, while somebody waits"
-        self.tally["steps"] += bool(self.plan.work)
+        self.tally["steps"] += self.plan.has_work
         assert self.scheduler.check_integrity() == []
         return deltas
 

@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotSampling
+from pagewick.engine.sampling import logit_edits, sampler
+from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.traits import SampleRow
 from pagewick.sampling_params import SamplingParams
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> sampler.Sampled:
+    return sampler.sample(logits, dict(enumerate(rows)), Draws.of(rows))
+
+
+def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    return logit_edits.edit_logits(logits, dict(enumerate(rows)))
 
 
 def row(

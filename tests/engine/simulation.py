@@ -26,6 +26,7 @@ from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.sequence import Sequence as TokenSequence
+from tests.engine.all_works import output_of, works_of
 from tests.engine.jobs import Choice, Job, chain, constraint_mask, continued, made_up_logprobs, made_up_mu, ranking
 
 GARBAGE = -1
@@ -129,21 +130,22 @@ class SimulatedRunner:
                 self._apply(plan)
             self.tally["unreadable"] += 1
             return StepOutput([], unreadable)
-        slots = [work.slot for work in plan.work]
+        works = works_of(plan, len(self.specs))
+        slots = [work.slot for work in works]
         assert len(set(slots)) == len(slots) and all(0 <= slot < self.max_num_seqs for slot in slots)
         assert {start.slot for start in plan.starts} <= set(slots), "a slot is started and given nothing to do"
-        assert sum(work.num_tokens for work in plan.work) <= self.budget
+        assert sum(work.num_tokens for work in works) <= self.budget
         self._apply(plan)
-        for work in plan.work:
+        for work in works:
             self._check(work)
-        for work in plan.work:
+        for work in works:
             self._look_back(work, work.start)
-        self._check_writes(plan.work)
-        for work in plan.work:
+        self._check_writes(works)
+        for work in works:
             self._write(work)
-        for work in plan.work:
+        for work in works:
             self._look_back(work, work.start + work.num_tokens)
-        return StepOutput([self._answer(work) for work in plan.work])
+        return output_of(plan, [self._answer(work) for work in works])
 
     def check_masks(self, plan: StepPlan, is_over: Sequence[bool], masks: Sequence[Sequence[bytes | None]]) -> None:
         """Each mask is that of the tokens before it, unless the choice is over by then, or its constraint fails."""
@@ -191,7 +193,7 @@ class SimulatedRunner:
     def _apply(self, plan: StepPlan) -> None:
         for start in plan.starts:
             self._start(start)
-        for work in plan.work:
+        for work in works_of(plan, len(self.specs)):
             for spec, table, new in zip(self.specs, self.slots[work.slot].tables, work.new_block_ids, strict=True):
                 if spec.has_snapshots:
                     before, after = new

@@ -14,6 +14,7 @@ import pytest
 from pagewick.engine.batch import Tier
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import EngineRequest
+from tests.engine.all_works import works_of
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import (
     Answers,
@@ -180,7 +181,7 @@ def test_choices_share_the_prompt_s_work_and_are_drawn_by_their_index(checkpoint
         plans = record_plans(engine)
         three = serve(engine, [request(prompt, seed=5, n=3, **asked)])
         # The prompt once; of the two others its last token again; 11 tokens each, the last one is never computed.
-        assert sum(work.num_tokens for plan in plans for work in plan.work) == 50 + 2 * 1 + 3 * 11
+        assert sum(work.num_tokens for plan in plans for work in works_of(plan)) == 50 + 2 * 1 + 3 * 11
         one = serve(engine, [request(prompt, seed=5, **asked)])
     assert [index for _, index in three] == [0, 1, 2]
     assert three["a", 0] == one["a", 0]

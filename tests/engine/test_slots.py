@@ -13,6 +13,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
 from pagewick.engine.slots import Batch, Slots, ragged_batch
 from pagewick.sampling_params import SamplingParams
+from tests.engine.all_works import works_of
 from tests.engine.requests import full_spec, recurrent_spec, window_spec
 
 MAX_MODEL_LEN = 50
@@ -54,7 +55,14 @@ class PlanMaker:
         for slot in slots:
             if slot not in self.held or self.random.random() < 0.2 or self._is_full(slot):
                 plan.starts.append(self._start(slot))
-            plan.work.append(self._work(slot))
+            work = self._work(slot)
+            if work.token_ids is None and work.is_sampled and self.random.random() < 0.7:
+                if any(work.new_block_ids):
+                    plan.streams.new_block_ids[len(plan.streams.slots)] = work.new_block_ids
+                plan.streams.slots.append(slot)
+                plan.streams.starts.append(work.start)
+            else:
+                plan.work.append(work)
         return plan
 
     def _is_full(self, slot: int) -> bool:
@@ -103,7 +111,8 @@ class PlanMaker:
 
 def check(batch: Batch, plan: StepPlan, maker: PlanMaker) -> None:
     input_ids, positions, cu_seqlens_q, context_lens = [], [], [0], []
-    for work in plan.work:
+    works = works_of(plan, len(maker.specs))
+    for work in works:
         for position in range(work.start, work.start + work.num_tokens):
             input_ids.append(maker.held[work.slot].token_ids[position])
             positions.append(position)
@@ -114,15 +123,15 @@ def check(batch: Batch, plan: StepPlan, maker: PlanMaker) -> None:
     assert batch.cu_seqlens_q.tolist() == cu_seqlens_q and batch.cu_seqlens_q.dtype == torch.int32
     assert batch.context_lens.tolist() == context_lens and batch.context_lens.dtype == torch.int32
     for group, spec in enumerate(maker.specs):
-        tables = [maker.held[work.slot].tables[group] for work in plan.work]
+        tables = [maker.held[work.slot].tables[group] for work in works]
         slot_mapping = [
             tables[row][position // spec.block_size] * spec.block_size + position % spec.block_size
-            for row, work in enumerate(plan.work)
+            for row, work in enumerate(works)
             for position in range(work.start, work.start + work.num_tokens)
         ]
         found = batch.groups[group]
         assert found.slot_mapping.tolist() == slot_mapping and found.slot_mapping.dtype == torch.int64
-        assert found.block_tables.dtype == torch.int32 and found.block_tables.shape[0] == len(plan.work)
+        assert found.block_tables.dtype == torch.int32 and found.block_tables.shape[0] == len(works)
         assert bool((found.block_tables >= 0).all()), "a kernel might follow a block id below 0"
         for row, table in zip(found.block_tables.tolist(), tables, strict=True):
             assert row[: len(table)] == [max(0, block_id) for block_id in table]
@@ -131,11 +140,12 @@ def check(batch: Batch, plan: StepPlan, maker: PlanMaker) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_batches_are_what_the_plans_say(seed: int) -> None:
     specs = [[full_spec(4)], [full_spec(2), window_spec(lookback=3, block_size=4)]][seed % 2]
-    slots, maker = make_slots(*specs), PlanMaker(specs, 4, seed)
+    slots, maker, num_streams = make_slots(*specs), PlanMaker(specs, 4, seed), 0
     for _ in range(25):
         plan = maker.plan()
         check(slots.build(plan).to(CPU), plan, maker)
-        for work in plan.work:
+        num_streams += len(plan.streams.slots)
+        for work in works_of(plan, len(specs)):
             held = maker.held[work.slot]
             if work.is_sampled:
                 # Several tokens where draft tokens were accepted; all but the last have been computed already.
@@ -144,6 +154,7 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
                 slots.remember(work.slot, token_ids)
                 maker.accept(work.slot, token_ids)
             assert list(slots.history(work.slot)) == (held.token_ids if held.has_history else [])
+    assert num_streams > 0
 
 
 def test_of_states_the_batch_has_the_one_before_and_the_one_after() -> None:

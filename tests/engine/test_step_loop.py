@@ -128,7 +128,7 @@ def test_tokens_that_only_the_device_knows(
         runner._slots._last_on_host = None
         left = []
         leave = runner._sampler._leave
-        monkeypatch.setattr(runner._sampler, "_leave", lambda *args: (left.append(len(args[0])), leave(*args)))
+        monkeypatch.setattr(runner._sampler, "_leave", lambda *args: (left.append(len(args[3])), leave(*args)))
         assert_same(serve(engine, requests()), expected)
         # Alone, since one sequence with a history makes the host read the whole step.
         for each in requests():

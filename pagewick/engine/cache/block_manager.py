@@ -15,7 +15,7 @@ from functools import partial
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.block_pool import BlockPool
-from pagewick.engine.cache.group_tables import NULL_BLOCK, StateTables, TokenTables
+from pagewick.engine.cache.group_tables import NULL_BLOCK, RoutineTokens, StateTables, TokenTables
 from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree, encoded_extra_keys
 from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
@@ -65,6 +65,7 @@ class BlockManager:
         self._tree = PrefixTree()
         self._hit_unit = math.lcm(*(spec.block_size for spec in groups))
         self.chunk_alignment = math.lcm(*(spec.chunk_alignment for spec in groups))
+        self.routine = RoutineTokens(groups)
 
     def find_prefix(self, seq: TokenSequence) -> int:
         """Return the length of the longest cached prefix, in tokens; at least one token remains to be computed.
@@ -147,14 +148,18 @@ class BlockManager:
             for tables, table, number in zip(self._tables, seq.block_tables, wanted, strict=True)
         ]
 
+    def mark_next_computed(self, seq: TokenSequence) -> None:
+        """Note one more computed token."""
+        if self.routine.changes_blocks(seq.num_computed_tokens + 1):
+            self.mark_computed(seq, 1)
+        else:
+            seq.num_computed_tokens += 1
+
     def mark_computed(self, seq: TokenSequence, num_tokens: int) -> None:
         """Note `num_tokens` more computed tokens: complete blocks can serve others, and unneeded ones are released."""
         before = seq.num_computed_tokens
         seq.num_computed_tokens = after = before + num_tokens
-        for group, (spec, tables) in enumerate(zip(self.groups, self._tables, strict=True)):
-            if spec.lookback is None and before // spec.block_size == after // spec.block_size:
-                continue
-            table = seq.block_tables[group]
+        for group, (tables, table) in enumerate(zip(self._tables, seq.block_tables, strict=True)):
             if self._caches:
                 for index, block_id in tables.completed(table, before, after):
                     self._register(seq, group, index, block_id)

@@ -9,7 +9,9 @@ Hashes and tiers are the block manager's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Series
 from typing import Final
 
 from pagewick.attention.cache_spec import CacheSpec
@@ -17,6 +19,36 @@ from pagewick.engine.cache.block_pool import BlockPool
 from pagewick.engine.sequence import Sequence as TokenSequence
 
 NULL_BLOCK: Final = -1
+
+
+class RoutineTokens:
+    """Tokens for which a step of one token, as most are, changes no block table.
+
+    Which tokens these are repeats with the period of the block sizes. Below a group's lookback fewer tokens change
+    something than this class says.
+    """
+
+    def __init__(self, groups: Series[CacheSpec]) -> None:
+        self._period = math.lcm(*(spec.block_size for spec in groups))
+        places = range(self._period)
+        self._is_covered = [
+            not any(spec.has_snapshots or place % spec.block_size == 0 for spec in groups) for place in places
+        ]
+        self._changes_blocks = [any(_changes_blocks(spec, place) for spec in groups) for place in places]
+
+    def is_covered(self, start: int) -> bool:
+        """Whether a sequence that has the blocks of the token at `start` - 1 has those of the token at `start`."""
+        return self._is_covered[start % self._period]
+
+    def changes_blocks(self, num_tokens: int) -> bool:
+        """Whether the last of `num_tokens` computed tokens may complete a block, or end the need for one."""
+        return self._changes_blocks[num_tokens % self._period]
+
+
+def _changes_blocks(spec: CacheSpec, place: int) -> bool:
+    # Far enough from the first token that blocks are released.
+    after = place + (2 + (spec.lookback or 0) // spec.block_size) * spec.block_size
+    return len(spec.completed_blocks(after - 1, after)) > 0 or spec.first_block(after - 1) != spec.first_block(after)
 
 
 class TokenTables:

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import sys
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final
@@ -20,6 +20,8 @@ from pagewick.engine.sequence import Sequence as TokenSequence
 HASH_BYTES = 16
 # Start and end of a range of tokens, and the number of bytes of the key that follows.
 _RANGE: Final = Struct("<III")
+# Blocks with the same prefix are kept in lists of at most this length.
+_MAX_CHUNK: Final = 1024
 
 
 class PrefixHasher:
@@ -78,7 +80,7 @@ class PrefixTree:
 
     def __init__(self) -> None:
         # Blocks as bytes, sorted like their tokens: the closest ones to a block are its neighbours in this order.
-        self._children: dict[tuple[bytes, bytes], list[bytes]] = {}
+        self._children: dict[tuple[bytes, bytes], _SortedBlocks] = {}
         self._place_of: dict[bytes, tuple[tuple[bytes, bytes], bytes]] = {}
 
     def add(self, parent: bytes, block_hash: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> None:
@@ -86,7 +88,10 @@ class PrefixTree:
         if block_hash not in self._place_of:
             block = _sortable(token_ids)
             place = (parent, extra_keys)
-            insort(self._children.setdefault(place, []), block)
+            if place in self._children:
+                self._children[place].add(block)
+            else:
+                self._children[place] = _SortedBlocks(block)
             self._place_of[block_hash] = (place, block)
 
     def remove(self, block_hash: bytes) -> None:
@@ -94,16 +99,15 @@ class PrefixTree:
             return
         place, block = self._place_of.pop(block_hash)
         siblings = self._children[place]
-        del siblings[bisect_left(siblings, block)]
-        if not siblings:
+        siblings.remove(block)
+        if siblings.is_empty:
             del self._children[place]
 
     def closest(self, parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> tuple[int, int | None]:
         """Find the block below `parent` with the longest common start; return its length and the block's next token."""
-        siblings = self._children.get((parent, extra_keys), [])
-        place = bisect_left(siblings, _sortable(token_ids))
+        siblings = self._children.get((parent, extra_keys))
         best: tuple[int, int | None] = (0, None)
-        for block in siblings[max(0, place - 1) : place + 2]:
+        for block in siblings.around(_sortable(token_ids)) if siblings is not None else ():
             cached = array("i", block)
             if sys.byteorder == "little":
                 cached.byteswap()
@@ -113,6 +117,49 @@ class PrefixTree:
             if num_common < len(cached) and (num_common > best[0] or best[1] is None):
                 best = (num_common, cached[num_common])
         return best
+
+
+class _SortedBlocks:
+    """Blocks in order, in chunks of limited length, so that adding one among a million moves only a few of them."""
+
+    __slots__ = ("_chunks", "_firsts")
+
+    def __init__(self, block: bytes) -> None:
+        self._chunks = [[block]]
+        # Lower bounds of the chunks: a chunk's blocks are not below its own and not above the next one's.
+        self._firsts = [b""]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._chunks[0]
+
+    def add(self, block: bytes) -> None:
+        index = bisect_right(self._firsts, block) - 1
+        chunk = self._chunks[index]
+        insort(chunk, block)
+        if len(chunk) > _MAX_CHUNK:
+            self._chunks[index : index + 1] = [chunk[: _MAX_CHUNK // 2], chunk[_MAX_CHUNK // 2 :]]
+            self._firsts.insert(index + 1, chunk[_MAX_CHUNK // 2])
+
+    def remove(self, block: bytes) -> None:
+        # Of equal blocks, the last one is in this chunk.
+        index = bisect_right(self._firsts, block) - 1
+        chunk = self._chunks[index]
+        del chunk[bisect_right(chunk, block) - 1]
+        if not chunk and len(self._chunks) > 1:
+            del self._chunks[index], self._firsts[index]
+            self._firsts[0] = b""
+
+    def around(self, block: bytes) -> list[bytes]:
+        """Return the block before the place of `block` and the two after it, as far as there are any."""
+        index = bisect_left(self._firsts, block, lo=1) - 1
+        chunk = self._chunks[index]
+        place = bisect_left(chunk, block)
+        before = chunk[place - 1 : place] if place else self._chunks[index - 1][-1:] if index else []
+        after = chunk[place : place + 2]
+        for following in self._chunks[index + 1 : index + 3]:
+            after += following[: 2 - len(after)]
+        return [*before, *after]
 
 
 def _sortable(token_ids: Sequence[int]) -> bytes:

@@ -5,7 +5,7 @@ The order is that of `edit_logits`. docs/sampling.md has the formulas and their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,12 @@ MAX_DRY_PENALTY = 1e30
 SHORT_REPETITION = 64
 
 
-def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Apply each row's masks, bans, bias and penalties to logits [N, V] (float32); excluded tokens get -inf.
+def edit_logits(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
+    """Apply the masks, bans, bias and penalties of these rows to logits [N, V] (float32); excluded tokens get -inf.
 
     The argument is not changed; it is returned if no row has edits. Each row of the result depends on that row alone.
     """
-    edited = [(index, row) for index, row in enumerate(rows) if has_edits(row)]
+    edited = [(index, row) for index, row in rows.items() if has_edits(row)]
     if not edited:
         return logits
     logits = _masked(logits, rows)
@@ -56,29 +56,34 @@ def _is_too_early_to_stop(row: SampleRow) -> bool:
     return row.position < traits_of(row.sampling).min_position
 
 
-def _masked(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def _masked(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
     """Return a copy of logits [N, V], with -inf for the tokens that the mask of their row excludes."""
-    if all(row.allowed_mask is None for row in rows):
+    masks = {
+        index: _open_mask(logits[index], row.allowed_mask, row)
+        for index, row in rows.items()
+        if row.allowed_mask is not None
+    }
+    if not masks:
         return logits.clone()
-    masks = [_open_mask(logits[index], row) for index, row in enumerate(rows)]
-    packed = torch.frombuffer(bytearray().join(masks), dtype=torch.uint8)
-    return kernels.mask_rows(logits, packed.to(logits.device).view(len(rows), -1))
+    open_mask = b"\xff" * -(-logits.shape[1] // 8)
+    packed = bytearray().join(masks.get(index, open_mask) for index in range(len(logits)))
+    return kernels.mask_rows(
+        logits, torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(logits), -1)
+    )
 
 
-def _open_mask(logits: Tensor, row: SampleRow) -> bytes:
-    """Return the mask of a row, which excludes nothing if the row has none.
+def _open_mask(logits: Tensor, allowed_mask: bytes, row: SampleRow) -> bytes:
+    """Return the mask of a row, in which the first token may be one of opening_ids only as follows.
 
-    It forbids the first token to be one of opening_ids, unless the model likes one best or nothing else is allowed.
+    The model must like one of them best, or the mask must allow nothing else.
     """
-    if row.allowed_mask is None:
-        return b"\xff" * -(-len(logits) // 8)
     opening_ids = row.sampling.opening_ids
     if not opening_ids or row.position != row.sampling.num_prompt_tokens or int(logits.argmax()) in opening_ids:
-        return row.allowed_mask
-    others = bytearray(row.allowed_mask)
+        return allowed_mask
+    others = bytearray(allowed_mask)
     for token_id in opening_ids:
         others[token_id // 8] &= ~(1 << token_id % 8)
-    return bytes(others) if any(others) else row.allowed_mask
+    return bytes(others) if any(others) else allowed_mask
 
 
 def _exclude_others(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:

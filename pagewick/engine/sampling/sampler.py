@@ -8,7 +8,7 @@ left; mirostat replaces all of these. The token is drawn by inverse CDF.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.sampling.columns import Array, Draws
 from pagewick.engine.sampling.logit_edits import edit_logits
-from pagewick.engine.sampling.traits import SampleRow, noise_at, traits_of
+from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.kernels import truncation
 from pagewick.kernels.options import DrawOptions
 from pagewick.kernels.reference_sampling import Purpose, sum_dtype
@@ -39,11 +40,13 @@ class Sampled:
     mirostat_mu: list[float | None]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
-    """Choose one token for each row of logits [N, V] (float32), as a function of that row. Logits are not changed."""
+def sample(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> Sampled:
+    """Choose one token for each row of logits [N, V] (float32), as a function of that row. Logits are not changed.
+
+    rows: by index, those with parameters that `draws` does not hold; they may include others.
+    """
     edited = edit_logits(logits, rows)
-    drawn = [index for index, row in enumerate(rows) if traits_of(row.sampling).is_drawn]
-    if not drawn:
+    if not draws.is_drawn.any():
         return _most_likely(logits, edited)
     is_number = logits.amax(dim=-1).isfinite()
     is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
@@ -52,7 +55,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     if not (logits.is_cpu and bool(is_valid.all())):
         # The draw for an invalid row is meaningless, but must not fail.
         usable = edited.where(is_valid.unsqueeze(1), 0.0)
-    token_ids, mirostat_mu = _draw(usable, rows, drawn)
+    token_ids, mirostat_mu = _draw(usable, rows, draws)
     return Sampled(token_ids, is_valid, ~is_number, mirostat_mu)
 
 
@@ -65,42 +68,32 @@ def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
     return Sampled(token_ids, is_valid & is_number, ~is_number, [None] * len(token_ids))
 
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tuple[Tensor, list[float | None]]:
-    """Return token ids [N] and the next mu of every row, for finite logits [N, V]. drawn: rows that are not greedy."""
-    params = [row.sampling.params for row in rows]
-    top_k, top_p = [each.top_k for each in params], [each.top_p for each in params]
-    untruncated = logits
-    if truncated := [index for index in drawn if traits_of(rows[index].sampling).is_truncated]:
-        logits = logits.clone()
+def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[Tensor, list[float | None]]:
+    """Return token ids [N] and the next mu of every row, for finite logits [N, V]."""
+    untruncated, top_k, top_p = logits, draws.top_k, draws.top_p
+    if truncated := [index for index in rows if draws.is_drawn[index] and traits_of(rows[index].sampling).is_truncated]:
+        logits, top_k, top_p = logits.clone(), top_k.copy(), top_p.copy()
         _truncate(logits, rows, truncated, top_k, top_p)
-    temperature = [0.0] * len(rows)
-    for index in drawn:
-        temperature[index] = params[index].temperature
-    draw = DrawOptions(
-        torch.tensor(temperature, dtype=torch.float32, device=logits.device),
-        torch.tensor(top_k, dtype=torch.int64, device=logits.device),
-        torch.tensor(top_p, dtype=torch.float32, device=logits.device),
-        _noise(logits, rows, drawn),
-    )
+    temperature, noise = torch.from_numpy(draws.temperature), torch.from_numpy(draws.noise).to(sum_dtype(logits))
+    columns = (temperature, torch.from_numpy(top_k), torch.from_numpy(top_p), noise)
+    draw = DrawOptions(*(column.to(logits.device) for column in columns))
     token_ids = kernels.sample_tokens(logits, draw)
-    next_mu: list[float | None] = [None] * len(rows)
-    if by_mirostat := [index for index in truncated if params[index].mirostat]:
-        columns = _columns(logits, [rows[index] for index in by_mirostat], "temperature")
-        surprises = truncation.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *columns).tolist()
+    next_mu: list[float | None] = [None] * len(logits)
+    if by_mirostat := [index for index in truncated if rows[index].sampling.params.mirostat]:
+        divisors = _columns(logits, [rows[index] for index in by_mirostat], "temperature")
+        surprises = truncation.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *divisors).tolist()
         for index, surprise in zip(by_mirostat, surprises, strict=True):
-            error = surprise - params[index].mirostat_tau
-            next_mu[index] = _mirostat_mu(rows[index]) - params[index].mirostat_eta * error
+            params = rows[index].sampling.params
+            next_mu[index] = _mirostat_mu(rows[index]) - params.mirostat_eta * (surprise - params.mirostat_tau)
     return token_ids, next_mu
 
 
-def _truncate(
-    logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int], top_k: list[int], top_p: list[float]
-) -> None:
+def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int], top_k: Array, top_p: Array) -> None:
     """Exclude tokens of the `drawn` rows by setting their logits to -inf; top_k [N] and top_p [N] are left to the draw.
 
     Where they cannot be left to the draw, or mirostat sets them, their elements are changed.
     """
-    params = [row.sampling.params for row in rows]
+    params = {index: rows[index].sampling.params for index in drawn}
 
     def apply(mask: Callable[..., Tensor], indices: list[int], *names: str) -> None:
         if indices:
@@ -128,7 +121,7 @@ def _truncate(
     apply(truncation.mask_surprise, surprising, "temperature", "mirostat_mu")
 
 
-def _excluding_top_choices(rows: Sequence[SampleRow], drawn: Sequence[int]) -> list[int]:
+def _excluding_top_choices(rows: Mapping[int, SampleRow], drawn: Sequence[int]) -> list[int]:
     """Return the rows for which XTC's own random number decides that it applies to this token."""
     willing = [index for index in drawn if rows[index].sampling.params.xtc_probability]
     if not willing:
@@ -149,15 +142,6 @@ def _columns(logits: Tensor, rows: Sequence[SampleRow], *names: str) -> list[Ten
         values = [_mirostat_mu(row) if name == "mirostat_mu" else getattr(row.sampling.params, name) for row in rows]
         columns.append(torch.tensor(values, dtype=dtype, device=logits.device))
     return columns
-
-
-def _noise(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> Tensor:
-    """Return the random number of each row, [N]; it is meaningless for rows that are not drawn."""
-    numbers = [0.0] * len(rows)
-    places = [(rows[index].sampling, rows[index].position) for index in drawn]
-    for index, number in zip(drawn, noise_at(places), strict=True):
-        numbers[index] = number
-    return torch.tensor(numbers, dtype=sum_dtype(logits), device=logits.device)
 
 
 def _mirostat_mu(row: SampleRow) -> float:

@@ -6,23 +6,20 @@ there, which is all that the next forward pass needs; StepResults.get waits for 
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pagewick.engine.batch import Candidate, SlotResult, SlotWork
+from pagewick.engine.batch import Candidate, SlotResult, SlotWork, StepPlan, StreamWork
 from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.sampling.columns import Array
 from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
-from pagewick.engine.sampling.sampler import (
-    candidate_logprobs,
-    sample,
-    score_tokens,
-)
+from pagewick.engine.sampling.sampler import candidate_logprobs, sample, score_tokens
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.engine.scheduling.beam_search import num_candidates
@@ -52,6 +49,22 @@ class _Drawn:
     mirostat_mu: list[float | None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The columns of StreamWork as arrays."""
+
+    slots: Array
+    starts: Array
+
+    @classmethod
+    def of(cls, given: StreamWork) -> _Streams:
+        return cls(np.array(given.slots, np.int64), np.array(given.starts, np.int64))
+
+    def with_works(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> Array:
+        """Return the slots of the streams and of the works after them."""
+        return np.concatenate([self.slots, np.array([work.slot for work, _ in pairs], np.int64)])
+
+
 class SlotSampler:
     """Samples with the parameters and histories of slots, and stores the drawn tokens there.
 
@@ -65,10 +78,14 @@ class SlotSampler:
         self._device = device
         self._is_lazy = is_lazy
 
-    def forward_stage(self, works: Sequence[SlotWork]) -> ForwardStage:
+    def forward_stage(self, plan: StepPlan) -> ForwardStage:
         """Return how far the forward pass must go for all of its tokens."""
-        stage = ForwardStage.MOST_LIKELY
-        for work in works:
+        streams = _Streams.of(plan.streams)
+        columns, slots = self._slots.columns, streams.slots
+        is_early = streams.starts + 1 < columns.min_position[slots]
+        is_changed = columns.is_drawn[slots] | columns.is_edited[slots] | is_early
+        stage = ForwardStage.LOGITS if is_changed.any() else ForwardStage.MOST_LIKELY
+        for work in plan.work:
             if work.num_tokens != 1 or not work.is_sampled or work.prompt_targets or self._params(work).use_beam_search:
                 return ForwardStage.HIDDEN_STATES
             if (
@@ -79,31 +96,32 @@ class SlotSampler:
                 stage = ForwardStage.LOGITS
         return stage
 
-    def sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> StepResults:
-        """Return one result per work. output: of all their tokens in order, at least up to their forward_stage."""
-        found = StepResults([SlotResult() for _ in works])
+    def sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> StepResults:
+        """Return the results of a plan. output: of all its tokens in order, at least up to their forward_stage."""
+        found = StepResults([SlotResult() for _ in plan.work])
         if output.logits is None:
-            self._sample_some(works, output.hidden_states, masks, found)
+            self._sample_some(plan, output.hidden_states, masks, found)
             return found
-        pairs = list(zip(works, found.results, strict=True))
+        pairs = list(zip(plan.work, found.results, strict=True))
         if output.most_likely is None or output.highest is None:
-            self._sample(pairs, output.logits, masks, found)
+            self._sample(plan.streams, pairs, output.logits, masks, found)
         else:
-            self._take_most_likely(pairs, output.logits, output.most_likely, output.highest, found)
+            self._take_most_likely(plan.streams, pairs, output, found)
         return found
 
-    def _sample_some(self, works: Sequence[SlotWork], hidden_states: Tensor, masks: Masks, found: StepResults) -> None:
-        """Sample the works that want a token, and compute logits only for these."""
+    def _sample_some(self, plan: StepPlan, hidden_states: Tensor, masks: Masks, found: StepResults) -> None:
+        """Sample the streams and the works that want a token, and compute logits only for these."""
         beams: list[tuple[SlotWork, SlotResult]] = []
         others: list[tuple[SlotWork, SlotResult]] = []
         beam_rows: list[int] = []
-        rows: list[int] = []
-        end = 0
-        num_beam_rows, num_rows = [0] * len(works), [0] * len(works)
-        for place, (work, result) in enumerate(zip(works, found.results, strict=True)):
+        end = len(plan.streams.slots)
+        num_seqs = end + len(plan.work)
+        rows = list(range(end))
+        num_beam_rows, num_rows = [0] * num_seqs, [1] * end + [0] * len(plan.work)
+        for place, (work, result) in enumerate(zip(plan.work, found.results, strict=True), start=end):
             if work.prompt_targets:
                 of_work = hidden_states[end : end + work.num_tokens]
-                result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, len(works))
+                result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, num_seqs)
             end += work.num_tokens
             if not work.is_sampled:
                 continue
@@ -120,8 +138,9 @@ class SlotSampler:
             logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):
                 self._take_candidates(work, logits[place : place + 1], result)
-        if others:
-            self._sample(others, self._logits(self._rows(hidden_states, rows), num_rows), masks, found)
+        if rows:
+            logits = self._logits(self._rows(hidden_states, rows), num_rows)
+            self._sample(plan.streams, others, logits, masks, found)
 
     def _logits(self, hidden_states: Tensor, num_rows: Sequence[int]) -> Tensor:
         """Compute logits. num_rows: how many of the hidden states belong to each work."""
@@ -136,15 +155,31 @@ class SlotSampler:
         return hidden_states[torch.tensor(rows, device=self._device)]
 
     def _sample(
-        self, pairs: Sequence[tuple[SlotWork, SlotResult]], logits: Tensor, masks: Masks, found: StepResults
+        self,
+        given: StreamWork,
+        pairs: Sequence[tuple[SlotWork, SlotResult]],
+        logits: Tensor,
+        masks: Masks,
+        found: StepResults,
     ) -> None:
-        """Draw a token for every row of logits: each work has one row more than draft tokens."""
-        rows: list[SampleRow] = []
+        """Draw a token for every row of logits: one for each stream, then those of the works.
+
+        A work has one row more than draft tokens.
+        """
+        columns, streams = self._slots.columns, _Streams.of(given)
+        positions = streams.starts + 1
+        needs_row = columns.needs_row[streams.slots] | (positions < columns.min_position[streams.slots])
+        rows = {place: self._row(given.work(place), None) for place in np.flatnonzero(needs_row).tolist()}
+        slots, first = streams.slots.tolist(), len(positions)
+        of_works: list[SampleRow] = []
         for work, _ in pairs:
-            self._add_sample_rows(rows, work, masks.get(work.slot, ()))
-        sampled = sample(logits, rows)
-        if self._can_wait(pairs):
-            self._leave(pairs, logits, sampled.token_ids, sampled.is_valid, sampled.is_poisoned, found)
+            self._add_sample_rows(of_works, work, masks.get(work.slot, ()))
+            slots += [work.slot] * (work.num_draft_tokens + 1)
+        rows |= enumerate(of_works, start=first)
+        positions = np.array([*positions.tolist(), *(row.position for row in of_works)], np.int64)
+        sampled = sample(logits, rows, columns.draws(np.array(slots, np.int64), positions))
+        if self._can_wait(streams, pairs):
+            self._leave(streams, pairs, logits, sampled.token_ids, sampled.is_valid, sampled.is_poisoned, found)
             return
         drawn = _Drawn(
             logits,
@@ -153,36 +188,37 @@ class SlotSampler:
             sampled.is_poisoned.tolist(),
             sampled.mirostat_mu,
         )
-        self._take_all(pairs, drawn)
+        self._take_all(given, pairs, drawn, sampled.token_ids, found)
 
     def _take_most_likely(
         self,
+        given: StreamWork,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
-        logits: Tensor,
-        token_ids: Tensor,
-        highest: Tensor,
+        output: ForwardOutput,
         found: StepResults,
     ) -> None:
         """Take the most likely token of each row; no sampling parameter has changed these logits."""
-        if self._can_wait(pairs):
+        logits, token_ids, highest = output.logits, output.most_likely, output.highest
+        assert logits is not None and token_ids is not None and highest is not None
+        streams = _Streams.of(given)
+        if self._can_wait(streams, pairs):
             is_valid = highest.isfinite()
-            self._leave(pairs, logits, token_ids, is_valid, ~is_valid, found)
+            self._leave(streams, pairs, logits, token_ids, is_valid, ~is_valid, found)
             return
-        valid = [math.isfinite(value) for value in highest.tolist()]
-        self._take_all(pairs, _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid]))
+        valid = highest.isfinite().tolist()
+        drawn = _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid])
+        self._take_all(given, pairs, drawn, token_ids, found)
 
-    def _can_wait(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
+    def _can_wait(self, streams: _Streams, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
         """Whether the host can prepare the next step without these tokens."""
-        return self._is_lazy and not any(
-            work.num_draft_tokens
-            or work.num_wanted_drafts
-            or self._slots.has_history(work.slot)
-            or self._params(work).mirostat
-            for work, _ in pairs
-        )
+        if not self._is_lazy or any(work.num_draft_tokens or work.num_wanted_drafts for work, _ in pairs):
+            return False
+        slots = streams.with_works(pairs)
+        return not (self._slots.has_history[slots] | self._slots.columns.uses_mirostat[slots]).any()
 
     def _leave(
         self,
+        streams: _Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         logits: Tensor,
         token_ids: Tensor,
@@ -190,17 +226,37 @@ class SlotSampler:
         is_poisoned: Tensor,
         found: StepResults,
     ) -> None:
-        """Leave the tokens [N], one of each pair, on the device, and store them there as the slots' last tokens."""
-        self._slots.remember_last([work.slot for work, _ in pairs], token_ids)
+        """Leave the tokens [N], one of each sequence, on the device, and store them there as the slots' last tokens."""
+        slots = streams.with_works(pairs)
+        self._slots.remember_last(slots, token_ids)
         scores = []
-        for row, (work, result) in enumerate(pairs):
-            num_top = self._params(work).logprobs
+        for row in np.flatnonzero(self._slots.columns.has_details[slots]).tolist():
+            num_top = self._slots.sampling(int(slots[row])).params.logprobs
             if num_top is not None:
-                scores.append((result, score_tokens(logits[row : row + 1], token_ids[row : row + 1], num_top)))
-        found.leave(Unread([result for _, result in pairs], token_ids, is_valid, is_poisoned, scores))
+                scores.append((row, score_tokens(logits[row : row + 1], token_ids[row : row + 1], num_top)))
+        results = [result for _, result in pairs]
+        found.leave(Unread(found.streams, results, token_ids, is_valid, is_poisoned, scores))
 
-    def _take_all(self, pairs: Sequence[tuple[SlotWork, SlotResult]], drawn: _Drawn) -> None:
-        first = 0
+    def _take_all(
+        self,
+        given: StreamWork,
+        pairs: Sequence[tuple[SlotWork, SlotResult]],
+        drawn: _Drawn,
+        token_ids: Tensor,
+        found: StepResults,
+    ) -> None:
+        """Store the tokens of every row in the results and the slots. token_ids: drawn.token_ids, on the device."""
+        streams = _Streams.of(given)
+        first = len(streams.slots)
+        found.streams.token_ids = drawn.token_ids[:first]
+        if first:
+            self._slots.remember_last(streams.slots, token_ids[:first])
+        is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
+        if not all(drawn.is_valid[:first]):
+            is_rare |= ~np.array(drawn.is_valid[:first])
+        for place in np.flatnonzero(is_rare).tolist():
+            result = found.streams.details[place] = SlotResult()
+            self._take(given.work(place), drawn, place, result)
         for work, result in pairs:
             self._take(work, drawn, first, result)
             first += work.num_draft_tokens + 1
@@ -255,7 +311,7 @@ class SlotSampler:
         if not bool(logits.amax().isfinite()):
             fail(result, is_poisoned=True)
             return
-        scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
+        scores = edit_logits(torch.log_softmax(logits, dim=-1), {0: row})[0]
         num_wanted = num_candidates(sampling.params.n, len(sampling.stop_token_ids))
         values, token_ids = scores.topk(min(num_wanted, len(scores)))
         is_possible = values > float("-inf")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pagewick.engine.batch import SlotResult
+from pagewick.engine.batch import SlotResult, StreamResults
 from pagewick.engine.sampling.sampler import TokenScores
 
 _NOT_NUMBERS = "the model computed logits that are not numbers for this request"
@@ -20,45 +20,51 @@ _NONE_ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Drawn tokens that the host has not read, one for each result. All tensors are [N].
+    """Drawn tokens that the host has not read: first those of the streams, then one for each result. Tensors are [N].
 
-    scores: the results that want log-probabilities, each with its scores.
+    scores: the rows that want log-probabilities, each with its scores.
     """
 
+    streams: StreamResults
     results: list[SlotResult]
     token_ids: Tensor
     is_valid: Tensor
     is_poisoned: Tensor
-    scores: list[tuple[SlotResult, TokenScores]]
+    scores: list[tuple[int, TokenScores]]
 
     def on_host(self) -> Unread:
         """Return copies in host memory, which the device fills when the tensors are computed; on a CPU no copies."""
         return Unread(
+            self.streams,
             self.results,
             _to_host(self.token_ids),
             _to_host(self.is_valid),
             _to_host(self.is_poisoned),
-            [(result, TokenScores(*map(_to_host, _tensors(of)))) for result, of in self.scores],
+            [(row, TokenScores(*map(_to_host, _tensors(of)))) for row, of in self.scores],
         )
 
     def read(self) -> None:
         """Store the tokens, errors and scores in the results."""
-        columns = (self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist())
-        for result, token_id, is_valid, is_poisoned in zip(self.results, *columns, strict=True):
-            if is_valid:
-                result.token_ids.append(token_id)
-            else:
-                fail(result, is_poisoned=is_poisoned)
-        for result, scores in self.scores:
-            if result.token_ids:
-                result.logprobs = scores.to_list()
+        token_ids, is_valid, is_poisoned = self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist()
+        num_streams, scores = len(token_ids) - len(self.results), dict(self.scores)
+        self.streams.token_ids = token_ids[:num_streams]
+        rare = [row for row in range(num_streams) if row in scores or not is_valid[row]]
+        self.streams.details = {row: SlotResult() for row in rare}
+        for row, result in [*self.streams.details.items(), *enumerate(self.results, start=num_streams)]:
+            if not is_valid[row]:
+                fail(result, is_poisoned=is_poisoned[row])
+                continue
+            result.token_ids.append(token_ids[row])
+            if row in scores:
+                result.logprobs = scores[row].to_list()
 
 
 class StepResults:
-    """The results of a step's works, in their order."""
+    """The results of a step's works, in their order, and those of its streams."""
 
     def __init__(self, results: list[SlotResult]) -> None:
         self.results = results
+        self.streams = StreamResults()
         self._unread: list[tuple[Unread, torch.cuda.Event | None]] = []
 
     @property
@@ -77,7 +83,7 @@ class StepResults:
         self._unread.append((copies, event))
 
     def get(self) -> list[SlotResult]:
-        """Wait for results in transit, and return all results."""
+        """Wait for results in transit, and return those of the works."""
         for copies, event in self._unread:
             if event is not None:
                 event.synchronize()

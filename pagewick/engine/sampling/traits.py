@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from pagewick import kernels
@@ -13,8 +15,8 @@ from pagewick.kernels.reference_sampling import Purpose
 
 # Smaller temperatures are not normal numbers in float32, in which logits are divided by them.
 LEAST_TEMPERATURE = 2.0**-126
-# Random numbers depend only on the seed and the position of the token, so they are computed in groups of this size.
-NUM_NOISE_AHEAD = 64
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -23,8 +25,7 @@ class SlotTraits:
 
     is_drawn: whether tokens are drawn at random; else the most likely token is taken. is_truncated: whether a parameter
     besides top_k and top_p limits the draw. is_edited: whether the logits of every token are edited. min_position: stop
-    tokens are banned before this position. looks_back: whether sampling depends on earlier tokens. noise: the random
-    numbers of the tokens from position noise_start on.
+    tokens are banned before this position. looks_back: whether sampling depends on earlier tokens.
     """
 
     is_drawn: bool
@@ -32,8 +33,6 @@ class SlotTraits:
     is_edited: bool
     min_position: int
     looks_back: bool
-    noise_start: int = 0
-    noise: list[float] = field(default_factory=list)
 
 
 # Not frozen: there is one for every token, and making a frozen one takes three times as long.
@@ -79,43 +78,16 @@ def _new_traits(sampling: SlotSampling) -> SlotTraits:
     )
 
 
-def noise_at(places: Sequence[tuple[SlotSampling, int]]) -> list[float]:
-    """Return the random number for drawing the token at each place (a slot and a position in its sequence)."""
-    found: list[float | None] = []
-    missing: list[int] = []
-    for index, (sampling, position) in enumerate(places):
-        traits = traits_of(sampling)
-        ahead = position - traits.noise_start
-        is_known = 0 <= ahead < len(traits.noise)
-        found.append(traits.noise[ahead] if is_known else None)
-        if not is_known:
-            missing.append(index)
-    if missing:
-        made = _make_noise([places[index] for index in missing])
-        for index, noise in zip(missing, made, strict=True):
-            sampling, position = places[index]
-            traits = traits_of(sampling)
-            traits.noise_start, traits.noise = position, noise
-            found[index] = noise[0]
-    return [number for number in found if number is not None]
+def noise_from(seeds: Array, positions: Array, number: int) -> Array:
+    """Return the random numbers for drawing `number` tokens from each of these positions [N] on, [N, number] float64.
 
-
-def _make_noise(places: Sequence[tuple[SlotSampling, int]]) -> list[list[float]]:
-    """Compute the random numbers of each place and of the places that follow it, [NUM_NOISE_AHEAD] for each.
-
-    They are computed on the CPU, since reading them must not wait for another device.
+    seeds: [N, 2], the seed and the choice index of each sequence. The numbers are computed on the CPU, since reading
+    them must not wait for another device.
     """
-
-    def column(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).repeat_interleave(NUM_NOISE_AHEAD)
-
-    positions = column([position for _, position in places])
-    positions += torch.arange(NUM_NOISE_AHEAD).repeat(len(places))
+    first = torch.from_numpy(positions)
     uniform = kernels.philox_uniform(
-        column([sampling.seed for sampling, _ in places]),
-        column([sampling.choice_index for sampling, _ in places]),
-        positions,
+        *(torch.from_numpy(column).repeat_interleave(number) for column in seeds.T),
+        (first.unsqueeze(1) + torch.arange(number)).flatten(),
         Purpose.SAMPLE,
     )
-    made: list[list[float]] = uniform.view(len(places), NUM_NOISE_AHEAD).tolist()
-    return made
+    return uniform.view(len(positions), number).double().numpy()

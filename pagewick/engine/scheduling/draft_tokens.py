@@ -32,7 +32,7 @@ class Speculation:
 
     def extend(self, plan: PlanBuilder, blocks: BlockManager) -> None:
         """Add draft tokens to the work that samples, as far as budget and blocks are left over."""
-        if len(plan.work) > self.max_batch:
+        if plan.num_sequences > self.max_batch:
             return
         for seq, work in plan.work.items():
             if seq.drafting is None or not work.is_sampled:

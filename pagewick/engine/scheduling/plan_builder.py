@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, Transfer
+from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, StreamWork, Transfer
 from pagewick.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A plan in flight. work: the SlotWork of each sequence, in the plan's order."""
+    """A plan in flight. work: the SlotWork of each sequence, in the plan's order. streams: those of the plan."""
 
     plan: StepPlan
     work: dict[Sequence, SlotWork]
+    streams: list[Sequence]
 
 
 class PlanBuilder:
     """budget: tokens that this step may still schedule. work: the SlotWork of each sequence, in the plan's order.
 
+    streams: the streams of the plan and the positions at which they continue. They have no SlotWork.
     keeps_history: whether every slot needs all tokens of its sequence, as a draft model does.
     """
 
     def __init__(self, budget: int, *, keeps_history: bool) -> None:
         self.budget = budget
         self.work: dict[Sequence, SlotWork] = {}
+        self.streams: dict[Sequence, int] = {}
         self._keeps_history = keeps_history
         self._starts: dict[Sequence, SlotStart] = {}
+        self._stream_blocks: dict[Sequence, list[list[int]]] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.work) + len(self.streams)
 
     def start(self, seq: Sequence) -> None:
         """Tell the runner about a sequence that has got a slot, with the blocks that it has now."""
@@ -60,6 +68,11 @@ class PlanBuilder:
         end = start + num_tokens
         is_sampled = num_tokens == seq.num_unscheduled_tokens and not seq.is_prompt_only
         is_last_sampled = num_tokens == 1 and (seq.has_sampled or seq.num_unknown_tokens > 0)
+        if is_last_sampled and is_sampled and seq.is_plain:
+            if any(new_block_ids):
+                self._stream_blocks[seq] = new_block_ids
+            self.add_stream(seq, start)
+            return
         self.work[seq] = SlotWork(
             slot=seq.slot,
             start=start,
@@ -73,6 +86,13 @@ class PlanBuilder:
         seq.num_tokens_in_flight += num_tokens
         seq.num_unknown_tokens += is_sampled
         self.budget -= num_tokens
+
+    def add_stream(self, seq: Sequence, start: int) -> None:
+        """Continue a plain sequence with the token at `start`, which its slot has sampled, and sample the next one."""
+        self.streams[seq] = start
+        seq.num_tokens_in_flight += 1
+        seq.num_unknown_tokens += 1
+        self.budget -= 1
 
     def add_draft_tokens(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
         """Let the sequence's work, which samples, continue with draft tokens."""
@@ -91,9 +111,21 @@ class PlanBuilder:
             self.budget += work.num_tokens
             seq.num_tokens_in_flight -= work.num_tokens
             seq.num_unknown_tokens -= work.is_sampled
+        if self.streams.pop(seq, None) is not None:
+            self.budget += 1
+            seq.num_tokens_in_flight -= 1
+            seq.num_unknown_tokens -= 1
+            self._stream_blocks.pop(seq, None)
         if self._starts.pop(seq, None):
             seq.is_started = False
 
     def finish(self, transfers: list[Transfer]) -> ScheduledStep:
-        plan = StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self.work.values()))
-        return ScheduledStep(plan, self.work)
+        new_blocks = self._stream_blocks
+        streams = StreamWork(
+            slots=[seq.slot for seq in self.streams if seq.slot is not None],
+            starts=list(self.streams.values()),
+            new_block_ids={place: new_blocks[seq] for place, seq in enumerate(self.streams) if seq in new_blocks},
+        )
+        assert len(streams.slots) == len(streams.starts), "a stream has no slot"
+        plan = StepPlan(transfers, list(self._starts.values()), streams, list(self.work.values()))
+        return ScheduledStep(plan, self.work, list(self.streams))

@@ -19,10 +19,6 @@ class QueueLimits:
         self._max_tokens = max_tokens
         self._finished_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
-    @property
-    def are_set(self) -> bool:
-        return self._max_requests is not None or self._max_tokens is not None
-
     def note_finished(self, now: float) -> None:
         """Note the end of a request, for the estimate of the queue's pace."""
         self._finished_at.append(now)

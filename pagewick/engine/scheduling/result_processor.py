@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagewick.engine.batch import SlotResult, SlotWork
+from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StreamResults
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
 from pagewick.engine.scheduling import beam_search
@@ -27,11 +28,13 @@ class ResultProcessor:
     stats: EngineStats
     clock: Callable[[], float]
 
-    def process(self, step: ScheduledStep, results: Iterable[SlotResult]) -> list[RequestDelta]:
+    def process(self, step: ScheduledStep, output: StepOutput) -> list[RequestDelta]:
         """Apply a step's results; return deltas for the choices that have news."""
-        deltas: list[RequestDelta] = []
-        num_tokens = 0
-        for (seq, work), result in zip(step.work.items(), results, strict=True):
+        deltas = self._process_streams(step, output.streams)
+        num_tokens = len(deltas)
+        details = output.streams.details
+        rare = [(step.streams[place], step.plan.streams.work(place), details[place]) for place in sorted(details)]
+        for seq, work, result in [*rare, *zip(step.work, step.work.values(), output.results, strict=True)]:
             if seq.is_finished:
                 continue
             unwanted = seq.owner.unwanted_choices
@@ -49,6 +52,47 @@ class ResultProcessor:
     def fail_all(self, owner: Request, error: str, kind: str) -> list[RequestDelta]:
         """End a request with an error for every choice that is not finished."""
         return self._with_times(owner, self._fail_all(owner, error, kind))
+
+    def _process_streams(self, step: ScheduledStep, results: StreamResults) -> list[RequestDelta]:
+        """Apply the tokens of the streams without details: what `_process` does, in one pass.
+
+        A stream has reported its request's prompt in an earlier step, and its request has no choice left to create.
+        """
+        deltas: list[RequestDelta] = []
+        ended: list[Sequence] = []
+        num_served: Counter[str] = Counter()
+        now, details, mark_computed = self.clock(), results.details, self.blocks.mark_next_computed
+        for place, (seq, token_id) in enumerate(zip(step.streams, results.token_ids, strict=True)):
+            if seq.is_finished or place in details:
+                continue
+            owner = seq.owner
+            assert owner.prefilled_at is not None, "a stream has sampled before"
+            seq.num_tokens_in_flight -= 1
+            seq.num_unknown_tokens -= 1
+            mark_computed(seq)
+            seq.token_ids.append(token_id)
+            num_served[seq.fairness_key] += 1
+            delta = RequestDelta(
+                request_id=owner.request.request_id,
+                choice_index=seq.choice_index,
+                token_ids=[token_id],
+                num_cached_tokens=owner.num_cached_tokens or 0,
+                decode_s=now - owner.prefilled_at,
+            )
+            deltas.append(delta)
+            if token_id in owner.stop_token_ids and seq.num_output_tokens > seq.params.min_tokens:
+                delta.finish_reason, delta.stop_token_id = "stop", token_id
+            elif len(seq.token_ids) == seq.max_num_tokens:
+                delta.finish_reason = "length"
+            else:
+                continue
+            ended.append(seq)
+        self.stats.generation_tokens += len(deltas)
+        for key, number in num_served.items():
+            self.shares.charge(key, 0, number)
+        for seq in ended:
+            self.sequences.finish(seq)
+        return deltas
 
     def _process(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
         # Without sampling nothing else notices that logits are not numbers.

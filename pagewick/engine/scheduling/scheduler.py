@@ -28,6 +28,7 @@ from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.fair_queue import FairShares
 from pagewick.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
+from pagewick.engine.scheduling.prefix_hits import forget_prefix, note_prefix
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.result_processor import ResultProcessor
 from pagewick.engine.scheduling.sequence_manager import ConstraintFactory, SequenceManager, StopConditions
@@ -144,7 +145,7 @@ class Scheduler:
         """
         self._needs_preemption = False
         self._awaits_results = bool(self._in_flight) and any(
-            seq.num_unknown_tokens and seq.needs_results for seq in self._sequences.running
+            not seq.is_plain and seq.num_unknown_tokens and seq.needs_results for seq in self._sequences.running
         )
         self.expire_sessions()
         for owner in self._sequences.expired():
@@ -153,11 +154,12 @@ class Scheduler:
             self.stats.num_expired += 1
         keeps_history = self._speculation is not None and self._speculation.uses_draft_model
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=keeps_history)
-        is_room_left = self._schedule_streams(plan)
-        if plan.work:
+        behind: list[Sequence] = []
+        is_room_left = self._schedule_streams(plan, behind)
+        if plan.num_sequences:
             plan.budget = min(plan.budget, self._max_num_prefill_tokens)
-        self._schedule_others(plan, is_room_left)
-        if self._in_flight and not plan.work:
+        self._schedule_others(plan, behind, is_room_left)
+        if self._in_flight and not plan.num_sequences:
             return None
         if self._speculation is not None:
             self._speculation.extend(plan, self._blocks)
@@ -175,7 +177,7 @@ class Scheduler:
         if output.unreadable:
             self._start_over(step, output.unreadable)
             return deltas
-        return deltas + self._results.process(step, output.results)
+        return deltas + self._results.process(step, output)
 
     def refresh_stats(self) -> EngineStats:
         """Return the running totals, with the gauges as they are now."""
@@ -199,23 +201,35 @@ class Scheduler:
 
     # Planning
 
-    def _schedule_streams(self, plan: PlanBuilder) -> bool:
-        """Continue the sequences that miss one token; whether there was room for all without a preemption."""
+    def _schedule_streams(self, plan: PlanBuilder, behind: list[Sequence]) -> bool:
+        """Continue the sequences that miss one token; whether there was room for all without a preemption.
+
+        Adds those that miss more to `behind`.
+        """
         is_room_left = True
-        running = self._sequences.running
-        streams = [seq for seq in running if seq.num_unscheduled_tokens == 1 and self._may_continue(seq)]
+        streams: list[Sequence] = []
+        for seq in self._sequences.running:
+            # Reading fields is several times faster than calling properties, and this is done for every token.
+            num_missing = (
+                len(seq.token_ids) + seq.num_unknown_tokens - seq.num_computed_tokens - seq.num_tokens_in_flight
+            )
+            if num_missing and self._may_continue(seq):
+                (streams if num_missing == 1 else behind).append(seq)
         if len(streams) > plan.budget:
             streams.sort(key=self._shares.rank)
         for seq in streams:
-            if seq.slot is not None:
+            if seq.slot is None:
+                continue
+            start = seq.num_computed_tokens + seq.num_tokens_in_flight
+            if seq.is_plain and seq.has_sampled and plan.budget and self._blocks.routine.is_covered(start):
+                plan.add_stream(seq, start)
+            else:
                 is_room_left &= self._continue(seq, plan)
         return is_room_left
 
-    def _schedule_others(self, plan: PlanBuilder, is_room_left: bool) -> None:
+    def _schedule_others(self, plan: PlanBuilder, behind: list[Sequence], is_room_left: bool) -> None:
         """Continue sequences that miss several tokens and start waiting ones, in the order of their ranks."""
         rank = self._shares.rank
-        running = self._sequences.running
-        behind = [seq for seq in running if seq.num_unscheduled_tokens > 1 and self._may_continue(seq)]
         behind.sort(key=rank)
         may_start = True
         while plan.budget > 0:
@@ -234,6 +248,8 @@ class Scheduler:
 
         Sequences that need results sit out together; otherwise they would never share a step again.
         """
+        if seq.is_plain:
+            return not seq.num_unknown_tokens or len(seq.token_ids) + seq.num_unknown_tokens < seq.max_num_tokens
         return seq.can_continue and not (self._awaits_results and seq.needs_results)
 
     def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
@@ -272,7 +288,7 @@ class Scheduler:
         if num_tokens == 0 or not self._make_room(seq, num_cached, end, plan, is_room_left):
             return False
         if seq.owner.num_cached_tokens is None:
-            self._note_prefix(seq, num_cached)
+            note_prefix(seq, num_cached, self._blocks, self.stats)
         self._sequences.start(seq)
         self._blocks.adopt_prefix(seq, num_cached)
         plan.start(seq)
@@ -314,34 +330,20 @@ class Scheduler:
 
     # Beside the plan
 
-    def _note_prefix(self, seq: Sequence, num_cached: int) -> None:
-        seq.owner.num_cached_tokens = num_cached
-        if seq.may_use_prefix_cache:
-            seq.owner.prefix_miss = self._blocks.explain_miss(seq, num_cached)
-            self.stats.prefix_cache_queries += seq.num_prompt_tokens
-            self.stats.prefix_cache_hits += num_cached
-
-    def _forget_prefix(self, seq: Sequence) -> None:
-        """Take back a noted hit whose blocks could not be read, if no delta has reported it yet."""
-        owner = seq.owner
-        if seq.choice_index == 0 and seq.num_output_tokens == 0 and seq.may_use_prefix_cache:
-            self.stats.prefix_cache_queries -= seq.num_prompt_tokens
-            self.stats.prefix_cache_hits -= owner.num_cached_tokens or 0
-            owner.num_cached_tokens = None
-
     def _start_over(self, step: ScheduledStep, unreadable: list[bytes]) -> None:
         """Forget the blocks that could not be read from disk. Sequences that were to start with them start again.
 
         No work of the plan was done. Other sequences continue where they are, but the runner is told about them again.
         """
-        for seq, work in step.work.items():
+        planned = [(seq, work.num_tokens, work.is_sampled) for seq, work in step.work.items()]
+        for seq, num_tokens, is_sampled in [*((seq, 1, True) for seq in step.streams), *planned]:
             if seq.is_finished:
                 continue
-            seq.num_tokens_in_flight -= work.num_tokens
-            seq.num_unknown_tokens -= work.is_sampled
+            seq.num_tokens_in_flight -= num_tokens
+            seq.num_unknown_tokens -= is_sampled
             seq.is_started = seq.has_sampled = False
             if self._blocks.holds_any(seq, unreadable):
-                self._forget_prefix(seq)
+                forget_prefix(seq, self.stats)
                 self._sequences.preempt(seq)
         for key in unreadable:
             for group in range(len(self._blocks.groups)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from pagewick.engine.cache.session_store import SessionStore
 from pagewick.engine.messages import EngineRequest, EngineStats
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.fair_queue import FairQueue, FairShares
+from pagewick.engine.scheduling.lazy_heap import LazyHeap
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.sequence import Beam, Request, Sequence, TokenConstraint
 
@@ -69,8 +69,7 @@ class SequenceManager:
         self._num_arrivals = 0
         self._num_preemptions = 0
         self._free_slots = list(reversed(range(max_num_seqs)))
-        # No request expires before this time.
-        self._next_deadline = math.inf
+        self._by_deadline: LazyHeap[Request] = LazyHeap()
         self.requests: dict[str, Request] = {}
         self.waiting = FairQueue(shares)
         self.running: list[Sequence] = []
@@ -85,11 +84,8 @@ class SequenceManager:
         Raises QueueFullError, or any exception of the constraint factory.
         """
         now, options = self._clock(), request.options
-        if self._limits.are_set:  # else thousands of prompts may be added at once, and each would count the others
-            newcomers = {
-                seq.owner: seq.num_prompt_tokens for seq in self.waiting if seq.owner.num_cached_tokens is None
-            }
-            self._limits.check(len(newcomers), sum(newcomers.values()), len(request.prompt_token_ids), now)
+        waiting = self.waiting
+        self._limits.check(waiting.num_newcomers, waiting.num_newcomer_tokens, len(request.prompt_token_ids), now)
         owner = Request(
             request,
             arrival=self._num_arrivals,
@@ -106,7 +102,7 @@ class SequenceManager:
         self._num_arrivals += 1
         self.requests[request.request_id] = owner
         if owner.deadline is not None:
-            self._next_deadline = min(self._next_deadline, owner.deadline)
+            self._by_deadline.add(owner, (owner.deadline, owner.arrival))
         self._shares.join(options.fairness_key)
         self.waiting.add(seq)
         return seq
@@ -163,6 +159,8 @@ class SequenceManager:
             self._blocks.free(seq)
         if not owner.sequences and not owner.num_unspawned:
             del self.requests[owner.request.request_id]
+            if owner in self._by_deadline:
+                self._by_deadline.remove(owner)
             self._shares.leave(owner.request.options.fairness_key)
             self._limits.note_finished(self._clock())
 
@@ -183,14 +181,11 @@ class SequenceManager:
 
     def expired(self) -> list[Request]:
         """Return the requests whose deadline has passed, the earliest first. The caller ends them."""
-        now = self._clock()
-        if now < self._next_deadline:
-            return []
-        timed = sorted(
-            (owner.deadline, owner.arrival, owner) for owner in self.requests.values() if owner.deadline is not None
-        )
-        self._next_deadline = min((deadline for deadline, _, _ in timed if deadline > now), default=math.inf)
-        return [owner for deadline, _, owner in timed if deadline <= now]
+        now, found = self._clock(), []
+        while (owner := self._by_deadline.first()) is not None and owner.deadline is not None and owner.deadline <= now:
+            self._by_deadline.remove(owner)
+            found.append(owner)
+        return found
 
     def victim(self) -> Sequence:
         """Return the running sequence to preempt when blocks run out."""
@@ -215,8 +210,8 @@ class SequenceManager:
         stats.num_requests_running = len(self.running)
         stats.num_requests_waiting = len(self.waiting)
         stats.num_waiting_tokens = self.waiting.num_tokens
-        arrivals = (seq.owner.arrived_at for seq in self.waiting)
-        stats.oldest_wait_s = max(0.0, self._clock() - min(arrivals)) if len(self.waiting) else 0.0
+        oldest = self.waiting.oldest
+        stats.oldest_wait_s = 0.0 if oldest is None else max(0.0, self._clock() - oldest.owner.arrived_at)
         stats.num_preemptions = self._num_preemptions
 
     def _new_sequence(self, owner: Request, token_ids: Iterable[int]) -> Sequence:
@@ -227,6 +222,8 @@ class SequenceManager:
             seq.constraint = self._constraint_factory(owner.request.constraint)
         if self._speculation is not None:
             self._speculation.start(seq)
+        is_alone = seq.drafting is None and seq.constraint is None
+        seq.is_plain = is_alone and not owner.is_beam_search and not seq.is_prompt_only
         owner.sequences.append(seq)
         return seq
 

@@ -23,6 +23,7 @@ from pagewick.engine.forward import ForwardStage
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
+from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.sampler import sample
 from pagewick.engine.sampling.traits import SampleRow
 from pagewick.engine.slots import HostBatch, ragged_batch
@@ -228,7 +229,7 @@ class DraftModel:
             # Sampling parameters may name any token of the served model.
             logits = pad(logits, (0, num_lacking), value=float("-inf"))
         rows = [SampleRow(job.request.sampling, job.num_tokens, job.history) for job in jobs]
-        sampled = sample(logits, rows)
+        sampled = sample(logits, dict(enumerate(rows)), Draws.of(rows))
         for job, token_id, is_valid in zip(jobs, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True):
             if is_valid:
                 job.draft_token_ids.append(token_id)

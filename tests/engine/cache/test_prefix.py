@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.cache import prefix
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree
 from pagewick.engine.cache.tiers import HostTier
@@ -50,6 +51,27 @@ def test_a_tree_says_how_far_a_prompt_follows_it() -> None:
     for name in (b"two", b"three"):
         tree.remove(name)
     assert not tree._children and not tree._place_of
+
+
+def test_the_closest_of_many_blocks_is_found_while_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "_MAX_CHUNK", 4)
+    random, tree = Random(2), PrefixTree()
+    known: list[list[int]] = []
+    for step in range(1500):
+        block = [random.randrange(6) for _ in range(3)]
+        grows = step < 500 or (step % 2 == 0 and step < 1000)
+        if grows and block not in known:
+            tree.add(b"root", bytes(block), block)
+            known.append(block)
+        elif not grows and known:
+            tree.remove(bytes(known.pop(random.randrange(len(known)))))
+        wanted = [random.randrange(6) for _ in range(3)]
+        common = {tuple(other): len(list(iter_common(other, wanted))) for other in known if other != wanted}
+        longest = max(common.values(), default=0)
+        possible = {other[longest] for other, number in common.items() if number == longest} or {None}
+        found = tree.closest(b"root", wanted)
+        assert found[0] == longest and found[1] in possible
+    assert not known and not tree._children
 
 
 def miss_by_definition(

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.engine.batch import SlotSampling
-from pagewick.engine.sampling.logit_edits import MAX_DRY_PENALTY, Breakers, edit_logits, repetitions
+from pagewick.engine.sampling.logit_edits import MAX_DRY_PENALTY, Breakers, repetitions
 from pagewick.engine.sampling.traits import SampleRow
-from tests.engine.sample_rows import mixed_rows, packed, random_logits, row
+from tests.engine.sample_rows import edit_logits, mixed_rows, packed, random_logits, row
 
 VOCAB_SIZES = [1, 7, 193, 5000]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampling.sampler import candidate_logprobs, sample, score_tokens
+from pagewick.engine.sampling.sampler import candidate_logprobs, score_tokens
 from pagewick.engine.sampling.traits import SampleRow
 from pagewick.kernels.reference_sampling import Purpose
-from tests.engine.sample_rows import mixed_rows, random_logits, row
+from tests.engine.sample_rows import mixed_rows, random_logits, row, sample
 from tests.kernels import truncation_definitions as definitions
 
 VOCAB_SIZE = 50

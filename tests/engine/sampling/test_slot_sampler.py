@@ -49,11 +49,12 @@ def sampled(
         num_draft_tokens=len(drafted),
         awaits_mask=mask is not None,
     )
-    slots.apply(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
+    plan = StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work])
+    slots.apply(plan)
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # never used
     (result,) = (
         SlotSampler(Head(), slots, CPU, is_lazy=False)  # type: ignore[arg-type]
-        .sample([work], ForwardOutput(torch.cat([before, logits])), {} if mask is None else {0: [mask]})
+        .sample(plan, ForwardOutput(torch.cat([before, logits])), {} if mask is None else {0: [mask]})
         .get()
     )
     return result

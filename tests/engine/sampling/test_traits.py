@@ -1,54 +1,19 @@
-"""Traits against the sampling parameters that they are computed from, and noise against its definition."""
+"""Traits against the sampling parameters that they are computed from."""
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from pagewick.engine.batch import SlotSampling
-from pagewick.engine.sampling.traits import NUM_NOISE_AHEAD, noise_at, traits_of
-from pagewick.kernels import reference
-from pagewick.kernels.reference_sampling import Purpose
+from pagewick.engine.sampling.traits import traits_of
 from pagewick.sampling_params import SamplingParams
-
-CPU = torch.device("cpu")
 
 
 def sampling(seed: int = 0, choice_index: int = 0, **fields: Any) -> SlotSampling:
     params = SamplingParams(**fields)
     return SlotSampling(params, seed, choice_index, num_prompt_tokens=5, stop_token_ids=[3])
-
-
-def defined(places: list[tuple[SlotSampling, int]]) -> list[float]:
-    """One place at a time."""
-    return [
-        reference.philox_uniform(
-            torch.tensor([one.seed]), torch.tensor([one.choice_index]), torch.tensor([position]), Purpose.SAMPLE
-        ).item()
-        for one, position in places
-    ]
-
-
-def test_noise_is_that_of_seed_choice_and_position_wherever_sequences_stand() -> None:
-    random = Random(7)
-    slots = [sampling(seed, choice) for seed, choice in ((0, 0), (0, 1), (2**63 - 1, 0), (-5, 3))]
-    positions = [random.choice([0, 1, 63, 2**32 - 3]) for _ in slots]
-    for _ in range(40):
-        chosen = random.sample(range(len(slots)), random.randint(1, len(slots)))
-        # With draft tokens a step asks for several places of one sequence; a preemption takes none of them back.
-        places = [(slots[index], positions[index] + ahead) for index in chosen for ahead in range(random.randint(1, 5))]
-        assert noise_at(places) == defined(places)
-        for index in chosen:
-            positions[index] += random.choice([0, 1, 2, NUM_NOISE_AHEAD - 1])
-
-
-def test_noise_of_earlier_positions_is_found_again() -> None:
-    one = sampling(11)
-    for position in (NUM_NOISE_AHEAD, NUM_NOISE_AHEAD - 1, 2 * NUM_NOISE_AHEAD, 0, NUM_NOISE_AHEAD - 1):
-        assert noise_at([(one, position)]) == defined([(one, position)])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.scheduling.beam_search import num_candidates
+from tests.engine.all_works import works_of
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE, plain_beam_search
 from tests.engine.requests import Simulation, full_spec, recurrent_spec, window_spec
@@ -101,7 +102,7 @@ def test_beams_share_what_they_have_in_common() -> None:
     while simulation.live:
         simulation.step()
         check_books(simulation)
-        num_computed += sum(work.num_tokens for work in simulation.plan.work)
+        num_computed += sum(work.num_tokens for work in works_of(simulation.plan))
         assert simulation.scheduler.refresh_stats().num_referenced_blocks <= 8 + 4 * 3
     assert num_computed == 32 + 7 * 4
 

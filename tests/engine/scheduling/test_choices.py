@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pagewick.attention.cache_spec import CacheSpec
+from tests.engine.all_works import works_of
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import MadeUpConstraint
 from tests.engine.requests import Simulation, full_spec, oracle, recurrent_spec, token_ids_of, window_spec
@@ -18,7 +19,7 @@ def num_computed(simulation: Simulation) -> int:
     while simulation.live:
         simulation.step()
         check_books(simulation)
-        total += sum(work.num_tokens for work in simulation.plan.work)
+        total += sum(work.num_tokens for work in works_of(simulation.plan))
     check_nothing_is_left(simulation)
     return total
 

@@ -6,6 +6,7 @@ from random import Random
 
 from pagewick.engine.scheduling import fair_queue
 from pagewick.engine.scheduling.fair_queue import FairQueue, FairShares
+from pagewick.engine.scheduling.lazy_heap import LazyHeap
 from pagewick.engine.sequence import Sequence
 from tests.engine.requests import sequence
 
@@ -96,3 +97,38 @@ def test_the_head_is_the_least_of_all_that_wait() -> None:
         assert queue.head() is min(waiting, key=shares.rank, default=None)
         assert (len(queue), queue.num_tokens) == (len(waiting), sum(seq.num_tokens for seq in waiting))
         assert set(queue) == set(waiting)
+
+
+def test_requests_that_never_started_and_the_oldest_are_known() -> None:
+    random, shares = Random(7), FairShares()
+    shares.join("")
+    queue, waiting = FairQueue(shares), list[Sequence]()
+    for number in range(600):
+        if random.random() < 0.55 or not waiting:
+            seq = sequence(range(1 + random.randrange(9)), arrival=number, priority=random.choice([0, 1]))
+            seq.owner.num_cached_tokens = random.choice([None, 0])
+            queue.add(seq)
+            waiting.append(seq)
+        else:
+            seq = waiting.pop(random.randrange(len(waiting)))
+            queue.remove(seq)
+            if random.random() < 0.5:  # it was preempted
+                seq.owner.num_cached_tokens = 0
+                queue.add(seq)
+                waiting.append(seq)
+        newcomers = [seq for seq in waiting if seq.owner.num_cached_tokens is None]
+        assert queue.num_newcomers == len(newcomers)
+        assert queue.num_newcomer_tokens == sum(seq.num_prompt_tokens for seq in newcomers)
+        assert queue.oldest is min(waiting, key=lambda seq: seq.arrival, default=None)
+
+
+def test_what_was_removed_is_not_kept_for_long() -> None:
+    heap: LazyHeap[int] = LazyHeap()
+    for number in range(10_000):
+        heap.add(number, -number)
+    for number in range(5_000, 9_990):
+        heap.remove(number)
+    for number in range(5_000):
+        heap.remove(number)
+    assert sorted(heap) == [*range(9_990, 10_000)] and heap.first() == 9_999
+    assert len(heap._entries) < 100

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagewick.engine.batch import SlotWork
+from tests.engine.all_works import works_of
 from tests.engine.books import check_books
 from tests.engine.jobs import EOS_TOKEN_IDS, VOCAB_SIZE
-from tests.engine.requests import Simulation, recurrent_spec, token_ids_of, window_spec
+from tests.engine.requests import Simulation, full_spec, recurrent_spec, token_ids_of, window_spec
 
 
 def scheduled(simulation: Simulation) -> list[tuple[int, int]]:
@@ -18,7 +21,7 @@ def scheduled(simulation: Simulation) -> list[tuple[int, int]]:
 def works_of_next_step(simulation: Simulation) -> list[SlotWork]:
     simulation.step()
     check_books(simulation)
-    return simulation.plan.work
+    return works_of(simulation.plan)
 
 
 def test_a_prompt_is_computed_in_chunks_and_sampled_at_its_end() -> None:
@@ -234,7 +237,7 @@ def test_prompts_get_smaller_chunks_beside_streams() -> None:
 
     def step() -> list[int]:
         simulation.step()
-        return [work.num_tokens for work in simulation.plan.work]
+        return [work.num_tokens for work in works_of(simulation.plan)]
 
     simulation.add([1] * 100, max_tokens=1)
     assert [step() for _ in range(3)] == [[40], [40], [20]]
@@ -242,3 +245,53 @@ def test_prompts_get_smaller_chunks_beside_streams() -> None:
     step()
     simulation.add([4] * 25, max_tokens=1)
     assert [step() for _ in range(3)] == [[1, 10], [1, 10], [1, 5]]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stream"),
+    [
+        ({}, True),
+        ({"logprobs": 2, "temperature": 1.0, "mirostat": 2}, True),
+        ({"stop_token_ids": (3,), "min_tokens": 2, "ignore_eos": False}, True),
+        ({"constraint": {}}, False),
+        ({"use_beam_search": True, "n": 2}, False),
+    ],
+    ids=str,
+)
+def test_sequences_that_only_sample_one_token_after_another_are_streams(
+    options: dict[str, Any], is_stream: bool
+) -> None:
+    simulation = Simulation()
+    simulation.add(range(6), max_tokens=6, **options)
+    simulation.step()
+    assert simulation.plan.work and not simulation.plan.streams.slots
+    simulation.step()
+    assert bool(simulation.plan.streams.slots) == is_stream != bool(simulation.plan.work)
+    simulation.run()
+
+
+def test_only_streams_at_the_end_of_a_block_get_one() -> None:
+    simulation = Simulation([full_spec(4)], num_blocks=[40])
+    for number in range(3):
+        simulation.add(range(10 * number, 10 * number + 4 + number), max_tokens=9)
+    simulation.step()
+    for step in range(8):
+        simulation.step()
+        streams = simulation.plan.streams
+        with_blocks = [start for start in streams.starts if start % 4 == 0]
+        assert [streams.starts[place] for place in streams.new_block_ids] == with_blocks
+        assert len(streams.starts) == 3, step
+    simulation.run()
+
+
+def test_a_stream_that_gives_way_is_taken_out_of_the_plan() -> None:
+    simulation = Simulation([full_spec(4)], num_blocks=[40], max_num_seqs=2)
+    for priority in (1, 2):
+        simulation.add(range(priority, priority + 6), max_tokens=9, priority=priority)
+    for _ in range(3):
+        simulation.step()
+    simulation.add(range(30, 36), max_tokens=3, priority=0)
+    simulation.step()
+    assert simulation.num_preemptions == 1
+    assert [work.num_tokens for work in works_of(simulation.plan)] == [1, 6]
+    simulation.run()

@@ -19,7 +19,6 @@ from pagewick.config import EngineConfig
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.cache.kv_cache import CacheGroup
 from pagewick.engine.model_loading import load_model, read_model_config
-from pagewick.engine.sampling.sampler import sample
 from pagewick.engine.sampling.traits import SampleRow
 from pagewick.engine.speculation import draft_model
 from pagewick.engine.speculation.draft_model import DraftModel
@@ -30,6 +29,7 @@ from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.parallel.collectives import Collectives
 from pagewick.sampling_params import SamplingParams
+from tests.engine.sample_rows import sample
 from tests.layers.ranks import ThreadCollectives, on_ranks
 from tests.models.checkpoints import write_checkpoint
 
