@@ -142,7 +142,6 @@ class _SortedBlocks:
             self._firsts.insert(index + 1, chunk[_MAX_CHUNK // 2])
 
     def remove(self, block: bytes) -> None:
-        # Of equal blocks, the last one is in this chunk.
         index = bisect_right(self._firsts, block) - 1
         chunk = self._chunks[index]
         del chunk[bisect_right(chunk, block) - 1]

@@ -84,10 +84,7 @@ def noise_from(seeds: Array, positions: Array, number: int) -> Array:
     seeds: [N, 2], the seed and the choice index of each sequence. The numbers are computed on the CPU, since reading
     them must not wait for another device.
     """
-    first = torch.from_numpy(positions)
-    uniform = kernels.philox_uniform(
-        *(torch.from_numpy(column).repeat_interleave(number) for column in seeds.T),
-        (first.unsqueeze(1) + torch.arange(number)).flatten(),
-        Purpose.SAMPLE,
-    )
+    seed, choice_index = (torch.from_numpy(column).repeat_interleave(number) for column in seeds.T)
+    places = torch.from_numpy(positions).unsqueeze(1) + torch.arange(number)
+    uniform = kernels.philox_uniform(seed, choice_index, places.flatten(), Purpose.SAMPLE)
     return uniform.view(len(positions), number).double().numpy()

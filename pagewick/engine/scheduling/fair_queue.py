@@ -29,7 +29,7 @@ class FairShares:
         self._served: dict[str, int] = {}
         self._num_requests: Counter[str] = Counter()
         self._absent: dict[str, None] = {}  # keys without a request, the one that left first at the front
-        # At most one entry per key. What a key was served only grows, so an entry is a lower bound.
+        # At most one entry per key. The service of a key only grows, so an entry is a lower bound.
         self._least: list[tuple[int, str]] = []
         self._in_least: set[str] = set()
 

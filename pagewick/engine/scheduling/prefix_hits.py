@@ -1,4 +1,4 @@
-"""What requests and statistics say of the prefix that the cache had of a prompt."""
+"""Notes in requests and statistics how much of a prompt the prefix cache had."""
 
 from __future__ import annotations
 
