@@ -66,10 +66,9 @@ def _masked(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
     if not masks:
         return logits.clone()
     open_mask = b"\xff" * -(-logits.shape[1] // 8)
-    packed = bytearray().join(masks.get(index, open_mask) for index in range(len(logits)))
-    return kernels.mask_rows(
-        logits, torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(logits), -1)
-    )
+    joined = bytearray().join(masks.get(index, open_mask) for index in range(len(logits)))
+    packed = torch.frombuffer(joined, dtype=torch.uint8)
+    return kernels.mask_rows(logits, packed.to(logits.device).view(len(logits), -1))
 
 
 def _open_mask(logits: Tensor, allowed_mask: bytes, row: SampleRow) -> bytes:
