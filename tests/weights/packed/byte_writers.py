@@ -183,13 +183,15 @@ def four_bit(weight: Tensor, kind: str = "nf4", block_size: int = 64, *, is_nest
     if is_nested:
         offset = absmax.mean().item()
         nested_map = torch.linspace(-1, 1, 256)
-        nested_absmax = (absmax - offset).abs().max().clamp(min=1e-6).reshape(1)
-        indices = ((absmax - offset) / nested_absmax).unsqueeze(1).sub(nested_map).abs().argmin(1)
+        groups = torch.arange(len(absmax)) // 256
+        nested_absmax = torch.zeros(-(-len(absmax) // 256))
+        nested_absmax.scatter_reduce_(0, groups, (absmax - offset).abs(), "amax")
+        factors = nested_absmax.clamp_(min=1e-6)[groups]
+        indices = ((absmax - offset) / factors).unsqueeze(1).sub(nested_map).abs().argmin(1)
         tensors |= {".weight.absmax": indices.to(torch.uint8), ".weight.nested_quant_map": nested_map}
         tensors[".weight.nested_absmax"] = nested_absmax
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
-        assert len(absmax) <= 256
-        absmax = nested_map[indices] * nested_absmax + offset
+        absmax = nested_map[indices] * factors + offset
     else:
         tensors[".weight.absmax"] = absmax
     each = torch.cat([absmax[block].expand(end - first) for block, (first, end) in enumerate(blocks)])
