@@ -34,7 +34,7 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
 # Where some checkpoints keep constant scales for the KV cache, and for what: keys (0), values (1).
 _KV_SCALES: dict[str, tuple[int, ...]] = {
     "kv_scale": (0, 1), "k_scale": (0,), "attn.k_scale": (0,), "k_proj.k_scale": (0,), "v_scale": (1,),
-    "attn.v_scale": (1,), "v_proj.v_scale": (1,),
+    "attn.v_scale": (1,), "v_proj.v_scale": (1,), "k_proj.output_scale": (0,), "v_proj.output_scale": (1,),
 }  # fmt: skip
 
 

@@ -179,7 +179,7 @@ class ModelConfig:
         # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
         tied = (r"(.*\.)?lm_head\.weight",) if self.tie_word_embeddings else ()
         # DecoderAttention reads the scales of keys and values, which not every KV cache needs.
-        kv_scales = r".*\.self_attn\.((attn|k_proj|v_proj)\.)?(k|v|kv)_scale"
+        kv_scales = r".*\.self_attn\.(((attn|k_proj|v_proj)\.)?(k|v|kv)_scale|[kv]_proj\.output_scale)"
         return (r".*\.rotary_emb\.inv_freq", kv_scales, *self.ignored, *tied)
 
     @property

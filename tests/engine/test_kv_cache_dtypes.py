@@ -190,7 +190,13 @@ def test_every_kind_of_attention_is_near_the_definition(name: str, dtype: str, t
     assert distance(native, defined) < distance(exact_cache, defined) / 10
 
 
-@pytest.mark.parametrize("leaves", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("kv_scale",)])
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        ("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("kv_scale",),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+    ],
+)  # fmt: skip
 def test_scales_of_a_checkpoint_are_used_for_fp8_alone(leaves: tuple[str, ...], tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

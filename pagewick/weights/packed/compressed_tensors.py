@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.packed.fp4 import MXFP4, NVFP4
-from pagewick.weights.packed.fp8 import Fp8Format, block_size, matrix_shape, scale_shapes
+from pagewick.weights.packed.fp8 import ZERO_POINTS, Fp8Format, block_size, matrix_shape, scale_shapes
 from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.settings import Settings
 from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MARKS: Final = (".weight_packed", ".weight_scale")
 _SUFFIXES: Final = (
-    ".weight", *_MARKS, ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".weight_global_scale",
+    ".weight", *_MARKS, ZERO_POINTS, ".weight_shape", ".weight_g_idx", ".weight_global_scale",
     ".input_scale", ".input_zero_point", ".input_global_scale",
 )  # fmt: skip
 _PACKED_BITS: Final = (2, 3, 4, 8)
@@ -68,7 +68,7 @@ class IntegerFormat(PackedFormat):
 
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
         values = ".weight_packed" if self.is_packed else ".weight"
-        needed = (values, ".weight_scale", *(".weight_zero_point",) * (not self.is_symmetric))
+        needed = (values, ".weight_scale", *(ZERO_POINTS,) * (not self.is_symmetric))
         demand_parts(prefix, parts, (*needed, *(".weight_g_idx",) * self.has_order), self.label)
         shape = matrix_shape(parts[values])
         if self.is_packed:
@@ -78,8 +78,8 @@ class IntegerFormat(PackedFormat):
             check_part(parts[values], ("I8",), shape)
         scales = parts[".weight_scale"]
         check_part(scales, SCALE_DTYPES, *self._scale_shapes(shape))
-        if not self.is_symmetric:
-            self._check_zeros(parts[".weight_zero_point"], shape, scales.shape)
+        if ZERO_POINTS in parts:
+            self._check_zeros(parts[ZERO_POINTS], shape, scales.shape)
         if ".weight_g_idx" in parts:
             check_part(parts[".weight_g_idx"], ("I32", "I64"), (shape[1],))
         if ".weight_shape" in parts:
@@ -125,13 +125,18 @@ class IntegerFormat(PackedFormat):
         import torch
 
         from pagewick.weights.packed.integers import unpack_words
+        from pagewick.weights.packed.scaled_bytes import check_symmetric
 
-        if ".weight_zero_point" not in weight.parts:
+        if ZERO_POINTS not in weight.parts:
             return torch.full((1, 1), offset, dtype=torch.int16)
-        stored = weight.part(".weight_zero_point", get)
+        stored = weight.part(ZERO_POINTS, get)
         if stored.dtype == torch.int32:
-            return unpack_words(stored.t(), self.bits).t()[: weight.shape[0]].short()
-        return stored.view(-1, stored.shape[-1] if stored.ndim == 2 else 1).short() + offset
+            found = unpack_words(stored.t(), self.bits).t()[: weight.shape[0]].short()
+        else:
+            found = stored.view(-1, stored.shape[-1] if stored.ndim == 2 else 1).short() + offset
+        if self.is_symmetric:
+            check_symmetric(found - offset)
+        return found
 
     def _kind(self, columns: int, scale_dtype: str) -> str:
         if self.bits == 8 and not self.is_symmetric:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.weights.packed.fp8 import matrix_shape
+from pagewick.weights.packed.fp8 import ZERO_POINTS, matrix_shape
 from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.settings import Settings
 from pagewick.weights.tensor_headers import TensorInfo
@@ -71,8 +71,10 @@ class Fp4Format(PackedFormat):
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._kind(columns), self, parts)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.scaled_bytes import encode, fp4_values, scale_numbers
+        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, fp4_values, scale_numbers
 
+        if ZERO_POINTS in weight.parts:
+            check_symmetric(weight.part(ZERO_POINTS, get))
         packed, scales = weight.part(self.packed, get), scale_numbers(weight.part(".weight_scale", get))
         if self.factor:
             factor = weight.part(self.factor, get).view(())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Block = tuple[int, int]
 
+ZERO_POINTS: Final = ".weight_zero_point"
 INPUT_SCALES: Final = (".input_scale", ".activation_scale", ".input_scale_ub")
 _SCALES: Final = (".weight_scale", ".weight_scale_inv")
 _SUFFIXES: Final = (".weight", *_SCALES, *INPUT_SCALES)
@@ -80,8 +81,10 @@ class Fp8Format(PackedFormat):
         return PackedWeight(f"{prefix}.weight", shape, kind, self, parts)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.scaled_bytes import encode, scale_numbers
+        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, scale_numbers
 
+        if ZERO_POINTS in weight.parts:
+            check_symmetric(weight.part(ZERO_POINTS, get))
         values = weight.part(".weight", get)
         suffix = next(suffix for suffix in _SCALES if suffix in weight.parts)
         block = self._block_of(weight.shape, weight.parts[suffix].shape)

@@ -68,6 +68,12 @@ def _check_finite(values: Tensor) -> None:
         raise ModelLoadError("a number is infinite or NaN\n  download the file again")
 
 
+def check_symmetric(zeros: Tensor) -> None:
+    """Raise ModelLoadError unless all zero points are 0, which some checkpoints store for symmetric weights."""
+    if bool(zeros.float().any()):
+        raise ModelLoadError("it has zero points, and config.json says that it is symmetric\n  correct symmetric there")
+
+
 def scale_numbers(stored: Tensor) -> Tensor:
     """Return scales in float32. Bytes are exponents (E8M0): 127 is the scale 1."""
     return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()

@@ -308,6 +308,9 @@ def test_contents_that_contradict_each_other_are_errors() -> None:
     read("packed-int4", ".weight_shape", torch.tensor([3, 256]), "weight_shape")
     read("packed-int4-order", ".weight_g_idx", torch.zeros(128, dtype=torch.int32), "g_idx")
     read("packed-int4", ".weight_g_idx", torch.zeros(256, dtype=torch.int32), "g_idx")
+    read("float-rows", ".weight_zero_point", torch.ones(131, 1), "symmetric")
+    read("nvfp4", ".weight_zero_point", torch.ones(131, 1), "symmetric")
+    read("w8a8", ".weight_zero_point", torch.ones(131, 1, dtype=torch.int8), "symmetric")
     read("bnb-int8", ".weight_format", torch.tensor(2, dtype=torch.uint8), "weight_format")
     read("hqq-4-1", ".nbits", torch.tensor(3, dtype=torch.int32), "nbits")
     read("hqq-4-1", ".shape", torch.tensor([3, 4]), "shape")
@@ -321,6 +324,17 @@ def test_contents_that_contradict_each_other_are_errors() -> None:
 
 
 _W4 = _compressed("pack-quantized", num_bits=4, group_size=32)
+
+
+@pytest.mark.parametrize("name", ["float-rows", "nvfp4", "w8a8", "w4-bytes-symmetric"])
+def test_symmetric_weights_may_have_zero_points(name: str) -> None:
+    config = _compressed("int-quantized", num_bits=4, strategy="channel") if name not in CASES else CASES[name].config
+    write = (
+        partial(writers.integers, bits=4, group_size=-1, is_packed=False) if name not in CASES else CASES[name].write
+    )
+    tensors, numbers = write(weight_of(name, 64))
+    weight, get = described(config, {**tensors, ".weight_zero_point": torch.zeros(131, 1, dtype=torch.int8)})
+    assert torch.equal(weight.format.numbers(weight, get), numbers)
 
 
 @pytest.mark.parametrize(
