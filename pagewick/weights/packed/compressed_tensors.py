@@ -37,6 +37,7 @@ _SUFFIXES: Final = (
     ".weight", *_MARKS, ZERO_POINTS, ".weight_shape", ".weight_g_idx", ".weight_global_scale",
     ".input_scale", ".input_zero_point", ".input_global_scale",
 )  # fmt: skip
+_NO_ORDER: Final = "actorder in config.json is not group\n  set actorder to group there"
 _PACKED_BITS: Final = (2, 3, 4, 8)
 _CLASSES: Final = ("Linear", "Embedding")
 _CLASS_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]*")
@@ -93,7 +94,7 @@ class IntegerFormat(PackedFormat):
         stored = weight.part(".weight_packed" if self.is_packed else ".weight", get)
         order = self.column_order(weight, get) if self.has_order else None
         if order is None and ".weight_g_idx" in weight.parts:
-            check_groups(weight.part(".weight_g_idx", get), self.group_size, "actorder")
+            check_groups(weight.part(".weight_g_idx", get), self.group_size, _NO_ORDER)
         rows, columns = weight.shape
         groups = num_groups(columns, self.group_size)
         scales = weight.part(".weight_scale", get)

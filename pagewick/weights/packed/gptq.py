@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pagewick.weights.packed.layout import GetTensor
 
 SUFFIXES: Final = (".qweight", ".qzeros", ".scales", ".g_idx")
+_NO_ORDER: Final = "desc_act in config.json is false\n  set desc_act to true there"
 _BITS: Final = (2, 3, 4, 8)
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "pack_dtype": ("int32", "torch.int32"), "rotation": ("",), "adapter": (), "hyb_act": (False,),
@@ -81,7 +82,7 @@ class GptqFormat(PackedFormat):
         zeros = unpack_words(weight.part(".qzeros", get), self.bits).short() + self.stored_less
         order = self.column_order(weight, get) if self._is_sorted else None
         if order is None and ".g_idx" in weight.parts:
-            check_groups(weight.part(".g_idx", get), self.group_size, "desc_act")
+            check_groups(weight.part(".g_idx", get), self.group_size, _NO_ORDER)
 
         def levels(first: int, end: int) -> Tensor:
             found = unpack_words(qweight[:, first:end].t(), self.bits)

@@ -41,17 +41,16 @@ def _unpack_threes(words: Tensor) -> Tensor:
     return (pairs >> starts % 32 & 7).to(torch.uint8).flatten(1)
 
 
-def check_groups(groups: Tensor, group_size: int, entry: str = "") -> None:
+def check_groups(groups: Tensor, group_size: int, contradicted: str = "") -> None:
     """Raise ModelLoadError unless the groups [C] of columns are neighbours of equal size.
 
-    entry: of config.json, which would allow that they are not (act-order); empty if it does, and groups are sorted.
+    contradicted: the entry of config.json that says so, and the fix; empty if the groups have been sorted.
     """
     size = len(groups) if group_size == -1 else group_size
     if not torch.equal(groups.long(), torch.arange(len(groups)) // size):
         raise ModelLoadError(
-            "its g_idx says that groups of columns are not neighbours (act-order), and config.json does not\n"
-            f"  correct {entry} there"
-            if entry
+            f"its g_idx says that groups of columns are not neighbours (act-order), and {contradicted}"
+            if contradicted
             else f"its g_idx does not give every group {size} columns\n  download the file again"
         )
 
