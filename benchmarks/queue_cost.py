@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from array import array
 from random import Random
 
 import click
@@ -20,13 +21,14 @@ from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.scheduler import Scheduler
 from pagewick.engine.sequence import Request, Sequence
+from pagewick.engine_process import GC_THRESHOLDS
 from pagewick.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 40
 MAX_NUM_SEQS = 64
-# Requests whose service is timed, while the others wait.
-NUM_SERVED = 2_000
+# Requests whose service is timed, while as many others wait as before.
+NUM_SERVED = 10_000
 NUM_LOOKED_UP = 2_000
 # Blocks of each cached prompt.
 CHAIN_LENGTH = 50
@@ -63,10 +65,11 @@ def output_of(plan: StepPlan) -> StepOutput:
 
 
 def queue_cost(num_waiting: int, num_keys: int) -> tuple[float, float]:
-    """Return the seconds of adding a request, and of serving one while about `num_waiting` wait."""
+    """Return the seconds of adding a request, and of serving one and adding another while `num_waiting` wait."""
     random = Random(num_waiting)
     scheduler, _ = scheduler_of(num_blocks=100_000)
-    requests = [request(number, random, num_keys) for number in range(num_waiting + NUM_SERVED)]
+    requests = [request(number, random, num_keys) for number in range(num_waiting)]
+    others = [request(num_waiting + number, random, num_keys) for number in range(NUM_SERVED + MAX_NUM_SEQS)]
     gc.collect()
     started = time.process_time()
     for each in requests:
@@ -76,10 +79,13 @@ def queue_cost(num_waiting: int, num_keys: int) -> tuple[float, float]:
     while num_finished < NUM_SERVED:
         step = scheduler.schedule()
         assert step is not None
-        num_finished += sum(delta.finish_reason is not None for delta in scheduler.update(output_of(step.plan)))
+        for delta in scheduler.update(output_of(step.plan)):
+            assert delta.finish_reason is not None
+            scheduler.add(others.pop())
+            num_finished += 1
         scheduler.refresh_stats()
     served = time.process_time()
-    return (added - started) / len(requests), (served - added) / num_finished
+    return (added - started) / num_waiting, (served - added) / num_finished
 
 
 def sequence(token_ids: list[int], number: int) -> Sequence:
@@ -91,11 +97,11 @@ def lookup_cost(num_blocks: int) -> tuple[float, float]:
     """Return the seconds of finding a prompt's prefix among cached blocks, and of caching a prompt of CHAIN_LENGTH."""
     random = Random(num_blocks)
     _, blocks = scheduler_of(num_blocks + CHAIN_LENGTH)
-    prompts: list[list[int]] = []
+    prompts: list[array[int]] = []
     started = time.process_time()
     for number in range(num_blocks // CHAIN_LENGTH):
-        prompts.append(random.choices(range(100_000), k=CHAIN_LENGTH * BLOCK_SIZE))
-        seq = sequence(prompts[-1], number)
+        prompts.append(array("i", random.choices(range(100_000), k=CHAIN_LENGTH * BLOCK_SIZE)))
+        seq = sequence(prompts[-1].tolist(), number)
         blocks.adopt_prefix(seq, 0)
         blocks.allocate(seq, seq.num_tokens)
         blocks.mark_computed(seq, seq.num_tokens)
@@ -126,9 +132,14 @@ def show(title: str, numbers: list[int], rows: dict[str, list[float]]) -> None:
 @click.option("--keys", type=click.IntRange(1), default=10, show_default=True, help="fairness keys")
 def main(waiting: tuple[int, ...], blocks: tuple[int, ...], keys: int) -> None:
     """Microseconds of processor time per request."""
+    gc.set_threshold(*GC_THRESHOLDS)
     costs = [queue_cost(number, keys) for number in waiting]
     adding, serving = zip(*costs, strict=True)
-    show("requests that wait", [*waiting], {"add a request": [*adding], "start and finish it": [*serving]})
+    show(
+        "requests that wait",
+        [*waiting],
+        {"add a request": [*adding], "start and finish one, and add another": [*serving]},
+    )
     looking, caching = zip(*map(lookup_cost, blocks), strict=True)
     show("cached blocks", [*blocks], {"find a prefix": [*looking], "cache a prompt of 50 blocks": [*caching]})
 
