@@ -3,6 +3,8 @@
 For every format, weights of the shape of a model's layer that together are larger than any cache are multiplied one
 after the other, as in a decode step. In each round one weight is dequantized to float32 and multiplied by PyTorch right
 after that. Before and after a format's rounds, machine.c measures how fast this machine reads memory.
+
+With --compare, two formats are multiplied in turn, and processor time is compared, which other programs change least.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pagewick import kernels
 from pagewick.devices import num_cores
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.quantized import BLOCKS
+from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.quantized import QuantizedMatrix
 
 NUM_OUTPUTS, NUM_INPUTS = 3072, 1024
@@ -37,8 +40,12 @@ class Times:
     dequantized: list[float]
 
 
-def random_matrix(name: str) -> QuantizedMatrix:
-    """A weight of random bits; all of its scales are finite."""
+def random_matrix(name: str) -> Matrix | QuantizedMatrix:
+    """A weight of random bits; all of its scales are finite. bf16: of numbers."""
+    if name == "bf16":
+        numbers = Matrix.empty(NUM_OUTPUTS, NUM_INPUTS, torch.bfloat16, "cpu")
+        numbers.load(torch.randn(NUM_OUTPUTS, NUM_INPUTS).bfloat16(), 0)
+        return numbers
     columns, num_bytes = BLOCKS[name]
     rows = torch.randint(0, 64, (NUM_OUTPUTS, NUM_INPUTS // columns * num_bytes), dtype=torch.uint8)
     matrix = QuantizedMatrix.empty(NUM_OUTPUTS, NUM_INPUTS, name, rows.shape[1], torch.bfloat16, "cpu")
@@ -46,10 +53,16 @@ def random_matrix(name: str) -> QuantizedMatrix:
     return matrix
 
 
+def random_matrices(name: str) -> list[Matrix | QuantizedMatrix]:
+    """Weights that together have TOTAL_BYTES."""
+    first = random_matrix(name)
+    return [first, *(random_matrix(name) for _ in range(TOTAL_BYTES // first.data.nbytes - 1))]
+
+
 def measure(name: str, num_rows: int, num_rounds: int) -> Times:
     """Measure products of num_rows rows with weights in a format."""
-    first = random_matrix(name)
-    weights = [first, *(random_matrix(name) for _ in range(TOTAL_BYTES // first.data.numel() - 1))]
+    first, *_ = weights = random_matrices(name)
+    assert isinstance(first, QuantizedMatrix)
     x, row_ids = torch.randn(num_rows, NUM_INPUTS).bfloat16(), torch.arange(NUM_OUTPUTS)
 
     def multiply_all() -> None:
@@ -65,6 +78,24 @@ def measure(name: str, num_rows: int, num_rounds: int) -> Times:
         times.native.append(_seconds(multiply_all) / len(weights))
         times.dequantized.append(_seconds(dequantize_and_multiply))
     return times
+
+
+def compare(pair: str, num_rows: int, num_rounds: int) -> str:
+    """Return a line: microseconds of processor time for a product in each of two formats, and the median of ratios."""
+    x = torch.randn(num_rows, NUM_INPUTS).bfloat16()
+    weights = [random_matrices(name) for name in pair.split("/")]
+    rounds = []
+    for _ in range(num_rounds + 1):
+        times = []
+        for same_format in weights:
+            started = time.process_time()
+            for weight in same_format:
+                weight.linear(x)
+            times.append((time.process_time() - started) / len(same_format) * 1e6)
+        rounds.append(times)
+    first, second = (statistics.median(times) for times in zip(*rounds[1:], strict=True))
+    ratio = statistics.median(two / one for one, two in rounds[1:])
+    return f"{pair:24}{num_rows:6}{first:12.0f}{second:12.0f}{ratio:12.2f}"
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -92,13 +123,19 @@ def row(name: str, num_rows: int, times: Times, bandwidth: float) -> str:
 @click.option("--rows", "num_rows", default=1, show_default=True, help="Rows of activations.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--threads", default=num_cores(), show_default=True)
-def main(formats: str, isas: tuple[str, ...], num_rows: int, rounds: int, threads: int) -> None:
+@click.option("--compare", "pairs", help="Pairs of formats, separated by commas, such as int4_g128/Q4_0,fp8_g128/bf16.")
+def main(formats: str, isas: tuple[str, ...], num_rows: int, rounds: int, threads: int, pairs: str | None) -> None:
     """Print medians of the rounds."""
     library = cpu.library()
     if library is None:
         raise click.ClickException(cpu.status())
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
+    if pairs:
+        print("formats                   rows    first us   second us   times as fast")
+        for pair in pairs.split(","):
+            print(compare(pair, num_rows, rounds), flush=True)
+        return
     with tempfile.TemporaryDirectory() as directory:
         probe = MachineProbe(Path(directory), TOTAL_BYTES, threads)
         for isa in isas or (library.isa,):

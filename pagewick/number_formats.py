@@ -29,7 +29,7 @@ KV_CACHE_DTYPE_ALIASES = {
 # Formats in which weights can be quantized at load, by falling size; quantization/mixes.py says what they are.
 QUANTIZATIONS = (
     *("auto", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0"),
-    *("q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
+    *("int4", "q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
 )
 # Other values of `quantization`, which change nothing: the model must be a GGUF file, or a checkpoint with one of these
 # quant_methods in its config.json, and says itself how it is quantized.
@@ -49,7 +49,7 @@ _NO_QUANTIZATION = {
         "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
     ),
     "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",
-    "int4 int8": "use q4_0 or q8_0, whole numbers of 4 or 8 bits with a scale for each 32; q4_k_m is better than q4_0",
+    "int8": "use q8_0, whole numbers of 8 bits with a scale for each 32",
 }
 
 

@@ -183,7 +183,7 @@ def test_a_format_of_checkpoints_is_a_condition(value: str, kinds: set[str]) -> 
         ("aqlm", "--quantization aqlm: such checkpoints cannot be loaded yet; give the unquantized one"),
         ("torchao", "--quantization torchao: such checkpoints cannot be loaded yet"),
         ("ggml", "convert_llama_ggml_to_gguf.py converts them"),
-        ("int4", "use q4_0 or q8_0"),
+        ("int8", "use q8_0, whole numbers"),
         ("q4_k_xl", "must be one of auto, q8_0, q6_k, q5_k_m"),
         ("q6_k_m", "must be one of auto, "),
     ],

@@ -65,7 +65,8 @@ def halves(field: Tensor) -> Tensor:
 
 def _floats(field: Tensor) -> Tensor:
     """Return the float32 numbers that bytes [N, B, 4 n] hold: [N, B, n]."""
-    return field.contiguous().view(torch.float32)
+    # Not contiguous(), which keeps the strides of a single block.
+    return field.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def parts(data: Tensor, bits: int, width: int) -> Tensor:

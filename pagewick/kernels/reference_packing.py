@@ -1,7 +1,7 @@
-"""Quantized numbers to the bytes of ggml's blocks; a part of reference_quantizers.py.
+"""Quantized numbers to the bytes of blocks; a part of reference_quantizers.py.
 
 Dimensions: b blocks, P groups in a block.
-Source of the layouts: https://github.com/ggml-org/ggml, ggml-common.h.
+Source of the layouts, those of int4 formats excepted: https://github.com/ggml-org/ggml, ggml-common.h.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 class Blocks(NamedTuple):
     """Quantized blocks. levels, scales and minima count from 0 on and are int64: [b, numbers] and [b, P].
 
-    d, dmin: [b] float16. Blocks of one group have no scales and minima, and dmin is the minimum, not its negative.
+    d, dmin: [b] float16. Blocks of one group have no scales and minima, and dmin is the minimum, not its negative. In
+    int4 formats, d is float32, and minima are zero points.
     """
 
     levels: Tensor
@@ -106,6 +107,14 @@ def pack_q6_k(blocks: Blocks) -> Tensor:
     return torch.cat([low, high, scales, *halves(blocks.d)], 1)
 
 
+def pack_int4(blocks: Blocks) -> Tensor:
+    """Write an int4 format: scale, zero point, the low half of every 32 levels and the high half in one byte each."""
+    assert blocks.minima is not None
+    levels = torch.unflatten(blocks.levels, 1, (blocks.levels.shape[1] // 32, 2, 16))
+    scales = blocks.d.unsqueeze(1).view(torch.uint8)
+    return torch.cat([scales, blocks.minima.to(torch.uint8), interleaved(levels, 4)], 1)
+
+
 PACK: Final[Mapping[str, Callable[[Blocks], Tensor]]] = {
     "Q4_0": pack_4_bit,
     "Q4_1": pack_4_bit,
@@ -117,6 +126,7 @@ PACK: Final[Mapping[str, Callable[[Blocks], Tensor]]] = {
     "Q4_K": pack_q4_k,
     "Q5_K": pack_q5_k,
     "Q6_K": pack_q6_k,
+    **dict.fromkeys(("int4_g32", "int4_g64", "int4_g128"), pack_int4),
 }
 # Where a block has its float16 numbers.
 HALVES: Final = {

@@ -1,15 +1,17 @@
-"""Definition of the quantizers, which turn numbers into rows of ggml's blocks.
+"""Definition of the quantizers, which turn numbers into rows of blocks.
 
 Dimensions: N rows, K columns, b blocks, n groups, G numbers in a group, P groups in a block.
 
 A group of 16 or 32 columns has a scale, and in some formats a minimum: a number is level * scale + minimum, and a level
 is a whole number of a few bits. A block of 32 columns is a group and stores both in float16. A block of 256 columns, in
-the K formats, stores the scales and minima of its groups as whole numbers too, multiples of one or two in float16.
+the K formats, stores the scales and minima of its groups as whole numbers too, multiples of one or two in float16. In
+int4 formats, a block is a group with a scale in float32 and a zero point, the level that stands for 0.
 
 Without the search, the largest number of a group gets the outermost level. The search makes a weighted squared error
 small: it starts from several scales around that one, rounds to levels, fits the scale (and the minimum) to the levels
 by least squares, rounds again, and keeps the best fit. The scales of a block are rounded in the same way, each with the
-weights of its group; then minima are fitted to the rounded scales, and rounded. llama.cpp searches from more starts and
+weights of its group; then minima are fitted to the rounded scales, and rounded. In int4 formats, each start has a
+zero point, to which the scale is fitted. llama.cpp searches from more starts and
 neither repeats the rounding nor fits minima again (https://github.com/ggml-org/ggml, ggml-quants.c).
 
 A block depends on its own numbers alone. A sum adds float32 numbers one by one in the order of the columns, and no
@@ -40,7 +42,8 @@ LEAST_IMPORTANCE: Final = 2.0**-20
 class Format(NamedTuple):
     """A block format. num_bytes: of a block of `numbers`; group: G; levels go from low to top.
 
-    scale_low, scale_top: the whole numbers that a block of 256 stores for scales.
+    scale_low, scale_top: the whole numbers that a block of 256 stores for scales. has_zero: it stores a zero point in
+    place of a minimum.
     """
 
     numbers: int
@@ -51,6 +54,7 @@ class Format(NamedTuple):
     has_minimum: bool
     scale_low: int = 0
     scale_top: int = 0
+    has_zero: bool = False
 
 
 FORMATS: Final = {
@@ -64,6 +68,9 @@ FORMATS: Final = {
     "Q4_K": Format(256, 144, 32, 0, 15, True, 0, 63),
     "Q5_K": Format(256, 176, 32, 0, 31, True, 0, 63),
     "Q6_K": Format(256, 210, 16, -32, 31, False, -128, 127),
+    "int4_g32": Format(32, 21, 32, 0, 15, True, has_zero=True),
+    "int4_g64": Format(64, 37, 64, 0, 15, True, has_zero=True),
+    "int4_g128": Format(128, 69, 128, 0, 15, True, has_zero=True),
 }
 
 
@@ -117,7 +124,7 @@ def check_numbers(x: Tensor, name: str) -> None:
 def check_scales(rows: Tensor, name: str) -> None:
     """Raise ValueError if a float16 number in rows of blocks [N, bytes] is not finite."""
     blocks = rows.reshape(len(rows), rows.shape[1] // FORMATS[name].num_bytes, FORMATS[name].num_bytes)
-    for offset in HALVES[name]:
+    for offset in HALVES.get(name, ()):
         numbers = blocks[..., offset : offset + 2].contiguous().view(torch.float16)
         _raise_for_row(numbers.isfinite().flatten(1).all(1), f"numbers too large for {name}, whose scales are float16")
 
@@ -166,16 +173,18 @@ def error_weights(x: Tensor, kind: Format, importance: Tensor | None) -> Tensor:
 def bounds(x: Tensor, kind: Format) -> tuple[Tensor, Tensor]:
     """Return the least number of groups x [G, n], and how far the largest one is above it: [n] each.
 
-    A minimum of a K format is at most 0.
+    A minimum of a K format is at most 0. A group with a zero point counts as having a 0.
     """
     # Adding 0 makes 0 of -0.
-    low = (x.amin(0).clamp(max=0.0) if kind.scale_top else x.amin(0)) + 0.0
-    return low, x.amax(0) - low
+    low = (x.amin(0).clamp(max=0.0) if kind.scale_top or kind.has_zero else x.amin(0)) + 0.0
+    return low, (x.amax(0).clamp(min=0.0) if kind.has_zero else x.amax(0)) - low
 
 
 def quantize_groups(x: Tensor, weights: Tensor | None, kind: Format) -> Blocks:
     """Quantize groups x [G, n]; weights [G, n]: how much their errors count, or None for no search."""
     minimum = None
+    if kind.has_zero:
+        return quantize_around_zeros(x, weights, kind)
     if kind.has_minimum:
         scale, scale_weight, minimum = fit_scale_and_minimum(x, weights, kind)
     else:
@@ -195,6 +204,13 @@ def quantize_groups(x: Tensor, weights: Tensor | None, kind: Format) -> Blocks:
         minimum = ((total(weights * x) - scale * total(weights * levels)) * inverse(sums)).clamp(max=0.0)
     minima, dmin, negated = round_scales(-minimum, sums, 0, kind)
     return Blocks(nearest_levels(x, scale, -negated, kind), d, dmin, scales, minima)
+
+
+def quantize_around_zeros(x: Tensor, weights: Tensor | None, kind: Format) -> Blocks:
+    """quantize_groups for formats with zero points, which become the minima of the result."""
+    scale, zero = fit_scale_and_zero(x, weights, kind)
+    levels = (x * inverse(scale) + zero + 0.5).clamp(0, kind.top).long().t()
+    return Blocks(levels, scale, minima=zero.long().unsqueeze(1))
 
 
 def round_scales(scale: Tensor, weights: Tensor | None, low: int, kind: Format) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,6 +295,31 @@ def fit_scale_and_minimum(x: Tensor, weights: Tensor | None, kind: Format) -> tu
         scale, minimum = torch.where(is_better, a, scale), torch.where(is_better, b, minimum)
         scale_weight, best = torch.where(is_better, sum_ll, scale_weight), torch.where(is_better, error, best)
     return scale, scale_weight, minimum
+
+
+def fit_scale_and_zero(x: Tensor, weights: Tensor | None, kind: Format) -> tuple[Tensor, Tensor]:
+    """Return scales and whole zero points [n] that make the error of groups x [G, n] small.
+
+    weights: how much their errors count; None makes the least number level 0 and the largest one the top.
+    """
+    low, span = bounds(x, kind)
+    if weights is None:
+        return span / kind.top, nearest(-low * inverse(span, kind.top), 0, kind.top)
+    scale, zero, best = (torch.zeros_like(low) for _ in range(3))
+    for offset in OFFSETS:
+        factor = inverse(span, kind.top + offset)
+        shift = nearest(-low * factor, 0, kind.top)
+        for _ in range(ROUNDS):
+            levels = (x * factor).clamp(-shift, kind.top - shift).round()
+            weighted = weights * levels
+            products, squares = total(weighted * x), total(weighted * levels)
+            factor = squares * inverse(products)
+        fitted = products * inverse(squares)
+        gain = fitted * products
+        is_better = gain > best
+        scale, zero = torch.where(is_better, fitted, scale), torch.where(is_better, shift, zero)
+        best = torch.where(is_better, gain, best)
+    return scale, zero
 
 
 def squared_error(x: Tensor, weights: Tensor, levels: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Which block format each weight of a model gets in a mix, such as q4_k_m: llama.cpp's rules as tables. No torch.
 
-A mix has a format for most weights, and others for those parts whose errors cost most. q3_k, q4_k and q5_k are not
-llama.cpp's: all weights have this format, but those that get another one in every mix, such as the vocabulary head.
+A mix has a format for most weights, and others for those parts whose errors cost most. q3_k, q4_k, q5_k and int4 are
+not llama.cpp's: all weights have one format, but those that get another one in every mix, such as the vocabulary head.
 Names are those of Hugging Face or of GGUF files. Source of the rules: https://github.com/ggml-org/llama.cpp,
 src/llama-quant.cpp.
 """
@@ -36,6 +36,7 @@ MIXES: Final[Mapping[str, str]] = {
     "q5_k_s": "Q5_K",
     "q5_k_m": "Q5_K",
     "q6_k": "Q6_K",
+    "int4": "int4_g128",
 }
 # Part of a model -> the end of its weights' names, in GGUF files and in checkpoints of Hugging Face's.
 _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
@@ -86,8 +87,11 @@ _RULES: Final[Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]] = {
 }
 # With eight experts, attention is a small part of the weights.
 _EIGHT_EXPERTS: Final = frozenset({"q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m"})
-# Format with blocks of 256 -> the one for weights whose width does not fit them.
-_NARROW: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+# Format with large blocks -> the one for weights whose width does not fit them.
+_NARROW: Final = {
+    **{"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    **{"int4_g128": "int4_g64", "int4_g64": "int4_g32"},
+}
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,8 @@ def is_quantizable(name: str, shape: Sequence[int]) -> bool:
 
 def fitting_type(name: str, num_columns: int) -> str:
     """Return the format, or one with smaller blocks if those do not fit; F16 if none does."""
-    if num_columns % BLOCK_FORMATS[name][0]:
-        name = _NARROW.get(name, name)
+    while num_columns % BLOCK_FORMATS[name][0] and name in _NARROW:
+        name = _NARROW[name]
     return "F16" if num_columns % BLOCK_FORMATS[name][0] else name
 
 

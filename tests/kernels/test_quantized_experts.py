@@ -1,4 +1,4 @@
-"""Products with experts in ggml's formats: bit for bit those of single ones, whatever the tokens choose."""
+"""Products with experts in block formats: bit for bit those of single ones, whatever the tokens choose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kernels.conftest import NativeKernels, library_off
 from tests.kernels.test_moe import loaded, random, some_experts
 
 Kernels = ModuleType | NativeKernels
-FORMATS = ("Q8_0", "Q4_1", "Q4_K", "Q6_K")
+FORMATS = ("Q8_0", "Q4_1", "Q4_K", "Q6_K", "int4_g64", "fp8_g32")
 # experts, top_k, tokens, inputs, outputs
 SHAPES = [(1, 1, 1, 256, 1), (5, 3, 7, 512, 130), (4, 1, 90, 256, 65), (16, 4, 33, 256, 64)]
 
@@ -56,11 +56,11 @@ def test_products_are_the_definition(kernels: Kernels, name: str, per_choice: bo
         assert torch.equal(expected, torch.stack(single))
         experts = plain if kernels is reference else experts_of(name, rows, inputs, x.dtype)
         found = kernels.grouped_linear(x, experts, expert_ids, bias)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()) + 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [*LAYOUTS, "int4_g128", "fp8_g128"])
 def test_products_have_the_bits_of_single_ones(native: NativeKernels, name: str, dtype: torch.dtype) -> None:
     for num_experts, top_k, num_tokens, inputs, outputs in SHAPES:
         experts = experts_of(name, rows_of(name, num_experts, outputs, inputs), inputs, dtype)
@@ -77,7 +77,7 @@ def test_products_have_the_bits_of_single_ones(native: NativeKernels, name: str,
 
 
 # Formats of the first and the second product; None: numbers.
-PAIRS = [("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_0", None), (None, "Q5_K")]
+PAIRS = [("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_0", None), (None, "Q5_K"), ("int4_g128", "fp8_g32")]
 
 
 def weight_of(name: str | None, num_experts: int, outputs: int, inputs: int) -> Experts | QuantizedExperts:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.kernels import reference
 from pagewick.kernels.reference_quantizers import FORMATS, LARGEST
+from pagewick.quantization.block_formats import OWN_FORMATS
 from tests.kernels.conftest import NativeKernels, required_library
 from tests.kernels.weights_to_quantize import (
     FIXTURES,
@@ -24,7 +25,8 @@ from tests.kernels.weights_to_quantize import (
 
 TENSORS = tensors()
 LLAMA_CPP = json.loads((FIXTURES / "quantizers.json").read_text())
-BLOCKS_OF_32 = [name for name, kind in FORMATS.items() if kind.numbers == 32]
+GGML = [name for name in FORMATS if name not in OWN_FORMATS]
+BLOCKS_OF_32 = [name for name in GGML if FORMATS[name].numbers == 32]
 
 
 def test_tensors_are_those_that_llama_cpp_quantized() -> None:
@@ -32,7 +34,7 @@ def test_tensors_are_those_that_llama_cpp_quantized() -> None:
         assert x.double().square().mean().item() == pytest.approx(LLAMA_CPP[title]["mean square"][0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", GGML)
 @pytest.mark.parametrize("title", TENSORS)
 def test_search_errs_no_more_than_llama_cpp(title: str, name: str) -> None:
     x, figures = TENSORS[title], LLAMA_CPP[title][name]
@@ -72,11 +74,29 @@ def test_numbers_that_a_format_has_stay_as_they_are(name: str, search: bool) -> 
     levels = (columns * 7 % (kind.top - kind.low + 1) + kind.low).float()
     levels[:, 0], levels[:, 1] = kind.low, kind.top
     for scale in (0.25, 2.0**-9, 8.0):
-        x = scale * (levels - 0.5 * kind.top * kind.has_minimum).view(1, 256)
+        x = scale * (levels - (8 if kind.has_zero else 0.5 * kind.top * kind.has_minimum)).view(1, 256)
         found = dequantized(reference.quantize_weight(x, name, search=search), name)
         # Where a block of 256 has minima, its scales are multiples of 1/15 or 1/63 of the largest one.
         tolerance = 2e-3 * kind.top * scale if kind.has_minimum and kind.scale_top else 0.0
         torch.testing.assert_close(found, x, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("title", ["gaussian", "shifted", "outlier columns", "embed_tokens"])
+def test_int4_errs_less_than_q4_0_in_equal_groups_and_more_in_larger_ones(title: str) -> None:
+    x = TENSORS[title]
+    small, medium, large, q4_0 = (
+        errors(x, dequantized(reference.quantize_weight(x, name), name), name, None)[1]
+        for name in ("int4_g32", "int4_g64", "int4_g128", "Q4_0")
+    )
+    assert small < medium < large and small < q4_0
+
+
+@pytest.mark.parametrize("value", [-10.0, 10.0])
+def test_int4_stores_groups_of_one_number(value: float) -> None:
+    x = torch.full((1, 128), value)
+    for search in (True, False):
+        found = dequantized(reference.quantize_weight(x, "int4_g128", search=search), "int4_g128")
+        torch.testing.assert_close(found, x, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0"])
@@ -118,7 +138,7 @@ def test_numbers_that_cannot_be_stored_are_refused_with_their_row(name: str) -> 
         message = f"row 3 has a number that is not finite or above 2^28, which {name} cannot store"
         assert refused(x, name) == message
     x[3, 300] = x[9, 0] = LARGEST
-    if name != "Q6_K":
+    if name in GGML and name != "Q6_K":
         assert refused(x, name) == f"row 3 has numbers too large for {name}, whose scales are float16"
 
 

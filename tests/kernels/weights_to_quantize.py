@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.reference_quantizers import FORMATS
+from pagewick.quantization.block_formats import OWN_FORMATS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NUM_ROWS, NUM_COLUMNS = 16, 512
@@ -42,7 +44,9 @@ def importance(num_columns: int) -> Tensor:
 
 
 def dequantized(rows: Tensor, name: str) -> Tensor:
-    """Rows of blocks as numbers, by the `gguf` package."""
+    """Rows of blocks as numbers, by the `gguf` package if it has the format."""
+    if name in OWN_FORMATS:
+        return unpack(name, rows).numbers()
     return torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[name]))
 
 

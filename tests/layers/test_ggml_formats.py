@@ -244,6 +244,7 @@ MIXES = known(
     "Q8_0 Q8_0 Q8_0 Q8_0 Q8_0 Q8_0", "Q8_0 F16 Q8_0 F32 Q8_0 F16", "Q4_K Q4_K Q6_K Q4_K Q4_K Q6_K",
     "Q4_K Q6_K Q5_K Q8_0 Q4_0 Q6_K", "Q8_0 Q4_K Q4_0 Q8_0 Q8_0 Q8_0", "Q4_K/Q6_K Q4_K Q6_K/Q5_0 Q8_0 Q8_0 Q8_0",
     "Q4_0 Q4_0 Q4_1 Q8_0 Q8_0 Q5_1", "F16 F16 Q8_0 Q8_0 Q8_0 F32",
+    "int4_g128 int4_g128 fp8_g128 fp8_g32 fp8_g32 int4_g32",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from pagewick.quantization.mixes import MIXES, MixedModel, fitting_type, mix_typ
 LLAMA_CPP = json.loads((Path(__file__).parent / "fixtures" / "mixes.json").read_text())
 
 # Mixes that llama.cpp does not have.
-PLAIN = {"q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K"}
+PLAIN = {"q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "int4": "int4_g128"}
 
 
 class Model(NamedTuple):
@@ -160,4 +160,5 @@ def test_blocks_that_do_not_fit_give_way_to_smaller_ones() -> None:
     assert [fitting_type(name, 576) for name in ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0")] == [
         *("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_0")
     ]
-    assert fitting_type("Q4_K", 80) == fitting_type("Q8_0", 80) == "F16"
+    assert fitting_type("Q4_K", 80) == fitting_type("Q8_0", 80) == fitting_type("int4_g128", 80) == "F16"
+    assert [fitting_type("int4_g128", columns) for columns in (640, 576, 96)] == ["int4_g128", "int4_g64", "int4_g32"]

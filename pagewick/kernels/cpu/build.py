@@ -28,8 +28,8 @@ COMPILE_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=of
 RELEASE_FLAGS = ("-O3",)
 # These are compiled first, so that all processors finish at about the same time.
 SLOW_SOURCES = (
-    "attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", "quantized_large_kernel.cpp",
-    "quantized_small_kernel.cpp",
+    "attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", "quantized_groups_kernel.cpp",
+    "quantized_large_kernel.cpp", "quantized_small_kernel.cpp",
 )  # fmt: skip
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")

@@ -35,6 +35,11 @@ BLOCKS: Final = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "int4_g32": (32, 21),
+    "int4_g64": (64, 37),
+    "int4_g128": (128, 69),
+    "fp8_g32": (32, 36),
+    "fp8_g128": (128, 132),
 }
 FORMATS: Final = {name: QuantizedFormat[name.upper()].value for name in BLOCKS}
 _LINEAR = Operation("quantized_linear", QuantizedLinearArgs)

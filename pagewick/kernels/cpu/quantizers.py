@@ -1,4 +1,4 @@
-"""Quantizers of ggml's block formats."""
+"""Quantizers of block formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantize_weight(x: Tensor, name: str, importance: Tensor | None = None, sear
     source = x if x.stride(1) == 1 else x.contiguous()
     args = QuantizeWeightArgs(
         x=source.data_ptr(), importance=address(weights), rows=rows.data_ptr(), num_rows=len(x),
-        num_columns=x.shape[1], x_stride=source.stride(0), dtype=DTYPES[x.dtype], format=QuantizedFormat[name],
+        num_columns=x.shape[1], x_stride=source.stride(0), dtype=DTYPES[x.dtype], format=QuantizedFormat[name.upper()],
         search=search,
     )  # fmt: skip
     if _QUANTIZE_WEIGHT.run(args) == BAD_ROW:

@@ -1,4 +1,4 @@
-// Weights in ggml's block formats with random contents.
+// Weights in block formats with random contents.
 #pragma once
 
 #include "matrix.h"

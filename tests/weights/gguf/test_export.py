@@ -134,7 +134,7 @@ def test_types_are_those_of_quantization_at_load(name: str, tmp_path: Path) -> N
     model = read_config(checkpoint.config)
     weights = {piece.name: piece.shape for piece in checkpoint.pieces}
     shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors}
-    for mix in MIXES:
+    for mix in MIXES.keys() & set(TYPES):
         types, formats = types_of(mix, shapes, mixed_model(model, has_importance=False)), {}
         for piece in checkpoint.pieces:
             if isinstance(piece, Piece) and FORMATS_BY_NAME[types[piece.tensor.name]].num_elements > 1:

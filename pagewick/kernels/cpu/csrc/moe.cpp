@@ -118,7 +118,7 @@ Prepared quantize(const QuantizedKernels& quantized, const GroupedLinearArgs& ar
                   bool is_grouped) {
   const int64_t choices_per_row = args.is_per_choice || is_grouped ? 1 : args.top_k;
   const int64_t num_rows = groups.num_choices / choices_per_row;
-  const int64_t row_bytes = prepared_row_bytes(args.format, args.in_features);
+  const int64_t row_bytes = quantized.row_bytes(args.format, args.in_features);
   char* const rows =
       static_cast<char*>(thread_scratch(Scratch::kPrepared, static_cast<size_t>(num_rows * row_bytes)));
   const QuantizedLinearArgs linear = quantized_product(args, 0, 0, num_rows);

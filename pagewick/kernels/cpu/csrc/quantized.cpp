@@ -26,7 +26,7 @@ Division divide(const QuantizedLinearArgs& args) {
 Status quantized_linear(const Kernels& kernels, const QuantizedLinearArgs& args) {
   if (args.num_rows == 0) return kOk;
   const QuantizedKernels& quantized = *kernels.quantized;
-  const int64_t row_bytes = prepared_row_bytes(args.format, args.in_features);
+  const int64_t row_bytes = quantized.row_bytes(args.format, args.in_features);
   void* const prepared = thread_scratch(Scratch::kPrepared, static_cast<size_t>(row_bytes * args.num_rows));
   parallel_ranges(args.num_rows, kGrain / row_bytes,
                   [&](int64_t begin, int64_t end) { quantized.prepare(args, begin, end, prepared); });

@@ -1,9 +1,10 @@
-// Products with weights in ggml's block formats.
+// Products with weights in block formats.
 //
 // A weight [N, K] is packed into panels of 64 rows: [ceil(N / 64)][K / columns of a block] blocks of a panel, which take
 // as many bytes as the 64 blocks in files. Rows beyond N are 0. A block of a panel consists of
 //   - [64] scales each, as files have them; in int8_g16 the first halves' before the second halves'
 //   - [64] minima, as files have them, if the format has any
+//   - [64] zero points, a byte each (int4 formats)
 //   - [words][64][4 bytes]: scales and minima of groups, as files have them (K types)
 //   - for every 32 columns the levels: [bits of a level][64][4 bytes]. A quad is four columns, whose bytes lie beside
 //     each other, as a dot-product instruction takes them. The lower 2, 4 or 8 bits of the levels of eight quads come
@@ -12,6 +13,9 @@
 // Activations are quantized to signed bytes in blocks as well, of 256 columns for K types and of 32 for others, each row
 // by itself, with a scale in fp32. All sums of whole numbers are exact. The float sums of an output are one chain of
 // multiply-adds over rising blocks, whatever the number of rows: kernels/reference_quantized.py defines them.
+//
+// In fp8 formats, the numbers of a block lie as [columns / 2][64][2 bytes]. Activations are rounded to bf16, and a sum of
+// a block is a chain of multiply-adds over rising columns.
 //
 // A product has two steps, which a product of experts can take by itself: `prepare` quantizes rows of x, once for all
 // weights whose blocks have as many columns; `multiply` computes panels of a weight for a range of rows, or for any list
@@ -68,6 +72,7 @@ struct PreparedBlock;
 
 template <>
 struct PreparedBlock<32> {
+  static constexpr int kColumns = 32;
   int8_t values[32];
   float scale;
   int16_t sums[2];  // of the values of each half
@@ -76,24 +81,22 @@ struct PreparedBlock<32> {
 // sums of values: of 16 columns each, and of 32; of every four, the first and third come before the second and fourth.
 template <>
 struct PreparedBlock<256> {
+  static constexpr int kColumns = 256;
   int8_t values[256];
   float scale;
   int16_t sums_of_16[16];
   int16_t sums_of_32[8];
 };
 
-inline int64_t prepared_row_bytes(QuantizedFormat format, int64_t in_features) {
-  if (block_format(format).is_k()) return in_features / 256 * static_cast<int64_t>(sizeof(PreparedBlock<256>));
-  return in_features / 32 * static_cast<int64_t>(sizeof(PreparedBlock<32>));
-}
-
 // Row i of a product is row ids[i] of `rows`, or row i if ids is null.
 struct PreparedRows {
-  const void* rows;  // prepared_row_bytes each
+  const void* rows;  // QuantizedKernels::row_bytes each
   const int32_t* ids;
 };
 
 struct QuantizedKernels {
+  // Returns the size of a row of in_features columns that `prepare` has made for weights in a format.
+  int64_t (*row_bytes)(QuantizedFormat format, int64_t in_features);
   // Quantizes rows [first_row, end_row) of x; the first row of x becomes the first of `prepared`.
   void (*prepare)(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row, void* prepared);
   // Computes the outputs of panels [first_panel, end_panel) for rows [first_row, end_row).

@@ -1,6 +1,7 @@
-// ggml's block formats as data: where the parts of a block of a row lie in files. kernels/block_formats.py defines what
-// they mean. A number is scale * (level - offset) plus a minimum, with small whole scales and minima for groups of 16 or
-// 32 columns in the K types, whose blocks have 256 columns.
+// Block formats as data: where the parts of a block of a row lie in files. kernels/block_formats.py defines what they
+// mean. A number is scale * (level - offset) plus a minimum, with small whole scales and minima for groups of 16 or 32
+// columns in the K types, whose blocks have 256 columns. In int4 formats a block has an offset of its own, its zero point.
+// In fp8 formats the levels are numbers in E4M3.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,12 @@ enum class QuantizedFormat : int32_t {
   kQ3_K = 8,
   kQ4_K = 9,
   kQ5_K = 10,
-  kQ6_K = 11
+  kQ6_K = 11,
+  kInt4G32 = 12,
+  kInt4G64 = 13,
+  kInt4G128 = 14,
+  kFp8G32 = 15,
+  kFp8G128 = 16
 };
 
 // Parts of `bits` bits of a run of bytes. Of each `width` bytes the lowest parts come first.
@@ -34,10 +40,13 @@ struct BlockFormat {
   int minimum_at;                                // float16; -1: there is none
   int groups_at, num_group_words, group_columns; // the scales and minima of groups
   BitField low, high;                            // a level is low + (high << low.bits)
+  int zero_at = -1;                              // a byte; -1: there is none
+  bool is_fp8 = false;
 
   constexpr int bits() const { return low.bits + high.bits; }
   constexpr bool is_k() const { return columns == 256; }
   constexpr bool has_minimum() const { return minimum_at >= 0; }
+  constexpr bool has_zero() const { return zero_at >= 0; }
 };
 
 constexpr BitField kNoField = {0, 0, 0, 1};
@@ -54,6 +63,11 @@ constexpr BlockFormat kFormats[] = {
     {256, 144, 0, 0, 2, 1, 2, 4, 3, 32, {16, 128, 4, 32}, kNoField},
     {256, 176, 0, 0, 2, 1, 2, 4, 3, 32, {48, 128, 4, 32}, {16, 32, 1, 32}},
     {256, 210, 32, 208, 2, 1, -1, 192, 4, 16, {0, 128, 4, 64}, {128, 64, 2, 32}},
+    {32, 21, 0, 0, 4, 1, -1, 0, 0, 32, {5, 16, 4, 16}, kNoField, 4},
+    {64, 37, 0, 0, 4, 1, -1, 0, 0, 64, {5, 32, 4, 16}, kNoField, 4},
+    {128, 69, 0, 0, 4, 1, -1, 0, 0, 128, {5, 64, 4, 16}, kNoField, 4},
+    {32, 36, 0, 0, 4, 1, -1, 0, 0, 32, {4, 32, 8, 32}, kNoField, -1, true},
+    {128, 132, 0, 0, 4, 1, -1, 0, 0, 128, {4, 128, 8, 128}, kNoField, -1, true},
 };
 constexpr const BlockFormat& block_format(QuantizedFormat format) { return kFormats[static_cast<int>(format)]; }
 

@@ -48,28 +48,55 @@ void prepare_block(const T* x, PreparedBlock<256>& block) {
   for (int i = 0; i < 8; ++i) block.sums_of_32[place(i)] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
 }
 
-template <int kColumns, class T>
+template <class T>
+void prepare_block(const T* x, PreparedWide& block) {
+  for (int64_t k = 0; k < PreparedWide::kColumns; k += kLanes)
+    store(block.values + k, round_to(static_cast<const BFloat16*>(nullptr), load(x + k)));
+}
+
+template <class Block, class T>
 void prepare_row(const T* x, int64_t size, void* target) {
-  PreparedBlock<kColumns>* block = static_cast<PreparedBlock<kColumns>*>(target);
-  for (int64_t k = 0; k < size; k += kColumns) prepare_block(x + k, *block++);
+  Block* block = static_cast<Block*>(target);
+  for (int64_t k = 0; k < size; k += Block::kColumns) prepare_block(x + k, *block++);
+}
+
+// Calls f with a null pointer of the type of the blocks of x for a format.
+template <class F>
+auto with_block(QuantizedFormat name, const F& f) {
+  const BlockFormat& format = block_format(name);
+  if (format.is_fp8) return f(static_cast<PreparedWide*>(nullptr));
+  if (format.is_k()) return f(static_cast<PreparedBlock<256>*>(nullptr));
+  return f(static_cast<PreparedBlock<32>*>(nullptr));
+}
+
+int64_t row_bytes(QuantizedFormat format, int64_t in_features) {
+  return with_block(format, [&](auto* block) {
+    using Block = Element<decltype(block)>;
+    return in_features / Block::kColumns * static_cast<int64_t>(sizeof(Block));
+  });
 }
 
 void prepare(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row, void* prepared) {
-  const int64_t row_bytes = prepared_row_bytes(args.format, args.in_features);
+  const int64_t target_stride = row_bytes(args.format, args.in_features);
   with_type(args.dtype, [&](auto* type) {
-    using T = Element<decltype(type)>;
-    const auto prepare = block_format(args.format).is_k() ? prepare_row<256, T> : prepare_row<32, T>;
-    for (int64_t row = first_row; row < end_row; ++row)
-      prepare(static_cast<const T*>(args.x) + row * args.x_stride, args.in_features,
-              static_cast<char*>(prepared) + row * row_bytes);
+    with_block(args.format, [&](auto* block) {
+      using T = Element<decltype(type)>;
+      for (int64_t row = first_row; row < end_row; ++row)
+        prepare_row<Element<decltype(block)>>(static_cast<const T*>(args.x) + row * args.x_stride, args.in_features,
+                                              static_cast<char*>(prepared) + row * target_stride);
+    });
   });
 }
 
 void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
               int64_t first_row, int64_t end_row) {
   constexpr int kFirstLarge = static_cast<int>(QuantizedFormat::kQ2_K);
-  const int format = static_cast<int>(args.format);
-  const Multiply product = format < kFirstLarge ? kSmallProducts[format] : kLargeProducts[format - kFirstLarge];
+  const BlockFormat& format = block_format(args.format);
+  const int number = static_cast<int>(args.format);
+  const Multiply product = format.is_fp8       ? kFp8Product
+                           : format.has_zero() ? kInt4Product
+                           : format.is_k()     ? kLargeProducts[number - kFirstLarge]
+                                               : kSmallProducts[number];
   product(args, x, first_panel, end_panel, first_row, end_row);
 }
 
@@ -83,7 +110,7 @@ void convert(const float* numbers, int64_t size, DType dtype, void* out) {
 }  // namespace
 
 extern const QuantizedKernels kQuantized;
-const QuantizedKernels kQuantized = {prepare, multiply, convert};
+const QuantizedKernels kQuantized = {row_bytes, prepare, multiply, convert};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -8,7 +8,7 @@ namespace {
 using F = QuantizedFormat;
 
 template <QuantizedFormat kName, int kStored>
-struct LargeTile {
+struct LargeTile : LevelTile<Layout<kName>::kBits> {
   using L = Layout<kName>;
   using Prepared = PreparedBlock<256>;
   using D = Dot<L::kBits>;
@@ -31,7 +31,7 @@ struct LargeTile {
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) products[r][v] = -L::kBlock.offset * weighted[r][v];
       const uint8_t* unit = chunk.levels + col * kQuad;
-      for (int64_t i = 0; i < kChunkUnits; ++i, unit += kStored * kWordsBytes) {
+      for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += kStored * kWordsBytes) {
         if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
         add_unit(x, unit, i, factors, products);
       }

@@ -2,13 +2,14 @@
 // over tiles of rows.
 //
 // With few rows, levels are taken apart in registers while they are read. With more, the levels of a chunk of a panel
-// are first expanded to a byte each, which all rows then share. The same whole numbers are multiplied and the same float
-// sums are made either way.
+// are first expanded to a byte each, which all rows then share, and those of fp8 formats to bf16 or float. The same
+// numbers are multiplied and the same float sums are made either way.
 #pragma once
 
 #include "matrix.h"
 #include "quantized.h"
 #include "sums.h"
+#include "vec_bytes.h"
 #include "vec_int8.h"
 
 namespace pagewick {
@@ -18,26 +19,32 @@ namespace {
 constexpr int64_t kQuad = 4;  // columns whose bytes lie beside each other
 constexpr int64_t kUnitColumns = 32;
 constexpr int64_t kUnitQuads = kUnitColumns / kQuad;
-constexpr int64_t kChunkColumns = 256;
-constexpr int64_t kChunkUnits = kChunkColumns / kUnitColumns;
 constexpr int64_t kWordsBytes = kPanelRows * 4;  // of a word of each row of a panel
 // Bytes ahead of the current ones that are prefetched while a panel is read for the first rows.
 constexpr int64_t kAhead = 4608;
 constexpr int kTileRows = 6;
-// Rows that share a chunk of expanded levels.
-constexpr int64_t kMaxRows = 96;
 
 template <QuantizedFormat kFormat>
 struct Layout {
   static constexpr BlockFormat kBlock = block_format(kFormat);
   static constexpr int kBits = kBlock.bits();
-  static constexpr int64_t kBlockBytes = kBlock.bytes * kPanelRows;
-  static constexpr int64_t kUnits = kBlock.columns / kUnitColumns;
   static constexpr int64_t kMinimaAt = kBlock.num_scales * kBlock.scale_bytes * kPanelRows;
-  static constexpr int64_t kGroupsAt = kMinimaAt + (kBlock.has_minimum() ? 2 * kPanelRows : 0);
+  static constexpr int64_t kZerosAt = kMinimaAt + (kBlock.has_minimum() ? 2 * kPanelRows : 0);
+  static constexpr int64_t kGroupsAt = kZerosAt + (kBlock.has_zero() ? kPanelRows : 0);
   static constexpr int64_t kLevelsAt = kGroupsAt + kBlock.num_group_words * kWordsBytes;
-  static_assert(kLevelsAt + kUnits * kBits * kWordsBytes == kBlockBytes, "a panel takes the bytes of its rows");
-  using Prepared = PreparedBlock<kBlock.columns>;
+  static_assert(kLevelsAt + kBlock.columns / kUnitColumns * kBits * kWordsBytes == kBlock.bytes * kPanelRows,
+                "a panel takes the bytes of its rows");
+};
+
+// What activations are rounded to for fp8 formats: bf16, in a float where there is no dot product of bf16.
+#if defined(PW_HAS_BF16_DOT)
+using Wide = BFloat16;
+#else
+using Wide = float;
+#endif
+struct PreparedWide {
+  static constexpr int kColumns = 32;
+  Wide values[kColumns];
 };
 
 // A chunk of a panel. levels: those of its first 32 columns.
@@ -46,7 +53,8 @@ struct Chunk {
   const uint8_t* levels;
   int64_t head_stride, level_stride;  // from a block to the next
   int64_t num_blocks;
-  bool is_reading;  // from memory
+  int64_t num_units;  // of a block: 32 columns each
+  bool is_reading;    // from memory
 };
 
 // kWidth bits of each level of a quad, shifted. words: those of a unit's plane.
@@ -95,37 +103,45 @@ inline void prefetch_unit(const uint8_t* unit) {
       __builtin_prefetch(unit + word * kWordsBytes + byte + kAhead, 0, 3);
 }
 
-// The number of vectors beside each other for R rows. Each takes two registers.
+// The number of vectors beside each other for R rows, if each takes that many registers for a row.
 template <int R>
-constexpr int tile_vectors() {
+constexpr int tile_vectors(int num_registers) {
   int vectors = 1;
-  while (4 * vectors * R <= kAccumulators && 2 * vectors * kLanes <= kPanelRows) vectors *= 2;
+  while (2 * num_registers * vectors * R <= kAccumulators && 2 * vectors * kLanes <= kPanelRows) vectors *= 2;
   return vectors;
 }
 
 // Adds the products of R rows with a chunk, for all of the panel's rows, to sums. Tile::Of<R, V> does V vectors of them.
 template <class Tile, int R>
 void multiply_tile(const typename Tile::Prepared* const* x, const Chunk& chunk, float (*sums)[kPanelRows]) {
-  constexpr int kVectors = tile_vectors<R>();
+  constexpr int kVectors = tile_vectors<R>(Tile::kRegisters);
   for (int64_t col = 0; col < kPanelRows; col += kVectors * kLanes)
     Tile::template Of<R, kVectors>::run(x, chunk, col, sums);
 }
 
-// Expands the levels of a block of a panel to bytes.
-template <QuantizedFormat kFormat>
-void expand(const uint8_t* levels, bool is_reading, uint8_t* bytes) {
-  using L = Layout<kFormat>;
-  constexpr int kVectors = kPanelRows / kLanes;
-  for (int64_t i = 0; i < L::kUnits; ++i, levels += L::kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
-    if (is_reading) prefetch_unit<L::kBits, kVectors>(levels);
-    for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec))
+// The parts that tiles of whole numbers of kBits bits share.
+template <int kBits>
+struct LevelTile {
+  static constexpr int kExpandedBits = 8, kRegisters = 2;
+  // Whether rows that fill no tile of kTileRows take expanded levels as well, if there are any.
+  static constexpr bool kExpandsAll = false;
+  // Columns that are expanded at a time, and rows that share them.
+  static constexpr int64_t kChunkColumns = 256, kMaxRows = 96;
+
+  // Expands the levels of a block of a panel to bytes.
+  static void expand(const uint8_t* levels, int64_t num_units, bool is_reading, uint8_t* bytes) {
+    constexpr int kVectors = kPanelRows / kLanes;
+    for (int64_t i = 0; i < num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
+      if (is_reading) prefetch_unit<kBits, kVectors>(levels);
+      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec))
 #pragma GCC unroll 8
-      for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
-        const IntVec found = quad_levels<L::kBits>(levels + byte, quad);
-        memcpy(bytes + quad * kWordsBytes + byte, &found, sizeof(found));
-      }
+        for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
+          const IntVec found = quad_levels<kBits>(levels + byte, quad);
+          memcpy(bytes + quad * kWordsBytes + byte, &found, sizeof(found));
+        }
+    }
   }
-}
+};
 
 // Rounds and stores the sums of `count` rows of a panel.
 inline void store_panel(const QuantizedLinearArgs& args, const float (*sums)[kPanelRows], int64_t first_row,
@@ -149,30 +165,34 @@ template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
 struct Tiles {
   using Packed = Tile<kName, Layout<kName>::kBits>;
   using Function = void (*)(const typename Packed::Prepared* const*, const Chunk&, float (*)[kPanelRows]);
-  static constexpr Function kExpandedTile = multiply_tile<Tile<kName, 8>, kTileRows>;
-  // Tiles of kTileRows rows take expanded levels, which 8 bits are.
-  static constexpr Function kTiles[kTileRows + 1] = {nullptr,
-                                                     multiply_tile<Packed, 1>,
-                                                     multiply_tile<Packed, 2>,
-                                                     multiply_tile<Packed, 3>,
-                                                     multiply_tile<Packed, 4>,
-                                                     nullptr,
-                                                     kExpandedTile};
+  static constexpr Function kExpandedTile = multiply_tile<Tile<kName, Packed::kExpandedBits>, kTileRows>;
+  // Tiles of kTileRows rows take expanded levels, which those of 8 bits are.
+  template <class Each>
+  static constexpr Function kSmallTiles[5] = {nullptr, multiply_tile<Each, 1>, multiply_tile<Each, 2>,
+                                              multiply_tile<Each, 3>, multiply_tile<Each, 4>};
+  static Function tile(int64_t rows) { return rows == kTileRows ? kExpandedTile : kSmallTiles<Packed>[rows]; }
+  static Function expanded_tile(int64_t rows) {
+    if constexpr (Packed::kExpandsAll)
+      if (rows < kTileRows) return kSmallTiles<Tile<kName, Packed::kExpandedBits>>[rows];
+    return kExpandedTile;
+  }
 };
 
-// The product of a format with the tiles of its kind.
+// The product of a format, and of others that differ in the columns of a block only, with the tiles of its kind.
 template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
 class Product {
   using L = Layout<kName>;
   using Kernel = Tiles<Tile, kName>;
-  using Prepared = typename L::Prepared;
-  static constexpr int64_t kChunkBlocks = kChunkColumns / L::kBlock.columns;
-  static constexpr int64_t kExpandedBytes = L::kBlock.columns * kPanelRows;
+  using Packed = typename Kernel::Packed;
+  using Prepared = typename Packed::Prepared;
+  static constexpr int64_t kMaxRows = Packed::kMaxRows;
+  static constexpr int64_t kExpandedColumnBytes = kPanelRows * Packed::kExpandedBits / 8;
 
  public:
   static void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
                        int64_t first_row, int64_t end_row) {
-    const int64_t num_blocks = args.in_features / L::kBlock.columns;
+    const BlockFormat& format = block_format(args.format);
+    const int64_t num_blocks = args.in_features / format.columns;
     alignas(64) float sums[kMaxRows][kPanelRows];
     const Prepared* rows[kMaxRows];
     for (int64_t panel = first_panel; panel < end_panel; ++panel)
@@ -180,47 +200,55 @@ class Product {
         const int64_t count = minimum(kMaxRows, end_row - first);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t id = x.ids == nullptr ? first + i : x.ids[first + i];
-          rows[i] = static_cast<const Prepared*>(x.rows) + id * num_blocks;
+          rows[i] = static_cast<const Prepared*>(x.rows) + id * (args.in_features / Prepared::kColumns);
         }
         memset(sums, 0, static_cast<size_t>(count) * sizeof(sums[0]));
-        const uint8_t* const weight = static_cast<const uint8_t*>(args.weight) + panel * num_blocks * L::kBlockBytes;
-        multiply_panel(weight, num_blocks, rows, count, first == first_row, sums);
+        const uint8_t* const weight =
+            static_cast<const uint8_t*>(args.weight) + panel * num_blocks * format.bytes * kPanelRows;
+        multiply_panel(weight, format, num_blocks, rows, count, first == first_row, sums);
         store_panel(args, sums, first, count, panel);
       }
   }
 
  private:
-  static void multiply_panel(const uint8_t* weight, int64_t num_blocks, const Prepared** rows, int64_t count,
-                             bool is_reading, float (*sums)[kPanelRows]) {
-    for (int64_t block = 0; block < num_blocks; block += kChunkBlocks) {
+  static void multiply_panel(const uint8_t* weight, const BlockFormat& format, int64_t num_blocks,
+                             const Prepared** rows, int64_t count, bool is_reading, float (*sums)[kPanelRows]) {
+    const int64_t chunk_blocks = Packed::kChunkColumns / format.columns;
+    for (int64_t block = 0; block < num_blocks; block += chunk_blocks) {
       Chunk chunk = {};
-      chunk.heads = weight + block * L::kBlockBytes;
+      chunk.head_stride = chunk.level_stride = format.bytes * kPanelRows;
+      chunk.heads = weight + block * chunk.head_stride;
       chunk.levels = chunk.heads + L::kLevelsAt;
-      chunk.head_stride = chunk.level_stride = L::kBlockBytes;
-      chunk.num_blocks = minimum(kChunkBlocks, num_blocks - block);
+      chunk.num_blocks = minimum(chunk_blocks, num_blocks - block);
+      chunk.num_units = format.columns / kUnitColumns;
       chunk.is_reading = is_reading;
       int64_t i = 0;
-      if (L::kBits < 8 && count >= kTileRows) i = multiply_expanded(chunk, rows, count, sums);
+      if (L::kBits < Packed::kExpandedBits && count >= kTileRows) i = multiply_expanded(chunk, rows, count, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
-        Kernel::kTiles[tile](rows + i, chunk, sums + i);
+        Kernel::tile(tile)(rows + i, chunk, sums + i);
       }
-      for (i = 0; i < count; ++i) rows[i] += chunk.num_blocks;
+      for (i = 0; i < count; ++i) rows[i] += chunk.num_blocks * (format.columns / Prepared::kColumns);
     }
   }
 
-  // Multiplies as many rows as fill tiles of kTileRows, and returns their number.
+  // Multiplies as many rows as fill tiles of kTileRows, or all, and returns their number.
   static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, float (*sums)[kPanelRows]) {
-    alignas(64) uint8_t expanded[kChunkColumns * kPanelRows];
+    alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes];
+    Chunk wide = chunk;
+    wide.levels = expanded;
+    wide.level_stride = chunk.num_units * kUnitColumns * kExpandedColumnBytes;
+    wide.is_reading = false;
     for (int64_t i = 0; i < chunk.num_blocks; ++i)
-      expand<kName>(chunk.levels + i * L::kBlockBytes, chunk.is_reading, expanded + i * kExpandedBytes);
+      Packed::expand(chunk.levels + i * chunk.level_stride, chunk.num_units, chunk.is_reading,
+                     expanded + i * wide.level_stride);
     chunk.is_reading = false;
-    Chunk bytes = chunk;
-    bytes.levels = expanded;
-    bytes.level_stride = kExpandedBytes;
-    int64_t i = 0;
-    for (; i + kTileRows <= count; i += kTileRows) Kernel::kExpandedTile(rows + i, bytes, sums + i);
-    return i;
+    const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
+    for (int64_t i = 0, tile = 0; i < end; i += tile) {
+      tile = tile_rows(end - i);
+      Kernel::expanded_tile(tile)(rows + i, wide, sums + i);
+    }
+    return end;
   }
 
   // The number of rows of the next tile, if `left` rows remain.
@@ -237,6 +265,9 @@ constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 // By format: those with blocks of 32 columns, and the K types.
 extern const Multiply kSmallProducts[];
 extern const Multiply kLargeProducts[];
+// Of all int4 formats, and of all fp8 formats.
+extern const Multiply kInt4Product;
+extern const Multiply kFp8Product;
 
 }  // namespace PW_ISA
 }  // namespace pagewick

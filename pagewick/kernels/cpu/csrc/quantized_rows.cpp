@@ -46,13 +46,14 @@ void for_planes(const BlockFormat& format, const Body& body) {
 
 // The offsets of the parts of a block of a panel.
 struct PanelBlock {
-  int64_t minima, groups, levels, unit_bytes, num_bytes;
+  int64_t minima, zeros, groups, levels, unit_bytes, num_bytes;
 };
 
 PanelBlock panel_block(const BlockFormat& format) {
   PanelBlock found = {};
   found.minima = format.num_scales * format.scale_bytes * kPanelRows;
-  found.groups = found.minima + (format.has_minimum() ? 2 * kPanelRows : 0);
+  found.zeros = found.minima + (format.has_minimum() ? 2 * kPanelRows : 0);
+  found.groups = found.zeros + (format.has_zero() ? kPanelRows : 0);
   found.levels = found.groups + format.num_group_words * kWordsBytes;
   found.unit_bytes = format.bits() * kWordsBytes;
   found.num_bytes = format.bytes * kPanelRows;
@@ -64,9 +65,15 @@ void pack_block(const BlockFormat& format, const PanelBlock& at, const uint8_t* 
     std::memcpy(target + (i * kPanelRows + lane) * format.scale_bytes,
                 source + format.scale_at + i * format.scale_bytes, static_cast<size_t>(format.scale_bytes));
   if (format.has_minimum()) std::memcpy(target + at.minima + 2 * lane, source + format.minimum_at, 2);
+  if (format.has_zero()) target[at.zeros + lane] = source[format.zero_at];
   for (int i = 0; i < format.num_group_words; ++i)
     std::memcpy(target + at.groups + i * kWordsBytes + lane * kWordBytes, source + format.groups_at + i * kWordBytes,
                 kWordBytes);
+  if (format.is_fp8) {
+    for (int column = 0; column < format.columns; column += 2)
+      std::memcpy(target + at.levels + column * kPanelRows + 2 * lane, source + format.low.at + column, 2);
+    return;
+  }
   uint8_t levels[kMaxColumns] = {};
   add_field(source, format.low, 0, levels);
   add_field(source, format.high, format.low.bits, levels);
@@ -124,6 +131,14 @@ float read_scale(const BlockFormat& format, const uint8_t* block, int index, int
   return value;
 }
 
+float read_e4m3(uint8_t bits) {
+  const uint32_t exponent = bits >> 3 & 15, mantissa = bits & 7, normal = (exponent + 120) << 23 | mantissa << 20;
+  float magnitude;
+  std::memcpy(&magnitude, &normal, sizeof(magnitude));
+  if (exponent == 0) magnitude = static_cast<float>(mantissa) * 0x1p-9f;
+  return bits < 128 ? magnitude : -magnitude;
+}
+
 void split(QuantizedFormat format, const int32_t* packed, int32_t* scales, int32_t* minima) {
   switch (format) {
     case QuantizedFormat::kQ2_K: return split_groups<QuantizedFormat::kQ2_K>(packed, scales, minima);
@@ -139,6 +154,11 @@ void read_block(QuantizedFormat name, const PanelBlock& at, const uint8_t* block
   constexpr int kMaxGroups = 16;
   float scales[kMaxGroups], minima[kMaxGroups] = {};
   for (int i = 0; i < format.num_scales; ++i) scales[i] = read_scale(format, block, i, lane);
+  if (format.is_fp8) {
+    for (int column = 0; column < format.columns; ++column)
+      numbers[column] = read_e4m3(block[at.levels + (column - column % 2) * kPanelRows + 2 * lane + column % 2]) * scales[0];
+    return;
+  }
   if (format.has_minimum()) minima[0] = read_half(block + at.minima + 2 * lane);
   if (format.is_k()) {
     int32_t packed[4], whole_scales[4], whole_minima[4];
@@ -154,9 +174,10 @@ void read_block(QuantizedFormat name, const PanelBlock& at, const uint8_t* block
   uint8_t levels[kMaxColumns];
   for (int column = 0; column < format.columns; column += 32)
     read_levels(format, block + at.levels + column / 32 * at.unit_bytes + lane * kWordBytes, levels + column);
+  const int offset = format.has_zero() ? block[at.zeros + lane] : format.offset;
   for (int column = 0; column < format.columns; ++column) {
     const int group = column / format.group_columns;
-    numbers[column] = static_cast<float>(levels[column] - format.offset) * scales[group];
+    numbers[column] = static_cast<float>(levels[column] - offset) * scales[group];
     if (format.has_minimum()) numbers[column] += minima[group];
   }
 }

@@ -14,7 +14,7 @@ inline Vec load_scales(const uint8_t* source, int64_t row) {
 }
 
 template <QuantizedFormat kName, int kStored>
-struct SmallTile {
+struct SmallTile : LevelTile<Layout<kName>::kBits> {
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<L::kBits>;

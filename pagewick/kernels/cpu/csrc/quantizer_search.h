@@ -127,6 +127,39 @@ Fit fit_scale_and_minimum(const float* x, const float* weights) {
   return found;
 }
 
+// fit_scale_and_zero of the reference; the zero point is the minimum of the result.
+template <class S>
+Fit fit_scale_and_zero(const float* x, const float* weights) {
+  constexpr int64_t kStride = S::kNumGroups;
+  const Vec top = set1(S::kTop);
+  Vec low = zero(), high = zero();
+  for (int k = 0; k < S::kGroup; ++k) low = min(load(x + k * kStride), low), high = max(load(x + k * kStride), high);
+  low += 0.0f;
+  const Vec span = high - low;
+  if (weights == nullptr) return {span / top, zero(), nearest(-low * inverse(span, S::kTop), zero(), top)};
+  Vec scale = zero(), zeros = zero(), best = zero();
+  for (int start = 0; start < kStarts; ++start) {
+    Vec factor = inverse(span, S::kTop + (kFirstOffset + start * kOffsetStep));
+    const Vec shift = nearest(-low * factor, zero(), top);
+    Vec products = zero(), squares = zero();
+    for (int round = 0; round < kRounds; ++round) {
+      products = squares = zero();
+      for (int k = 0; k < S::kGroup; ++k) {
+        const Vec value = load(x + k * kStride), level = nearest(value * factor, -shift, top - shift);
+        const Vec weighted = load(weights + k * kStride) * level;
+        products += weighted * value;
+        squares += weighted * level;
+      }
+      factor = squares * inverse(products);
+    }
+    const Vec fitted = products * inverse(squares), gain = fitted * products;
+    scale = gain > best ? fitted : scale;
+    zeros = gain > best ? shift : zeros;
+    best = gain > best ? gain : best;
+  }
+  return {scale, zero(), zeros};
+}
+
 }  // namespace
 }  // namespace PW_ISA
 }  // namespace pagewick

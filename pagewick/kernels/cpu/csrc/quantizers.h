@@ -1,4 +1,4 @@
-// Quantizers: rows of numbers become rows of ggml's blocks, with the bits of ../../reference_quantizers.py on every
+// Quantizers: rows of numbers become rows of blocks, with the bits of ../../reference_quantizers.py on every
 // instruction set and for any number of threads.
 #pragma once
 

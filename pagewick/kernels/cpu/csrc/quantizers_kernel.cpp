@@ -1,5 +1,4 @@
-// Quantizers of ggml's blocks. Compiled once per instruction set.
-//
+// Quantizers of blocks. Compiled once per instruction set.
 #include "quantizer_search.h"
 #include "quantizers.h"
 #include "vec.h"
@@ -10,15 +9,20 @@ namespace {
 
 // As Format in reference_quantizers.py.
 template <QuantizedFormat F, int Numbers, int NumBytes, int Group, int Low, int Top, bool HasMinimum, int ScaleLow = 0,
-          int ScaleTop = 0>
+          int ScaleTop = 0, bool HasZero = false>
 struct Shape {
   static constexpr QuantizedFormat kFormat = F;
   static constexpr int kNumbers = Numbers, kNumBytes = NumBytes, kGroup = Group, kLow = Low, kTop = Top;
   static constexpr bool kHasMinimum = HasMinimum;
   static constexpr int kScaleLow = ScaleLow, kScaleTop = ScaleTop;
+  static constexpr bool kHasZero = HasZero;  // in place of a minimum
   static constexpr int kPerBlock = Numbers / Group;  // groups
   static constexpr int kNumGroups = kChunkNumbers / Group, kNumBlocks = kChunkNumbers / Numbers;  // of a chunk
 };
+
+// An int4 format.
+template <QuantizedFormat F, int Group>
+using Int4 = Shape<F, Group, Group / 2 + 5, Group, 0, 15, true, 0, 0, true>;
 
 template <class S>
 struct Chunk {
@@ -150,7 +154,9 @@ void fit_chunk(bool search, Chunk<S>& chunk) {
   for (int group = 0; group < S::kNumGroups; group += kLanes) {
     const float* const weights = search ? &chunk.weights[0][group] : nullptr;
     Fit fit;
-    if constexpr (S::kHasMinimum)
+    if constexpr (S::kHasZero)
+      fit = fit_scale_and_zero<S>(&chunk.x[0][group], weights);
+    else if constexpr (S::kHasMinimum)
       fit = fit_scale_and_minimum<S>(&chunk.x[0][group], weights);
     else
       fit = fit_scale<S::kGroup>(&chunk.x[0][group], weights, S::kNumGroups, S::kLow, S::kTop);
@@ -158,6 +164,7 @@ void fit_chunk(bool search, Chunk<S>& chunk) {
     store(chunk.scale_weight + group, fit.weight);
     store(chunk.minimum + group, fit.minimum);
   }
+  if constexpr (S::kHasZero) return;
   if constexpr (S::kScaleTop == 0) {
     round_to_halves<S>(chunk.scale, chunk.d, search);
     if (S::kHasMinimum) round_to_halves<S>(chunk.minimum, chunk.dmin, search);
@@ -180,7 +187,8 @@ void find_levels(const float* x, float scale, float minimum, uint8_t* levels) {
   typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
   const Vec factor = set1(inverse(scale)), shift = set1(minimum);
   for (int k = 0; k < S::kGroup; k += kLanes) {
-    Vec level = (S::kHasMinimum ? load(x + k) - shift : load(x + k)) * factor;
+    Vec level = (S::kHasMinimum && !S::kHasZero ? load(x + k) - shift : load(x + k)) * factor;
+    if (S::kHasZero) level += shift;
     if (S::kLow == -S::kTop) {
       const Vec size = magnitude(level), whole = whole_part(size), rounded = whole + whole_part(2.0f * (size - whole));
       level = (level < 0.0f ? -rounded : rounded) - S::kLow;
@@ -223,7 +231,12 @@ uint8_t* write_six_bit_scales(const uint8_t* scales, const uint8_t* minima, uint
 template <class S>
 void write(const Chunk<S>& chunk, int64_t i, const uint8_t* levels, uint8_t* out) {
   constexpr QuantizedFormat F = S::kFormat;
-  if constexpr (S::kNumbers == 32) {
+  if constexpr (S::kHasZero) {
+    memcpy(out, &chunk.scale[i], sizeof(float));
+    out[4] = static_cast<uint8_t>(chunk.minimum[i]);
+    out += 5;
+    for (int k = 0; k < S::kNumbers; k += 32) out = interleave<2, 16, 4>(levels + k, 0, out);
+  } else if constexpr (S::kNumbers == 32) {
     out = write_half(chunk.d[i], out);
     if (S::kHasMinimum) out = write_half(chunk.dmin[i], out);
     if constexpr (F == QuantizedFormat::kQ8_0) {
@@ -268,7 +281,8 @@ bool quantize_chunk(const QuantizeWeightArgs& args, int64_t index) {
   if (search) weigh<S>(args.importance != nullptr, chunk);
   fit_chunk<S>(search, chunk);
   for (int64_t i = 0; i < chunk.num_blocks; ++i) {
-    if (!is_finite(chunk.d[i]) || (S::kHasMinimum && !is_finite(chunk.dmin[i]))) return false;
+    const bool is_good = S::kHasZero || (is_finite(chunk.d[i]) && (!S::kHasMinimum || is_finite(chunk.dmin[i])));
+    if (!is_good) return false;
     uint8_t levels[S::kNumbers];
     for (int64_t group = 0; group < S::kPerBlock; ++group)
       find_levels<S>(chunk.numbers + i * S::kNumbers + group * S::kGroup, chunk.scale[i * S::kPerBlock + group],
@@ -291,6 +305,9 @@ bool quantize(const QuantizeWeightArgs& args, int64_t index) {
     case F::kQ4_K: return quantize_chunk<Shape<F::kQ4_K, 256, 144, 32, 0, 15, true, 0, 63>>(args, index);
     case F::kQ5_K: return quantize_chunk<Shape<F::kQ5_K, 256, 176, 32, 0, 31, true, 0, 63>>(args, index);
     case F::kQ6_K: return quantize_chunk<Shape<F::kQ6_K, 256, 210, 16, -32, 31, false, -128, 127>>(args, index);
+    case F::kInt4G32: return quantize_chunk<Int4<F::kInt4G32, 32>>(args, index);
+    case F::kInt4G64: return quantize_chunk<Int4<F::kInt4G64, 64>>(args, index);
+    case F::kInt4G128: return quantize_chunk<Int4<F::kInt4G128, 128>>(args, index);
     default: return false;
   }
 }

@@ -19,6 +19,20 @@ inline IntVec load_words(const void* source) {
   return words;
 }
 
+// A byte for each lane.
+inline WordVec load_widened(const uint8_t* source) {
+#if defined(PW_ISA_AVX512)
+  return (WordVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+#elif defined(PW_ISA_AVX2)
+  return (WordVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+#else
+  typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
+  ByteVec bytes;
+  memcpy(&bytes, source, sizeof(bytes));
+  return __builtin_convertvector(bytes, WordVec);
+#endif
+}
+
 // Four bytes for each lane.
 inline IntVec broadcast(const void* source) {
   int32_t word;

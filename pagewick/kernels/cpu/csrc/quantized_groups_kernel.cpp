@@ -1,0 +1,170 @@
+// Products with quantized weights of int4 and fp8 formats, whose blocks have 32 columns or a few times as many. Compiled
+// once per instruction set.
+#include "quantized_multiply.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+using F = QuantizedFormat;
+
+// sums += products * the scales of a block. head: of a block of a panel.
+template <int R, int V>
+inline void add_scaled(const Vec (&products)[R][V], const uint8_t* head, int64_t col, float (*sums)[kPanelRows]) {
+  for (int v = 0; v < V; ++v) {
+    const Vec scale = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      float* const target = sums[r] + col + v * kLanes;
+      store(target, madd(products[r][v], scale, load(target)));
+    }
+  }
+}
+
+template <QuantizedFormat kName, int kStored>
+struct Int4Tile : LevelTile<4> {
+  using L = Layout<kName>;
+  using Prepared = PreparedBlock<32>;
+  using D = Dot<4>;
+  // Half of what others expand leaves more of the first-level cache to sums, which are loaded and stored for each block.
+  static constexpr int64_t kChunkColumns = 128;
+  static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
+
+  template <int R, int V>
+  struct Of {
+    static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+        const uint8_t* const head = chunk.heads + block * chunk.head_stride;
+        const uint8_t* unit = chunk.levels + block * chunk.level_stride + col * kQuad;
+        ShortVec zeros[V];
+        for (int v = 0; v < V; ++v) zeros[v] = load_zeros(head + L::kZerosAt + col + v * kLanes);
+        Vec products[R][V] = {};
+        for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
+          if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+          add_unit(x, block * chunk.num_units + i, unit, zeros, products);
+        }
+        add_scaled(products, head, col, sums);
+      }
+    }
+
+    // The zero points of kLanes rows with their signs turned, two for each lane.
+    static ShortVec load_zeros(const uint8_t* source) {
+      const WordVec zeros = load_widened(source);
+      return -(ShortVec)(zeros | zeros << 16);
+    }
+
+    static void add_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const ShortVec (&zeros)[V],
+                         Vec (&products)[R][V]) {
+      const int8_t* values[R];
+      IntVec starts[R][V];
+      typename D::Sum sums[R][V];
+      for (int r = 0; r < R; ++r) {
+        values[r] = x[r][index].values;
+        const ShortVec of_halves = (ShortVec)broadcast(x[r][index].sums);
+        for (int v = 0; v < V; ++v) {
+          starts[r][v] = dot_pairs(zeros[v], of_halves);
+          sums[r][v] = D::begin(starts[r][v]);
+        }
+      }
+      add_products<4, kStored, kUnitQuads, R, V>(unit, 0, values, sums);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v)
+          products[r][v] = madd(__builtin_convertvector(D::end(starts[r][v], sums[r][v]), Vec),
+                                set1(x[r][index].scale), products[r][v]);
+    }
+  };
+};
+
+// kStored: 8 for numbers in E4M3, or the bits of Wide.
+template <QuantizedFormat kName, int kStored>
+struct Fp8Tile {
+  using Prepared = PreparedWide;
+  static constexpr int kExpandedBits = 8 * sizeof(Wide), kRegisters = 1;
+  static constexpr bool kExpandsAll = true;
+  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256;
+  static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
+
+  static void prefetch_pair(const uint8_t* pair) {
+    for (int64_t byte = 0; byte < 2 * kPanelRows; byte += 64) __builtin_prefetch(pair + byte + kAhead, 0, 3);
+  }
+
+  // Widens the numbers of a block of a panel; two columns are interleaved in bf16, and lie after each other in float.
+  static void expand(const uint8_t* pair, int64_t num_units, bool is_reading, uint8_t* out) {
+    for (int64_t i = 0; i < num_units * kUnitColumns / 2; ++i, pair += 2 * kPanelRows, out += 2 * kPanelRows * sizeof(Wide)) {
+      if (is_reading) prefetch_pair(pair);
+      for (int64_t col = 0; col < kPanelRows; col += kLanes) {
+        const Fp8E4m3* const source = reinterpret_cast<const Fp8E4m3*>(pair) + 2 * col;
+#if defined(PW_HAS_BF16_DOT)
+        _mm512_storeu_si512(out + 4 * col, load_as_bfloat16(source));
+#else
+        Vec even, odd;
+        load_pairs(source, even, odd);
+        store(reinterpret_cast<float*>(out) + col, even);
+        store(reinterpret_cast<float*>(out) + kPanelRows + col, odd);
+#endif
+      }
+    }
+  }
+
+  template <int R, int V>
+  struct Of {
+    static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      const bool is_reading = chunk.is_reading && col == 0;
+      for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+        const uint8_t* pair = chunk.levels + block * chunk.level_stride;
+        Vec products[R][V] = {};
+        for (int64_t i = 0; i < chunk.num_units; ++i) {
+          const Wide* values[R];
+          for (int r = 0; r < R; ++r) values[r] = x[r][block * chunk.num_units + i].values;
+          for (int64_t k = 0; k < kUnitColumns; k += 2, pair += kPairBytes) {
+            if (is_reading) prefetch_pair(pair);
+            add_pair(values, k, pair, col, products);
+          }
+        }
+        add_scaled(products, chunk.heads + block * chunk.head_stride, col, sums);
+      }
+    }
+
+#if defined(PW_HAS_BF16_DOT)
+    static void add_pair(const Wide* const (&values)[R], int64_t k, const uint8_t* pair, int64_t col,
+                         Vec (&products)[R][V]) {
+      __m512i numbers[V];
+      for (int v = 0; v < V; ++v) {
+        const uint8_t* const source = pair + (col + v * kLanes) * (2 * kStored / 8);
+        if constexpr (kStored == 8) numbers[v] = load_as_bfloat16(reinterpret_cast<const Fp8E4m3*>(source));
+        else numbers[v] = _mm512_loadu_si512(source);
+      }
+      for (int r = 0; r < R; ++r) {
+        const __m512bh left = (__m512bh)broadcast(values[r] + k);
+        for (int v = 0; v < V; ++v)
+          products[r][v] = (Vec)_mm512_dpbf16_ps((__m512)products[r][v], left, (__m512bh)numbers[v]);
+      }
+    }
+#else
+    static void add_pair(const Wide* const (&values)[R], int64_t k, const uint8_t* pair, int64_t col,
+                         Vec (&products)[R][V]) {
+      for (int v = 0; v < V; ++v) {
+        Vec even, odd;
+        const int64_t first = col + v * kLanes;
+        if constexpr (kStored == 8) {
+          load_pairs(reinterpret_cast<const Fp8E4m3*>(pair) + 2 * first, even, odd);
+        } else {
+          even = load(reinterpret_cast<const float*>(pair) + first);
+          odd = load(reinterpret_cast<const float*>(pair) + kPanelRows + first);
+        }
+        for (int r = 0; r < R; ++r) {
+          products[r][v] = madd(set1(values[r][k]), even, products[r][v]);
+          products[r][v] = madd(set1(values[r][k + 1]), odd, products[r][v]);
+        }
+      }
+    }
+#endif
+  };
+};
+
+}  // namespace
+
+const Multiply kInt4Product = kProduct<Int4Tile, F::kInt4G128>;
+const Multiply kFp8Product = kProduct<Fp8Tile, F::kFp8G128>;
+
+}  // namespace PW_ISA
+}  // namespace pagewick
