@@ -26,8 +26,9 @@ STACK_BYTES = 2 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
 # It gets about a tenth of a processor that another process wants, too.
 NICENESS = 10
-# Tokens that a response is tried with. Some grammars compile quickly, and fail at the first of them.
-NUM_TRIED = 24
+# Tokens of each response that a grammar is tried with. Some grammars compile quickly, and fail at the first of them, in
+# one of several alternatives, so the responses begin with different tokens.
+NUM_TRIED = (24, 8, 8, 8)
 
 
 def main() -> None:
@@ -66,17 +67,28 @@ def _problem(vocabulary: LLTokenizer, grammar: str, excluded: list[str]) -> str 
         if matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids):
             fix = "narrow it (additionalProperties false in a JSON schema), or leave tools out"
             return f"it allows responses that begin with {text!r}, as this model's tool calls do; {fix}"
-    chosen = random.Random(0)
-    for _ in range(NUM_TRIED):
-        if matcher.is_error():
-            return reason_of(matcher.get_error())
+    if matcher.is_error():
+        return reason_of(matcher.get_error())
+    tried = (
+        _problem_of_response(vocabulary, matcher.deep_copy(), number, num_tokens)
+        for number, num_tokens in enumerate(NUM_TRIED)
+    )
+    return next(filter(None, tried), None)
+
+
+def _problem_of_response(vocabulary: LLTokenizer, matcher: LLMatcher, number: int, num_tokens: int) -> str | None:
+    """Return why the response of this number fails within its first tokens."""
+    chosen = random.Random(number)
+    for place in range(num_tokens):
         if matcher.is_stopped():
-            return None
+            break
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         allowed = [place for place, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
         allowed = [place for place in allowed if place != vocabulary.eos_token]
-        if allowed and not matcher.is_error():
-            matcher.consume_token(chosen.choice(allowed))
+        if matcher.is_error() or not allowed:
+            break
+        first = allowed[number * (len(allowed) - 1) // (len(NUM_TRIED) - 1)]
+        matcher.consume_token(chosen.choice(allowed) if place else first)
     return reason_of(matcher.get_error()) if matcher.is_error() else None
 
 

@@ -5,6 +5,7 @@ They satisfy the engine's TokenConstraint without importing it; engine_process.p
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -17,6 +18,9 @@ import msgspec
 
 from pagewick.engine.messages import EngineStats
 from pagewick.errors import InvalidRequestError
+
+# What llguidance says where a grammar exceeds its limits.
+_BEYOND_LIMITS = re.compile(r"too (many|complex|large)|limit")
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -91,8 +95,10 @@ class GrammarConstraint:
         return bytes(mask)
 
     def accept(self, token_id: int) -> None:
-        """Raises RuntimeError for a token that is not allowed."""
+        """Raises RuntimeError for a token that is not allowed, or that leads to what is too complex."""
         if not self._matcher.consume_token(token_id):
+            if _BEYOND_LIMITS.search(error := self._matcher.get_error()):
+                raise RuntimeError(f"it is too complex: {reason_of(error)}")
             self._totals.num_grammar_violations += 1
             raise RuntimeError(f"the grammar does not allow token {token_id} here")
 

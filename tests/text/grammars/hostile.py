@@ -15,6 +15,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "deeper repetitions": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
     "optional letters": {"regex": "(a?){100000}a{100000}"},
     "a huge repetition": {"regex": "a{1000000000}"},
+    "a huge repetition or a letter": {"regex": "a{1000000000}|z"},
     "exponential states": {"regex": "(a|b)*a(a|b){30}"},
     "quadratic states": {"regex": "(.*a.{20}){3}"},
     "classes of Unicode": {"regex": r"(\p{L}{1,500}\d){1,100}"},

@@ -18,6 +18,7 @@ import pytest
 
 from pagewick import LLM, SamplingParams
 from pagewick.cli.random_model import SHAPES, write_random_model
+from pagewick.engine.messages import EngineStats
 from pagewick.errors import InvalidRequestError
 from pagewick.structured_outputs import StructuredOutputsParams
 from pagewick.text.grammars.checker import GrammarChecker
@@ -154,6 +155,27 @@ def test_hostile_forms_are_refused_or_served(strict_maker: RequestMaker, name: s
         check(strict_maker, **HOSTILE[name])
     except InvalidRequestError as error:
         assert error.param == "structured_outputs" and len(str(error)) < 700
+
+
+@pytest.mark.parametrize("regex", ["a{1000000000}|z", "b|a{1000000000}|[k-m]", "[0-9]|z{1000000000}"])
+def test_responses_with_several_beginnings_are_tried(regex: str) -> None:
+    checker = GrammarChecker({}, 10, 60)
+    with pytest.raises(InvalidRequestError, match=r"p cannot be honoured: .*too many"):
+        checker.check(form(regex=regex), "p")
+    checker.close()
+
+
+def test_a_grammar_that_becomes_too_complex_says_so() -> None:
+    compiler = GrammarCompiler(lambda: TOKENIZER, 4)
+    spec = {"type": "grammar", "grammar": form(regex="a{1000000000}")}
+    constraint = compiler.constraint(spec, SIZE, ())
+    stats = EngineStats()
+    with pytest.raises(RuntimeError, match=r"too complex: .*too many"):
+        for _ in range(4):
+            constraint.allowed_mask()
+            constraint.accept(TOKENIZER.encode("a", add_special_tokens=False)[0])
+    compiler.count_into(stats)
+    assert stats.num_grammar_violations == 0
 
 
 def test_the_checker_survives_its_process() -> None:
