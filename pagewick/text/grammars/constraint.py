@@ -19,7 +19,7 @@ import msgspec
 from pagewick.engine.messages import EngineStats
 from pagewick.errors import InvalidRequestError
 
-# What llguidance says where a grammar exceeds its limits.
+# llguidance's words for a grammar beyond its limits.
 _BEYOND_LIMITS = re.compile(r"too (many|complex|large)|limit")
 
 if TYPE_CHECKING:
