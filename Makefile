@@ -18,6 +18,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # What is installed leaves a stamp, so that a second `make` does nothing.
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
+# What those depend on, which needs no library: `make --jobs=2 development` installs it while the library is compiled.
+DEPENDENCIES := $(VENV)/.installed-dependencies
 # Chromium and axe-core, which the tests of the chat page need. Without them there is no stamp, and those tests fail.
 BROWSER := $(VENV)/.installed-browser
 # What the tests of the kernels for aarch64 need elsewhere; likewise.
@@ -38,7 +40,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test lint types docs structs vendor bench clients wheel wheel-check clean
+.PHONY: help install serve chat complete test development lint types docs structs vendor bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -56,6 +58,8 @@ complete: install  ## Complete prompts: make complete ARGS='--prompts "a | b"'.
 
 test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER) $(AARCH64)  ## Install what the tests need and run them, on all cores.
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
+
+development: $(DEVELOPMENT)  ## Create .venv with everything that the tests need but the browser; --jobs=2 is faster.
 
 lint: $(DEVELOPMENT)  ## Check style and format.
 	$(BIN)/ruff check .
@@ -105,8 +109,15 @@ $(INSTALLED): $(METADATA) | $(LIBRARY)
 	@$(PIP) -e .
 	@touch $@
 
-$(DEVELOPMENT): $(METADATA) | $(LIBRARY)
-	@echo "installing Pagewick and what its tests need into $(VENV)"
+$(DEPENDENCIES): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what Pagewick and its tests need into $(VENV)"
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		extras = project["optional-dependencies"]; \
+		print(*project["dependencies"], *extras["test"], *extras["lint"], sep="\n")' > $(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/requirements.txt
+	@touch $@
+
+$(DEVELOPMENT): $(METADATA) | $(LIBRARY) $(DEPENDENCIES)
 	@$(PIP) -e '.[test,lint]'
 	@touch $(INSTALLED) $@
 
