@@ -116,9 +116,9 @@ void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const S
   });
 }
 
-// Up to this many rows are multiplied with bytes as they lie in the cache. For more it is faster to widen a tile once, and
-// tile registers (AMX) take nothing but bf16.
-#if defined(PW_HAS_AMX)
+// Up to this many rows are multiplied with bytes as they lie in the cache. For more it is faster to widen a tile once.
+// Tile registers (AMX) take nothing but bf16, and plain C++ is not worth the time to compile it.
+#if defined(PW_HAS_AMX) || defined(PW_ISA_GENERIC)
 constexpr int64_t kMaxRowsOfBytes = 0;
 #else
 constexpr int64_t kMaxRowsOfBytes = kRowTile;
@@ -168,10 +168,14 @@ class UnitKernel {
       const Tile<C>&tile = tiles[current], &next = tiles[1 - current];
       for (int64_t head = 0; head < unit_.num_kv_heads; ++head) {
         const bool is_last = head == unit_.num_kv_heads - 1;
-        if (unit_.num_rows <= kMaxRowsOfBytes)
-          add_tile<C>(start, tile, head, is_last ? next : tile, is_last ? 0 : head + 1, state);
-        else
-          add_tile<T>(start, tile, head, is_last ? next : tile, is_last ? 0 : head + 1, state);
+        const Tile<C>& following = is_last ? next : tile;
+        const int64_t following_head = is_last ? 0 : head + 1;
+        if constexpr (kIsByte<C> && kMaxRowsOfBytes > 0)
+          if (unit_.num_rows <= kMaxRowsOfBytes) {
+            add_tile<C>(start, tile, head, following, following_head, state);
+            continue;
+          }
+        add_tile<T>(start, tile, head, following, following_head, state);
       }
     }
     return true;
