@@ -36,6 +36,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "fp8": fp8.read_rules,
     "fbgemm-fp8": fp8.read_fbgemm_rules,
     "modelopt": modelopt.read_rules,
+    "modelopt-fp4": modelopt.read_rules,
     "compressed-tensors": compressed_tensors.read_rules,
     "mxfp4": fp4.read_mxfp4_rules,
     "bitsandbytes": bitsandbytes.read_rules,

@@ -104,7 +104,7 @@ CASES = {
         {128: "fp8_g128"},
     ),
     "modelopt-nvfp4": Case(
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
+        {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
         partial(writers.nvfp4, is_modelopt=True),
         {64: "int8_g16", 48: NUMBERS},
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,11 +22,13 @@ from pagewick.layers.attention import Attention
 from pagewick.weights.description import describe
 from pagewick.weights.source import open_source
 from tests.layers.ranks import on_ranks
+from tests.models.variants import VARIANTS
 from tests.weights.packed import byte_writers
-from tests.weights.packed.harness import Writer, check_logits, check_two_ranks, load, logits_on, write_packed
+from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, load, logits_on, write_packed
 from tests.weights.packed.test_byte_formats import CASES
 
 IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
+LINEAR = re.compile(r"_proj|\.w[123]$|c_fc$")
 NUM_MUTATIONS = 1000 if IS_DEEP else 12
 # Others run with PAGEWICK_DEEP=1.
 SOME = ("fp8-rows", "packed-int4-zeros", "w8a8", "nvfp4", "bnb-nf4-nested", "hqq-4-1")
@@ -68,6 +71,35 @@ def test_a_model_of_the_shape_of_deepseek_v3_in_blocks_of_fp8(tmp_path: Path) ->
     alone = check_logits(written, tmp_path)
     torch.testing.assert_close(logits_on(tmp_path, num_offloaded=3), alone, atol=1e-4, rtol=0)
     check_two_ranks(written, alone)
+
+
+def test_an_embedding_and_a_head_may_be_packed(tmp_path: Path) -> None:
+    config, write, _ = CASES["packed-int4-zeros"]
+    (group,) = config["config_groups"].values()
+    targets = {"targets": ["Linear", "re:.*embed_tokens$"]}
+    config = {**config, "config_groups": {"group_0": {**group, **targets}}, "ignore": []}
+    is_packed = ("embed_tokens", "lm_head", "_proj")
+    written = write_packed(
+        tmp_path, config, writer(write), is_packed=lambda prefix: any(name in prefix for name in is_packed)
+    )
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(written.packed)
+    check_two_ranks(written, check_logits(written, tmp_path))
+
+
+@pytest.mark.skipif(not IS_DEEP, reason="PAGEWICK_DEEP=1 runs more architectures")
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("phi-3-mini-4k", "fp8-blocks"), ("mixtral", "w8a8"), ("gemma-2", "packed-int4"),
+        ("starcoder2-3b", "bnb-int8"), ("glm-4-0414", "hqq-4-1"),
+    ],
+)  # fmt: skip
+def test_fused_weights_and_experts_of_other_names(name: str, case: str, tmp_path: Path) -> None:
+    config, write, _ = CASES[case]
+    entries = {key: value for key, value in SIZES.items() if key in VARIANTS[name].all_entries()}
+    written = write_packed(tmp_path, config, writer(write), name=name, entries=entries, is_packed=LINEAR.search)
+    assert len(written.packed) >= 8
+    check_logits(written, tmp_path)
 
 
 def test_constant_scales_of_activations_and_of_the_cache(tmp_path: Path) -> None:
