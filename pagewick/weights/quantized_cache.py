@@ -26,6 +26,7 @@ from pagewick.log import get_logger
 from pagewick.quantization.plan import QuantizationPlan
 from pagewick.weights.description import is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.packed.config import packing_entries, read_config
 from pagewick.weights.progress import format_bytes
 from pagewick.weights.tensor_headers import directory_tensors, read_metadata
 
@@ -132,10 +133,13 @@ class QuantizedCache:
 def cache_key(model: Path, plan: QuantizationPlan) -> str:
     """Return a name for the weights of a checkpoint in the formats of a plan.
 
-    It changes with the checkpoint's files: their paths, sizes, times and first bytes. Raises OSError.
+    It changes with the checkpoint's files: their paths, sizes, times and first bytes; and with the rules by which
+    config.json says that they pack weights. Raises OSError.
     """
     names = open_gguf(model).paths if is_gguf(model) else _safetensors(model)
     hasher = hashlib.blake2b(digest_size=16)
+    if not is_gguf(model) and (rules := packing_entries(read_config(model))):
+        hasher.update(json.dumps(rules, sort_keys=True).encode())
     hasher.update(json.dumps([_VERSION, plan.mix, sorted(plan.formats.items())]).encode())
     for name in names:
         with name.open("rb") as file:

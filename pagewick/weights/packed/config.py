@@ -85,6 +85,11 @@ def quant_method(config: Mapping[str, Any]) -> str:
     return method.lower().replace("_", "-") if isinstance(method, str) and method else "an unnamed method"
 
 
+def packing_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config.json from which packed_rules reads."""
+    return {key: config[key] for key in _KEYS if config.get(key) is not None}
+
+
 def _key(config: Mapping[str, Any]) -> str | None:
     return next((key for key in _KEYS if config.get(key) is not None), None)
 
