@@ -180,6 +180,16 @@ def test_flags_select_the_command(
     assert calls == [expected.split()]
 
 
+def test_the_data_type_of_the_cache_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pagewick.cli.cli", lambda arguments, prog_name: None)
+    for given, is_answered in ((["--m", "x"], False), (["--m", "x", "--dtype", "f16"], True), (["--dtype=fp8"], True)):
+        monkeypatch.setattr(sys, "argv", ["x", *given])
+        main("serve")
+        assert ("write --kv-cache-dtype" in capsys.readouterr().err) == is_answered
+
+
 def test_a_command_line_that_asks_for_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--m", "some/model"])
     with pytest.raises(SystemExit, match="give one of --server, --i, --batch, --prompts"):
