@@ -205,7 +205,7 @@ class SlotSampler:
             is_valid = highest.isfinite()
             self._leave(streams, pairs, logits, token_ids, is_valid, ~is_valid, found)
             return
-        valid = highest.isfinite().tolist()
+        valid = np.isfinite(highest.tolist()).tolist()
         drawn = _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid])
         self._take_all(given, pairs, drawn, token_ids, found)
 
