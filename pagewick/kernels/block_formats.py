@@ -154,8 +154,10 @@ def unpack_int8_g16(rows: Tensor) -> Blocks:
 
 
 def _unpack_int4(group: int, rows: Tensor) -> Blocks:
+    """Blocks of 32 numbers: those of a group have equal scales."""
     scales, zeros, qs = fields(rows, 4, 1, group // 2)
-    return Blocks(parts(qs, 4, 16).short() - zeros.short(), _floats(scales).squeeze(-1))
+    levels = torch.unflatten(parts(qs, 4, 16).short() - zeros.short(), -1, (-1, 32)).flatten(1, 2)
+    return Blocks(levels, _floats(scales).squeeze(-1).repeat_interleave(group // 32, dim=1))
 
 
 def _unpack_fp8(group: int, rows: Tensor) -> Blocks:

@@ -6,10 +6,9 @@ so that a row of the result does not depend on the other rows. The products with
 and add up exactly, scales of groups included. The blocks' sums are scaled and added in float32, in the order of the
 columns; what a block's minimum contributes follows its products.
 
-In int4 formats, a block of weights has one or more blocks of activations. Their sums, which are exact, are multiplied
-with the scales of activations and added; the result is multiplied with the scale of weights, and added. In fp8 formats,
-activations are not quantized, but rounded to bfloat16. The sum of a block's products is rounded to float32, here once
-(native products round it after each one or two products), multiplied with the scale of weights, and added.
+In fp8 formats, activations are not quantized, but rounded to bfloat16. The sum of a block's products is rounded to
+float32, here once (native products round it after each one or two products), multiplied with the scale of weights, and
+added.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def quantized_linear(
     if x.shape[-1] != weight.num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {weight.num_columns} columns")
     rows, right = x.reshape(prod(x.shape[:-1]), weight.num_columns), unpack(weight.format, weight.data)
-    add_blocks = _ADD_BLOCKS.get(weight.format.partition("_")[0], _add_scaled)
+    add_blocks = _add_floats if right.levels.is_floating_point() else _add_scaled
     total = add_blocks(rows, right, torch.zeros(len(rows), weight.num_rows, device=x.device))
     if bias is not None:
         total += bias.float()
@@ -83,19 +82,6 @@ def _add_scaled(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
     return total
 
 
-def _add_groups(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
-    """_add_scaled for int4 formats."""
-    left, right_levels = quantize_rows(x), torch.unflatten(right.levels, -1, (-1, BLOCK))
-    for group in range(right_levels.shape[1]):
-        sums = torch.zeros_like(total)
-        for part in range(right_levels.shape[2]):
-            block = group * right_levels.shape[2] + part
-            products = _product(left.levels[:, block], right_levels[:, group, part])
-            sums += products.float() * left.scales[:, block, None]
-        total += sums * right.scales[:, group]
-    return total
-
-
 def _add_floats(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
     """_add_scaled for fp8 formats. Sums are added in float64, so that the order does not matter."""
     size, num_blocks = right.levels.shape[-1], right.levels.shape[1]
@@ -103,10 +89,6 @@ def _add_floats(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
     for block in range(num_blocks):
         total += (left[:, block] @ right.levels[:, block].double().t()).float() * right.scales[:, block]
     return total
-
-
-# By the first part of a format's name.
-_ADD_BLOCKS: Final = {"int4": _add_groups, "fp8": _add_floats}
 
 
 def _whole_numbers(blocks: Blocks) -> Tensor:

@@ -77,7 +77,7 @@ def whole_sums(x: Blocks, weight: Blocks, block: int) -> tuple[np.ndarray, np.nd
     return x_levels @ (levels * spread[0]).T, x_levels @ spread[1].T
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, "int8_g32", "int8_g16"])
+@pytest.mark.parametrize("name", [*LAYOUTS, *(name for name in OWN if not name.startswith("fp8"))])
 def test_products_are_exact_sums_scaled_in_the_order_of_the_columns(name: str) -> None:
     num_columns = 512
     rows = random_rows(name, 7, num_columns)
@@ -94,23 +94,6 @@ def test_products_are_exact_sums_scaled_in_the_order_of_the_columns(name: str) -
         if weight.minima is not None:
             total -= of_minima.astype(np.int32).astype(np.float32) * (x_scales * weight.minima[:, block].numpy())
     found = reference_quantized.quantized_linear(x, StoredQuantized(rows, len(rows), num_columns, name, False))
-    assert torch.equal(found, torch.from_numpy(total))
-
-
-@pytest.mark.parametrize("name", ["int4_g32", "int4_g64", "int4_g128"])
-def test_products_of_groups_are_exact_sums_scaled_by_activations_first(name: str) -> None:
-    group, x = OWN[name][0], torch.cat([torch.randn(3, 256), torch.ones(1, 256)])
-    rows = random_rows(name, 7, 256)
-    weight, quantized = unpack(name, rows), reference_quantized.quantize_rows(x)
-    total = np.zeros((4, 7), np.float32)
-    for block in range(256 // group):
-        sums = np.zeros((4, 7), np.float32)
-        for first in range(0, group, 32):
-            left = quantized.levels[:, (block * group + first) // 32].numpy().astype(object)
-            products = left @ weight.levels[:, block, first : first + 32].numpy().astype(object).T
-            sums += products.astype(np.float32) * quantized.scales[:, (block * group + first) // 32, None].numpy()
-        total += sums * weight.scales[:, block].numpy()
-    found = reference_quantized.quantized_linear(x, StoredQuantized(rows, 7, 256, name, False))
     assert torch.equal(found, torch.from_numpy(total))
 
 

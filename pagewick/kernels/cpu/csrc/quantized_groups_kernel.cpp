@@ -25,25 +25,30 @@ struct Int4Tile : LevelTile<4> {
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<4>;
-  // Half of what others expand leaves more of the first-level cache to sums, which are loaded and stored for each block.
-  static constexpr int64_t kChunkColumns = 128;
   static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
 
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      Vec total[R][V];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
       for (int64_t block = 0; block < chunk.num_blocks; ++block) {
         const uint8_t* const head = chunk.heads + block * chunk.head_stride;
         const uint8_t* unit = chunk.levels + block * chunk.level_stride + col * kQuad;
         ShortVec zeros[V];
-        for (int v = 0; v < V; ++v) zeros[v] = load_zeros(head + L::kZerosAt + col + v * kLanes);
-        Vec products[R][V] = {};
+        Vec scales[V];
+        for (int v = 0; v < V; ++v) {
+          zeros[v] = load_zeros(head + L::kZerosAt + col + v * kLanes);
+          scales[v] = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
+        }
         for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
           if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
-          add_unit(x, block * chunk.num_units + i, unit, zeros, products);
+          add_unit(x, block * chunk.num_units + i, unit, zeros, scales, total);
         }
-        add_scaled(products, head, col, sums);
       }
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
     }
 
     // The zero points of kLanes rows with their signs turned, two for each lane.
@@ -53,7 +58,7 @@ struct Int4Tile : LevelTile<4> {
     }
 
     static void add_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const ShortVec (&zeros)[V],
-                         Vec (&products)[R][V]) {
+                         const Vec (&scales)[V], Vec (&total)[R][V]) {
       const int8_t* values[R];
       IntVec starts[R][V];
       typename D::Sum sums[R][V];
@@ -68,8 +73,8 @@ struct Int4Tile : LevelTile<4> {
       add_products<4, kStored, kUnitQuads, R, V>(unit, 0, values, sums);
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v)
-          products[r][v] = madd(__builtin_convertvector(D::end(starts[r][v], sums[r][v]), Vec),
-                                set1(x[r][index].scale), products[r][v]);
+          total[r][v] = madd(__builtin_convertvector(D::end(starts[r][v], sums[r][v]), Vec),
+                             scales[v] * set1(x[r][index].scale), total[r][v]);
     }
   };
 };
