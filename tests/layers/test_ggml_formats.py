@@ -285,9 +285,22 @@ def one_by_one(tensors: Mapping[str, Stored], x: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("per_rank", [0, 2])
+def test_experts_of_different_formats_are_refused_in_host_memory() -> None:
+    tensors = experts(next(mix for mix in MIXES if "/" in mix))
+
+    def act(context: LayerContext) -> MoeLayer:
+        return moe_layer(replace(context, num_experts_offload_per_rank=2), tensors)
+
+    with pytest.raises(ConfigError, match=r"different formats .* leave out --num-experts-offload-per-rank"):
+        on_ranks(1, act)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(
+    ("mix", "per_rank"),
+    # Experts of different formats are refused in host memory.
+    [(mix, per_rank) for mix in MIXES for per_rank in (0, 2) if "/" not in mix or not per_rank],
+)
 def test_experts(mix: str, world_size: int, per_rank: int) -> None:
     tensors, steps = experts(mix), [random(count, H, seed=count) for count in (1, 7, 2, 3)]
 
@@ -295,8 +308,7 @@ def test_experts(mix: str, world_size: int, per_rank: int) -> None:
         layer = moe_layer(replace(context, num_experts_offload_per_rank=per_rank), tensors)
         found = [layer(x) for x in steps]
         store = layer.experts.store
-        # Experts of different formats stay on the device.
-        assert isinstance(store, OffloadedExperts) == (per_rank > 0 and "/" not in mix)
+        assert isinstance(store, OffloadedExperts) == (per_rank > 0)
         assert not isinstance(store, OffloadedExperts) or store.num_copies > 2
         return found
 
