@@ -48,20 +48,26 @@ class Client(Protocol):
 
 
 class Reader(Protocol):
-    """Takes the deltas of a Generation. is_full: they should rather wait; until_ready: wait until they need not."""
+    """Takes the deltas of a Generation."""
 
-    @property
-    def is_full(self) -> bool: ...
-    def take(self, delta: ChoiceDelta) -> None: ...
-    async def until_ready(self) -> None: ...
+    def take(self, delta: ChoiceDelta) -> bool:
+        """Return whether there is room for more; if not, further deltas should wait."""
+        ...
+
+    async def until_ready(self) -> None:
+        """Wait until there is room again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A Reader that always has room."""
+    """A Reader that always has room. hear: gets every delta."""
 
-    take: OnDelta
-    is_full: bool = False
+    hear: OnDelta
+
+    def take(self, delta: ChoiceDelta) -> bool:
+        self.hear(delta)
+        return True
 
     async def until_ready(self) -> None:
         pass
@@ -104,6 +110,7 @@ class Generation:
 
     def fail(self, error: Exception) -> None:
         """Make the iterator raise an error."""
+        self._reader = None
         self._waiting.put(error)
 
     async def __aenter__(self) -> Self:
@@ -141,8 +148,7 @@ class Generation:
         """
         try:
             async for delta in self:
-                reader.take(delta)
-                if reader.is_full:
+                if not reader.take(delta):
                     await reader.until_ready()
                 if not self._waiting:
                     self._reader = reader
@@ -160,25 +166,24 @@ class Generation:
                     break
                 changes += self.stream.feed(delta)
             self._put(_joined(changes) if len(changes) > 1 else changes)
-            if (failure := failure_of(delta)) is not None:
+            if delta.error is not None and (failure := failure_of(delta)) is not None:
                 raise failure
-            if stopped := self.stream.take_stopped():
-                self._client.abort([], stopped)
+            if self.stream.has_stopped:
+                self._client.abort([], self.stream.take_stopped())
         # Nobody else would learn of it: the iterator raises every error.
         except Exception as error:
             self.fail(error)
             self._leave()
 
     def _put(self, deltas: Iterable[ChoiceDelta]) -> None:
+        is_over = self.stream.output.finished
         for delta in deltas:
-            reader = self._reader
-            # The last delta wakes `pass_to`, which waits for the end.
-            if reader is None or self._waiting or self.output.finished:
+            # A reader is set only while nothing waits. The last delta wakes `pass_to`, which waits for the end.
+            if self._reader is None or is_over:
+                self._reader = None
                 self._waiting.put(delta)
-            else:
-                reader.take(delta)
-                if reader.is_full:
-                    self._reader = None
+            elif not self._reader.take(delta):
+                self._reader = None
             if self._on_delta is not None:
                 self._on_delta(delta)
 

@@ -119,13 +119,10 @@ class SmallReader:
         self._room = size
         self._emptied = asyncio.Event()
 
-    @property
-    def is_full(self) -> bool:
-        return self._room <= 0
-
-    def take(self, delta: ChoiceDelta) -> None:
+    def take(self, delta: ChoiceDelta) -> bool:
         self.deltas.append(delta)
         self._room -= 1
+        return self._room > 0
 
     async def until_ready(self) -> None:
         await self._emptied.wait()

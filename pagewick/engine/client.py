@@ -207,10 +207,10 @@ class EngineClient:
         news = []
         for delta in deltas:
             if delta.choice_index in unfinished:
+                news.append(delta)
+                delta.request_id = waiting.request_id
                 if delta.finish_reason is not None:
                     unfinished.remove(delta.choice_index)
-                delta.request_id = waiting.request_id
-                news.append(delta)
         if not unfinished:
             self._forget(wire_id)
         if news:

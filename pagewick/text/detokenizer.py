@@ -19,8 +19,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decode = self._decoder.decode
+        self._held = b""  # the bytes of an incomplete character
 
     def is_hidden(self, token_id: int) -> bool:
         """Whether the token is a special token that the text omits."""
@@ -29,7 +28,7 @@ class Detokenizer:
     @property
     def is_inside_character(self) -> bool:
         """Whether the last character is incomplete."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._held)
 
     def feed(self, token_id: int) -> str:
         """Return the text that this token completes; empty inside a character."""
@@ -38,11 +37,12 @@ class Detokenizer:
     def feed_all(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
         hidden, bytes_of = self._hidden, self._tokenizer.token_bytes
-        if len(token_ids) == 1:
-            (token_id,) = token_ids
-            return "" if token_id in hidden else self._decode(bytes_of(token_id))
-        return self._decode(b"".join([bytes_of(token_id) for token_id in token_ids if token_id not in hidden]))
+        new = self._held + b"".join([bytes_of(token_id) for token_id in token_ids if token_id not in hidden])
+        text, num_bytes = codecs.utf_8_decode(new, "replace", False)
+        self._held = new[num_bytes:]
+        return text
 
     def flush(self) -> str:
         """End the text: return U+FFFD if the last character is incomplete, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return codecs.utf_8_decode(held, "replace", True)[0]

@@ -113,11 +113,8 @@ class OutputStream:
         self._stops = StopStrings(params.stop, is_kept=params.include_stop_str_in_output)
         splitter = None if splitting is None else splitting.splitter()
         self._parts = None if splitter is None else _Parts(tokenizer, splitter, self._detokenizer)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether the text is neither searched for stop strings nor split, so that tokens need no look each."""
-        return self._parts is None and not self._params.stop
+        # Text that is neither searched for stop strings nor split; its tokens need no look each.
+        self._is_plain = splitter is None and not params.stop
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
         """Read a delta of the engine; returns what it adds to the choice."""
@@ -191,6 +188,7 @@ class OutputStream:
             parts.finish(result, 0)
         elif parts.is_over:
             self._parts = None
+            self._is_plain = not self._params.stop
 
     def _find_stop(self, result: ChoiceDelta, text: str) -> str:
         """Return the text that can be emitted; end the choice if the text so far contains a stop string."""

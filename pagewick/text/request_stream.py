@@ -75,12 +75,16 @@ class RequestStream:
 
     def feed(self, delta: RequestDelta) -> list[ChoiceDelta]:
         """Read a delta of the engine; returns what it adds. The caller raises its error, if any: see `failure_of`."""
-        self._note_prompt(delta)
+        output = self.output
+        if delta.num_cached_tokens > output.num_cached_tokens or delta.queue_s or delta.prefill_s:
+            self._note_start(delta)
+        if delta.prompt_logprobs or delta.prefix_miss is not None:
+            self._note_prompt(delta)
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
             return []
-        if delta.decode_s > self.output.decode_s:
-            self.output.decode_s = delta.decode_s
+        if delta.decode_s > output.decode_s:
+            output.decode_s = delta.decode_s
         num_accepted = candidate.output.num_accepted_tokens
         change = candidate.feed(delta)
         if len(change.token_ids) < len(delta.token_ids):
@@ -89,6 +93,8 @@ class RequestStream:
             candidate.output.num_accepted_tokens = min(candidate.output.num_accepted_tokens, most)
         if candidate.is_stopped and delta.finish_reason is None:
             self._stopped.append((self.output.request_id, delta.choice_index))
+        if change.finish_reason is None and not self._is_ranked:
+            return [change]
         return self._say([change])
 
     def end(self, reason: FinishReason) -> list[ChoiceDelta]:
@@ -100,6 +106,11 @@ class RequestStream:
                 changes.append(ChoiceDelta(candidate.output.index, finish_reason=reason))
         return self._say(changes) if changes else []
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether `take_stopped` has something to return."""
+        return bool(self._stopped)
+
     def take_stopped(self) -> list[tuple[str, int]]:
         """Return (request id, choice index) of the choices that a stop string has ended since the last call.
 
@@ -109,8 +120,7 @@ class RequestStream:
         return stopped
 
     def _say(self, changes: list[ChoiceDelta]) -> list[ChoiceDelta]:
-        if any(change.finish_reason is not None for change in changes):
-            self.output.finished = all(one.output.finish_reason is not None for one in self._candidates)
+        self.output.finished = all(one.output.finish_reason is not None for one in self._candidates)
         if not self._is_ranked:
             return changes
         for change in changes:
@@ -131,13 +141,14 @@ class RequestStream:
                 changes[-1].add(change)
         return changes
 
+    def _note_start(self, delta: RequestDelta) -> None:
+        output = self.output
+        output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+        output.queue_s = max(output.queue_s, delta.queue_s)
+        output.prefill_s = max(output.prefill_s, delta.prefill_s)
+
     def _note_prompt(self, delta: RequestDelta) -> None:
         output = self.output
-        if delta.num_cached_tokens > output.num_cached_tokens:
-            output.num_cached_tokens = delta.num_cached_tokens
-        if delta.queue_s or delta.prefill_s:
-            output.queue_s = max(output.queue_s, delta.queue_s)
-            output.prefill_s = max(output.prefill_s, delta.prefill_s)
         if delta.prompt_logprobs and output.prompt_logprobs is not None:
             output.prompt_logprobs += [logprob_map(self._tokenizer, one) for one in delta.prompt_logprobs]
         if delta.prefix_miss is not None:

@@ -155,7 +155,7 @@ class _Chunks:
         parts = delta.parts
         is_text = len(parts) == 1 and parts[0].kind is _TEXT and delta.finish_reason is None
         if is_text and self._is_plain and not self._is_first:
-            return [self._template(delta.index).chunk(parts[0].text)]
+            return [(self._templates.get(delta.index) or self._new_template(delta.index)).chunk(parts[0].text)]
         chunks: list[ChatCompletionChunk | Raw] = []
         if self._is_first:
             self._is_first = False
@@ -164,15 +164,11 @@ class _Chunks:
         choices = self._pending[delta.index].choices(delta)
         return chunks + [self._response.chunk([choice], report.for_chunk()) for choice in choices]
 
-    def _template(self, index: int) -> ChunkTemplate:
-        template = self._templates.get(index)
-        if template is None:
-            response = self._response
-            template = self._templates[index] = ChunkTemplate(
-                lambda text: response.chunk(
-                    [ChatChunkChoice(index, ChatDelta(content=text))], response.report.for_chunk()
-                )
-            )
+    def _new_template(self, index: int) -> ChunkTemplate:
+        response, report = self._response, self._response.report.for_chunk()
+        template = self._templates[index] = ChunkTemplate(
+            lambda text: response.chunk([ChatChunkChoice(index, ChatDelta(content=text))], report)
+        )
         return template
 
 

@@ -104,7 +104,8 @@ class _Chunks:
         """position: the prompt's."""
         index = position * self._form.n + delta.index
         if self._is_plain and not self._unopened and delta.finish_reason is None:
-            return [self._template(index).chunk(text)] if (text := delta.text) else []
+            template = self._templates.get(index) or self._new_template(index)
+            return [template.chunk(text)] if (text := delta.text) else []
         report = self._response.report
         chunks: list[Completion | Raw] = []
         if self._is_opening(position, delta):
@@ -122,13 +123,11 @@ class _Chunks:
         """Whether this delta is the first with a token; then all of the prompt has been computed."""
         return position in self._unopened and bool(delta.token_ids or delta.finish_reason is not None)
 
-    def _template(self, index: int) -> ChunkTemplate:
-        template = self._templates.get(index)
-        if template is None:
-            response = self._response
-            template = self._templates[index] = ChunkTemplate(
-                lambda text: response.chunk([CompletionChoice(index, text)], response.report.for_chunk())
-            )
+    def _new_template(self, index: int) -> ChunkTemplate:
+        response, report = self._response, self._response.report.for_chunk()
+        template = self._templates[index] = ChunkTemplate(
+            lambda text: response.chunk([CompletionChoice(index, text)], report)
+        )
         return template
 
 

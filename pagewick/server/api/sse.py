@@ -138,14 +138,11 @@ class _Follower:
         self._outbox = outbox
         self.until_ready = outbox.until_taken
 
-    @property
-    def is_full(self) -> bool:
-        return self._outbox.is_full
-
-    def take(self, delta: ChoiceDelta) -> None:
+    def take(self, delta: ChoiceDelta) -> bool:
         frames = [self._frame(chunk) for chunk in self._chunks_of(delta)]
         if frames:
-            self._outbox.put(frames[0] if len(frames) == 1 else b"".join(frames))
+            self._outbox.put(b"".join(frames))
+        return not self._outbox.is_full
 
 
 class _Outbox:
