@@ -35,10 +35,11 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "A prefix cache is"}),
 }
 EVENT = b"data: {"
+END = b"[DONE]"
 # Events of each stream before and after the measurement, so that all streams run during it.
 MARGIN = 16
 BUFFER_BYTES = 1 << 16
-# More than any measurement takes, within the context of the built-in model.
+# Within the context of the built-in model.
 MAX_TOKENS = 1900
 
 
@@ -76,13 +77,13 @@ class Streams:
         self._ends = [b""] * num_streams
 
     def read_until(self, num_events: int) -> None:
-        """Read until each stream has had this number of events."""
-        left = {number for number, count in enumerate(self.counts) if count < num_events}
+        """Read until each stream has had this number of events, or has ended."""
+        left = {n for n, count in enumerate(self.counts) if count < num_events and self._ends[n] != END}
         while left:
             for key, _ in self._selector.select():
                 number = key.data
                 self._read(key.fileobj, number)
-                if self.counts[number] >= num_events:
+                if self.counts[number] >= num_events or END in self._ends[number]:
                     left.discard(number)
 
     def _read(self, connection: Any, number: int) -> None:
@@ -91,7 +92,7 @@ class Streams:
             raise click.ClickException(f"the server closed a stream too early, after {self._ends[number]!r}")
         data = self._ends[number] + data
         self.counts[number] += data.count(EVENT)
-        self._ends[number] = data[-len(EVENT) + 1 :]
+        self._ends[number] = END if END in data else data[-len(EVENT) + 1 :]
 
     def close(self) -> None:
         for key in list(self._selector.get_map().values()):
