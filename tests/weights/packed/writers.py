@@ -97,7 +97,7 @@ def marlin(group_size: int = 128, names: tuple[str, str] = ("B", "s")) -> Writer
         tiles = levels.T.reshape(num_columns // 16, 16, num_rows // 16, 16).transpose(0, 2, 1, 3)
         runs = tiles.reshape(-1, 1024)[:, thread_order()].reshape(num_columns // 16, num_rows * 16)
         single = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
-        order = single if group_size == -1 else [i + 8 * j for i in range(8) for j in range(8)]
+        order = single if scales.shape[1] == 1 else [i + 8 * j for i in range(8) for j in range(8)]
         stored = scales.t().reshape(-1, len(order))[:, order].reshape(scales.shape[1], num_rows)
         return {f"{prefix}.{names[0]}": pack(runs, 4), f"{prefix}.{names[1]}": stored}, meant
 
