@@ -53,9 +53,9 @@ def answers(
     computed: list[Tensor] = []
     take_all = sampler._take_all
 
-    def recorded(pairs: Any, drawn: Any) -> None:
+    def recorded(streams: Any, pairs: Any, drawn: Any, *rest: Any) -> None:
         computed.append(drawn.logits.clone())
-        take_all(pairs, drawn)
+        take_all(streams, pairs, drawn, *rest)
 
     sampler._take_all = recorded  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
