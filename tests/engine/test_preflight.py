@@ -117,7 +117,9 @@ def test_a_draft_model_is_looked_at_like_the_other(tmp_path: Path) -> None:
 def test_quantized_weights_are_known_by_their_names(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.gate_proj"
     directory = write_model(tmp_path / "m", {}, (f"{name}.qweight",), is_whole=False)
-    with pytest.raises(ConfigError, match=r"quantized \(model.layers.0.mlp.gate_proj\)"):
+    with pytest.raises(
+        ConfigError, match=r"quantized \(model.layers.0.mlp.gate_proj.qweight\), and config.json does not say how"
+    ):
         check_models(config_of(directory))
 
 

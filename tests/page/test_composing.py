@@ -130,6 +130,8 @@ def test_files_are_dropped(page: Page) -> None:
 
 
 def test_files_are_pasted_but_text_stays_text(page: Page) -> None:
+    # Unlike a user's action, a dispatched event does not wait for the page's code.
+    page.wait_for_load_state("networkidle")
     transfer(page, "paste", "#composer-text", {"a.txt": "text"})
     expect(page.locator("#draft-files .file-name")).to_have_text("a.txt")
     # A word processor gives a picture of the text, too.

@@ -139,7 +139,8 @@ def check_one(entry: Entry, finished: list[Finished], refused: list[int]) -> Non
             assert (one.num_prompt_tokens, one.num_generated) == (usage["prompt_tokens"], usage["completion_tokens"])
             assert not response.events or response.events[-1] == "[DONE]"
         else:
-            assert one.reason == "abort"
+            # The engine may have finished by the time at which a busy server sees that the client has left.
+            assert one.reason == "abort" or one.reason in REASONS
     elif response is not None:
         assert response.is_whole and not finished
         assert response.status == (
@@ -176,6 +177,13 @@ def test_every_request_is_counted_once(server: Server, seed: int, is_deep: bool)
     server.until(lambda: server.metrics().statuses.total() >= num_expected)
     after = server.wait_until_idle()
     finished, refused = server.requests_in_log(f"t{seed}-")
+    left_early = [
+        one.reason
+        for entry in ledger
+        if entry.is_generation and entry.response is not None and not entry.response.is_whole
+        for one in finished.get(entry.request_id, [])
+    ]
+    assert left_early.count("abort") > len(left_early) / 2
     for entry in ledger:
         try:
             check_one(entry, finished.get(entry.request_id, []), refused.get(entry.request_id, []))

@@ -174,7 +174,10 @@ def changed(directory: Path, entries: Mapping[str, Any]) -> Path:
     ("entries", "complaint"),
     [
         ({"architectures": ["Qwen9ForCausalLM"]}, "architecture Qwen9ForCausalLM is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "is quantized already: .*\n  quantize the original"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}},
+            "the weights are GPTQ int4 g128, and none of them is\n  config.json and the weights do not belong together",
+        ),
         (
             {"hidden_act": "gelu"},
             r"files of Qwen3ForCausalLM have no key for .*: activation gelu\n  use the checkpoint",
