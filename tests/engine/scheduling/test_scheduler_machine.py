@@ -379,7 +379,7 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: in
     machine = type("Machine", (SchedulerMachine,), given)
     can_speculate = name in ("full", "window", "bounded")
     events = [*EVENTS, *(("draft tokens accepted", "draft tokens rejected") if can_speculate else ())]
-    # Which histories a number of examples has depends on the modules that are loaded. Rare events may need more of them.
+    # The modules that are loaded decide which histories are tried. Rare events may need more of them.
     for factor in (20,) if IS_DEEP else (1, 2, 4):
         run_state_machine_as_test(
             machine,
