@@ -32,11 +32,11 @@ from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import method_chooser
 from pagewick.weights.loader import load_weights
-from pagewick.weights.packed.source import PackedSource
+from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress, default_progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
-from pagewick.weights.source import TensorSource, open_source
+from pagewick.weights.source import TensorSource
 
 logger = get_logger(__name__)
 
@@ -111,8 +111,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         model = _build(context, model_config, source.names())
         progress = _progress(source, opened.at_load, collectives)
         timeline = [*opened.timeline, *load_weights(model, source, progress=progress)]
-        labels = source.labels if isinstance(source, PackedSource) else {}
-        types = {**stored_types, **labels, **opened.at_load}
+        types = {**stored_types, **source.labels, **opened.at_load}
         weights = _describe_weights(model_config, types, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline)

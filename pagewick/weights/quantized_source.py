@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import torch
 
@@ -21,20 +18,17 @@ from pagewick.weights.quantized_file import (
     note_checked,
     stored_shapes,
 )
-from pagewick.weights.source import TensorSource
+from pagewick.weights.source import TensorSource, WrappedSource
 
 logger = get_logger(__name__)
 
 
-class QuantizedSource:
-    """A TensorSource with the blocks of some tensors in a file, and the other tensors in the checkpoint."""
+class QuantizedSource(WrappedSource):
+    """A source with the blocks of some tensors in a file, and the other tensors in the checkpoint."""
 
     def __init__(self, source: TensorSource, plan: QuantizationPlan, file: QuantizedFile, shapes: Shapes) -> None:
-        self._source, self._formats, self._file, self._shapes = source, plan.formats, file, shapes
-
-    def names(self) -> Sequence[str]:
-        """Return all tensor names of the checkpoint."""
-        return self._source.names()
+        super().__init__(source)
+        self._formats, self._file, self._shapes = plan.formats, file, shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; rows of a block format count in bytes."""
@@ -51,30 +45,6 @@ class QuantizedSource:
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor, mapped."""
         return self._file.get(name) if name in self._shapes else self._source.get(name)
-
-    def release(self, tensor: torch.Tensor) -> None:
-        """Drop the tensor's pages from this process."""
-        self._source.release(tensor)
-
-    def config(self) -> dict[str, Any]:
-        """Return the checkpoint's configuration."""
-        return self._source.config()
-
-    def generation_config(self) -> dict[str, Any]:
-        """Return the checkpoint's sampling defaults."""
-        return self._source.generation_config()
-
-    def close(self) -> None:
-        """Close the checkpoint; the file's mapping ends with its last tensor."""
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def quantized_once(

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import GENERATION_CONFIG_NAME, name_some, read_json_object
-from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.config import read_config
+from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
 
 _DTYPES: Final = {
@@ -36,8 +35,8 @@ _DTYPES: Final = {
 }
 
 
-class SafetensorsSource:
-    """The safetensors checkpoint in a directory; a TensorSource.
+class SafetensorsSource(TensorSource):
+    """The safetensors checkpoint in a directory.
 
     Opening reads the headers only. Raises ModelLoadError for a missing, truncated or damaged file, for a name
     in the index that its file does not have, for a tensor in two files, and for a dtype that torch lacks.
@@ -74,18 +73,10 @@ class SafetensorsSource:
         """Return the data type of a tensor, from the header."""
         return _DTYPES[self._tensors[name].dtype]
 
-    def stored_type(self, name: str) -> torch.dtype:
-        """Return the data type: these files have no block formats."""
-        return self.dtype(name)
-
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor whose memory is the mapped file; no byte is read before it is used."""
         tensor: torch.Tensor = self._files[self._tensors[name].file_name].get_tensor(name)
         return tensor
-
-    def release(self, tensor: torch.Tensor) -> None:
-        """Drop the tensor's pages from this process; the file stays in the system's page cache."""
-        release_pages(tensor)
 
     def config(self) -> dict[str, Any]:
         """Return `config.json`, with the stored dtype if it names none."""
@@ -98,14 +89,6 @@ class SafetensorsSource:
     def close(self) -> None:
         """Forget the files; each mapping ends when its last tensor is gone."""
         self._files.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _open_file(path: Path) -> Any:

@@ -26,7 +26,7 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.importance import Importance, read_importance
 from pagewick.weights.gguf.naming import architecture_named, gguf_name
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.models.answers import running
 from tests.models.checkpoints import save
 from tests.weights.gguf.models import VOCAB_SIZE, original

@@ -17,10 +17,10 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.messages import ModelInfo
 from pagewick.quantization.plan import plan_quantization
+from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
-from pagewick.weights.source import open_source
 from tests.quantization.test_plan import Model
 from tests.weights.gguf.random_models import write_random
 

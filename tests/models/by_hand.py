@@ -17,7 +17,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
 from pagewick.weights.loader import load_weights
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.models.checkpoints import write_checkpoint
 from tests.weights.test_loader import MemorySource
 

@@ -20,7 +20,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
 from pagewick.weights.loader import load_weights
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.layers.ranks import on_ranks, single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 

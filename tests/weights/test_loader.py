@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.loader import load_weights
+from pagewick.weights.source import TensorSource
 
 
-class MemorySource:
-    """A TensorSource over a dict; it records the tensors that are read."""
+class MemorySource(TensorSource):
+    """A source over a dict; it records the tensors that are read."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
@@ -29,9 +29,6 @@ class MemorySource:
 
     def dtype(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
-
-    def stored_type(self, name: str) -> torch.dtype:
-        return self.dtype(name)
 
     def get(self, name: str) -> Tensor:
         self.events.append(f"get {name}")
@@ -51,14 +48,6 @@ class MemorySource:
 
     def close(self) -> None:
         self.events.append("close")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Plain(nn.Module):

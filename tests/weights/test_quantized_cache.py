@@ -22,10 +22,10 @@ from pagewick.errors import ModelLoadError
 from pagewick.kernels import quantize_weight
 from pagewick.quantization.plan import QuantizationPlan
 from pagewick.weights import quantized_cache, quantized_file
+from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import QuantizedSource, quantized_once
-from pagewick.weights.source import open_source
 
 FORMATS = {"a.weight": "Q4_K", "b.weight": "Q8_0"}
 PLAN = QuantizationPlan("q4_k_m", FORMATS, {})
@@ -244,7 +244,7 @@ from pagewick.weights import quantized_cache, quantized_file
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 
 class Fatal(Progress):
     def advance(self, num_bytes):

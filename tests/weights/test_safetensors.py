@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.weights.opening import open_source
 from pagewick.weights.safetensors import SafetensorsSource
-from pagewick.weights.source import open_source
 
 Build = Callable[..., bytes]
 INDEX = "model.safetensors.index.json"

@@ -27,7 +27,8 @@ from pagewick.weights.gguf.importance import IMPORTANCE_KEYS, Importance
 from pagewick.weights.gguf.naming import architecture_named, gguf_shapes
 from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
-from pagewick.weights.source import TensorSource, open_source
+from pagewick.weights.opening import open_source
+from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_check import check_names
 
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +21,7 @@ from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.gguf.header import GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece, Piece, scale_of
 from pagewick.weights.mapped import release_pages
+from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import describe_expansions, gguf_tensors
 
 logger = get_logger(__name__)
@@ -38,8 +38,8 @@ _DTYPES: Final = {
 }
 
 
-class GgufSource:
-    """The model in a GGUF file and its other parts; a TensorSource.
+class GgufSource(TensorSource):
+    """The model in a GGUF file and its other parts.
 
     Opening reads the headers only. Raises ModelLoadError for a malformed or truncated file, for one that holds no
     model, and for an architecture, key or tensor that is not supported.
@@ -101,10 +101,6 @@ class GgufSource:
             release_pages(stored)
         return found.reshape(self.shape(name))
 
-    def release(self, tensor: torch.Tensor) -> None:
-        """Drop the tensor's pages from this process; the file stays in the system's page cache."""
-        release_pages(tensor)
-
     def config(self) -> dict[str, Any]:
         """Return the configuration in Hugging Face's form."""
         return dict(self.checkpoint.config)
@@ -116,14 +112,6 @@ class GgufSource:
     def close(self) -> None:
         """Forget the files; each mapping ends when its last tensor is gone."""
         self._bytes.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def stored_rows(self, tensor: GgufTensor) -> torch.Tensor:
         """Return a file's tensor as rows: numbers, or bytes of blocks. A vector has a number in each."""

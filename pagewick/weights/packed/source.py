@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final
 
 import torch
 
@@ -13,7 +12,7 @@ from pagewick.log import get_logger
 from pagewick.quantization.block_formats import stored_block
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.layout import NUMBERS, PackedWeight
-from pagewick.weights.safetensors import SafetensorsSource
+from pagewick.weights.source import TensorSource, WrappedSource
 from pagewick.weights.tensor_headers import describe_numbers
 
 logger = get_logger(__name__)
@@ -21,16 +20,15 @@ logger = get_logger(__name__)
 _ORDER_DTYPE: Final = torch.int64
 
 
-class PackedSource:
-    """A TensorSource: packed weights are rows of blocks, or numbers; other tensors are as in the file.
+class PackedSource(WrappedSource):
+    """A source whose packed weights are rows of blocks, or numbers; other tensors are as in the file.
 
     as_numbers: all weights are float32 numbers, to be quantized at load.
     """
 
-    def __init__(
-        self, source: SafetensorsSource, weights: Mapping[str, PackedWeight], *, as_numbers: bool = False
-    ) -> None:
-        self._source, self._as_numbers = source, as_numbers
+    def __init__(self, source: TensorSource, weights: Mapping[str, PackedWeight], *, as_numbers: bool = False) -> None:
+        super().__init__(source)
+        self._as_numbers = as_numbers
         self._weights = {name: weight.format.resolved(weight, source.get) for name, weight in weights.items()}
         ordered = [] if as_numbers else [weight for weight in self._weights.values() if weight.has_column_order]
         self._orders = {weight.order_name: weight for weight in ordered}
@@ -53,7 +51,7 @@ class PackedSource:
         if name in self._orders:
             return (self._orders[name].shape[1],)
         if (weight := self._weights.get(name)) is None:
-            return self._source.shape(name)
+            return super().shape(name)
         if not isinstance(kind := self.stored_type(name), str):
             return weight.shape
         numbers, num_bytes = stored_block(kind)
@@ -69,7 +67,7 @@ class PackedSource:
         if name in self._orders:
             return _ORDER_DTYPE
         if (weight := self._weights.get(name)) is None:
-            return self._source.stored_type(name)
+            return super().stored_type(name)
         return torch.float32 if self._as_numbers or weight.stored_type == NUMBERS else weight.stored_type
 
     def get(self, name: str) -> torch.Tensor:
@@ -80,7 +78,7 @@ class PackedSource:
         order = self._orders.get(name)
         weight = order or self._weights.get(name)
         if weight is None:
-            return self._source.get(name)
+            return super().get(name)
         try:
             if order is not None:
                 return weight.format.column_order(weight, self._source.get)
@@ -92,27 +90,3 @@ class PackedSource:
         finally:
             for part in weight.parts.values():
                 release_pages(self._source.get(part.name))
-
-    def release(self, tensor: torch.Tensor) -> None:
-        """Drop the tensor's pages from this process."""
-        self._source.release(tensor)
-
-    def config(self) -> dict[str, Any]:
-        """Return the checkpoint's configuration."""
-        return self._source.config()
-
-    def generation_config(self) -> dict[str, Any]:
-        """Return the checkpoint's sampling defaults."""
-        return self._source.generation_config()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -29,7 +29,7 @@ from pagewick.models.registry import read_config
 from pagewick.quantization.ggml import dequantize
 from pagewick.quantization.plan import plan_quantization
 from pagewick.sampling_params import SamplingParams
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.models.answers import running
 from training.batches import UNLEARNT, Example, encode_documents
 from training.corpus import build_documents, held_out_questions

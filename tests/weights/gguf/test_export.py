@@ -29,7 +29,7 @@ from pagewick.weights.gguf.export import TYPES, type_named, types_of
 from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece, Piece
 from pagewick.weights.gguf.writing import encoded_values
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import save
 from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file

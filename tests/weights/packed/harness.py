@@ -26,7 +26,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
 from pagewick.quantization import method_chooser
 from pagewick.weights.loader import load_weights
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.layers.ranks import on_ranks
 from tests.models.answers import make_prompts
 from tests.models.by_hand import logits_of

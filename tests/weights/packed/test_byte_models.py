@@ -20,7 +20,7 @@ from pagewick.engine.preflight import check_models
 from pagewick.errors import PagewickError
 from pagewick.layers.attention import Attention
 from pagewick.weights.description import describe
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
 from tests.weights.packed import byte_writers

@@ -13,7 +13,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.weights.gguf.test_mutations import mutated
 from tests.weights.packed.harness import SIZES, Writer, write_packed
 from tests.weights.packed.test_readers import AWQ, GPTQ, ROUND

@@ -14,7 +14,7 @@ from torch import Tensor
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.quantization.ggml import dequantize
 from pagewick.weights.description import describe
-from pagewick.weights.source import open_source
+from pagewick.weights.opening import open_source
 from tests.weights.packed.writers import awq, gptq, marlin
 
 NAME = "model.layers.0.mlp.up_proj"

@@ -13,10 +13,10 @@ from pagewick.engine.preflight import FoundModel, check_models, plan_at_load
 from pagewick.quantization.at_load import quantize_rows
 from pagewick.quantization.plan import QuantizationPlan
 from pagewick.weights.description import describe
+from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache, cache_key
 from pagewick.weights.quantized_source import quantized_once
-from pagewick.weights.source import open_source
 from tests.weights.packed.harness import Written, write_packed
 from tests.weights.packed.test_readers import GPTQ
 from tests.weights.packed.writers import gptq

@@ -1,0 +1,30 @@
+"""From the path of a checkpoint to its TensorSource."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagewick.errors import ModelNotFoundError
+from pagewick.weights.files import GGUF_SUFFIX
+from pagewick.weights.gguf.source import GgufSource
+from pagewick.weights.packed.headers import logical_tensors
+from pagewick.weights.packed.source import PackedSource
+from pagewick.weights.safetensors import SafetensorsSource
+from pagewick.weights.source import TensorSource
+
+
+def open_source(path: Path, *, as_numbers: bool = False) -> TensorSource:
+    """Open a checkpoint: a directory with safetensors, or a GGUF file.
+
+    as_numbers: weights that a directory's checkpoint stores in several tensors are numbers, to be quantized at load.
+    Raises ModelNotFoundError if it does not exist, ModelLoadError if its files cannot be used, ConfigError if its
+    weights are quantized in a way that is not supported.
+    """
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
+        return GgufSource(path)
+    if not path.is_dir():
+        fix = f"give the directory it is in: {path.parent}" if path.is_file() else "check the path"
+        raise ModelNotFoundError(f"{path} is not a directory\n  {fix}")
+    source = SafetensorsSource(path)
+    weights = logical_tensors(source.config(), source.infos).weights
+    return PackedSource(source, weights, as_numbers=as_numbers) if weights else source
