@@ -183,6 +183,7 @@ class SlotResult:
     """The result of one SlotWork: 0..k tokens, and perhaps an error that ends only this sequence, after these tokens.
 
     logprobs: one per token.
+    error_kind: the name of its class in pagewick.errors.
     candidates: for a beam search, in place of tokens, the best next tokens, best first.
     is_poisoned: the logits were not numbers, so the sequence's contents of the cache may be wrong.
     draft_token_ids: draft tokens for the next step, if any were wanted and the drafter has some.
@@ -192,6 +193,7 @@ class SlotResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    error_kind: str = "EngineError"
     is_poisoned: bool = False
     candidates: list[Candidate] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)

@@ -19,8 +19,8 @@ from typing import Protocol
 from pagewick.engine.batch import SlotResult, StepMasks, StepOutput, StepPlan
 from pagewick.engine.constraints.masks import Computed, MaskThread
 from pagewick.engine.messages import RequestDelta
+from pagewick.engine.scheduling.failures import constraint_failure
 from pagewick.engine.scheduling.plan_builder import ScheduledStep
-from pagewick.engine.scheduling.result_processor import constraint_failure
 from pagewick.engine.scheduling.scheduler import Scheduler
 
 
@@ -137,4 +137,5 @@ def _report_failed_masks(step: ScheduledStep, computed: Computed, output: StepOu
         return
     places = [place for place, work in enumerate(step.plan.work) if work.awaits_mask]
     for index, error in computed.errors.items():
-        output.results[places[index]] = SlotResult(error=constraint_failure(error))
+        failure = constraint_failure(error)
+        output.results[places[index]] = SlotResult(error=failure.message, error_kind=failure.kind)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pagewick.engine.messages import EngineRequest, RequestDelta, TokenLogprobs
+from pagewick.errors import InvalidRequestError
 
 VOCAB_SIZE = 40
 EOS_TOKEN_IDS = (3, 7)
@@ -64,14 +65,18 @@ class MadeUpConstraint:
 
     def allowed_mask(self) -> bytes:
         if len(self._accepted) == self._spec.get("fails_in_mask"):
-            raise ValueError("made up")
+            raise self._failure
         return constraint_mask(len(self._accepted))
 
     def accept(self, token_id: int) -> None:
         assert is_allowed(token_id, len(self._accepted))
         self._accepted.append(token_id)
         if len(self._accepted) == self._spec.get("fails_in_accept"):
-            raise ValueError("made up")
+            raise self._failure
+
+    @property
+    def _failure(self) -> Exception:
+        return InvalidRequestError("too complex") if self._spec.get("is_refused") else ValueError("made up")
 
 
 def is_allowed(token_id: int, num_output_tokens: int) -> bool:

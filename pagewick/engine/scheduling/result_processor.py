@@ -11,6 +11,7 @@ from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StreamResult
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
 from pagewick.engine.scheduling import beam_search
+from pagewick.engine.scheduling.failures import Failure, constraint_failure, result_failure
 from pagewick.engine.scheduling.fair_queue import FairShares
 from pagewick.engine.scheduling.plan_builder import ScheduledStep
 from pagewick.engine.scheduling.sequence_manager import SequenceManager
@@ -51,7 +52,7 @@ class ResultProcessor:
 
     def fail_all(self, owner: Request, error: str, kind: str) -> list[RequestDelta]:
         """End a request with an error for every choice that is not finished."""
-        return self._with_times(owner, self._fail_all(owner, error, kind))
+        return self._with_times(owner, self._fail_all(owner, Failure(error, kind)))
 
     def _process_streams(self, step: ScheduledStep, results: StreamResults) -> list[RequestDelta]:
         """Apply the tokens of the streams without details: what `_process` does, in one pass.
@@ -110,7 +111,7 @@ class ResultProcessor:
         if seq.drafting is not None:
             self._note_acceptance(seq.drafting, work.num_draft_tokens, result, delta)
         # The error came after these tokens, and one of them may have ended the sequence.
-        error = result.error if delta.finish_reason is None else None
+        error = result_failure(result) if delta.finish_reason is None else None
         if delta.token_ids or error is None:
             num_accepted = max(0, len(delta.token_ids) - 1)
             self.blocks.mark_computed(seq, work.num_tokens - work.num_draft_tokens + num_accepted)
@@ -130,14 +131,14 @@ class ResultProcessor:
                 deltas += self._spawn_choices(seq)
         if error is not None:
             self._discard_poisoned(seq, result)
-        error = failure or error
-        if error is not None:
-            deltas += self._fail(seq, error)
+        failure = failure or error
+        if failure is not None:
+            deltas += self._fail(seq, failure)
         elif delta.finish_reason is not None:
             self.sequences.finish(seq)
         return deltas if delta.token_ids or delta.prompt_logprobs or delta.finish_reason else deltas[1:]
 
-    def _extend(self, seq: Sequence, result: SlotResult) -> tuple[RequestDelta, str | None]:
+    def _extend(self, seq: Sequence, result: SlotResult) -> tuple[RequestDelta, Failure | None]:
         """Append new tokens to the sequence, up to the one that ends it; also return why its constraint fails."""
         owner, failure = seq.owner, None
         delta = _new_delta(owner, seq.choice_index)
@@ -194,23 +195,23 @@ class ResultProcessor:
             try:
                 self.sequences.fork(leader, owner.request.prompt_token_ids, leader.num_prompt_tokens - 1)
             except Exception as error:  # raised by the constraint factory
-                failures.append(_failure(owner, choice_index, constraint_failure(error)))
+                failures.append(_failed_delta(owner, choice_index, constraint_failure(error)))
         return failures
 
-    def _fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
+    def _fail(self, seq: Sequence, failure: Failure) -> list[RequestDelta]:
         """End a sequence with an error, and its request if other choices depend on it."""
         if seq.owner.is_beam_search or seq.owner.num_unspawned:
-            return self._fail_all(seq.owner, error)
+            return self._fail_all(seq.owner, failure)
         self.sequences.finish(seq)
-        return [_failure(seq.owner, seq.choice_index, error)]
+        return [_failed_delta(seq.owner, seq.choice_index, failure)]
 
-    def _fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
+    def _fail_all(self, owner: Request, failure: Failure) -> list[RequestDelta]:
         if owner.is_beam_search:
             choices = [*range(owner.request.params.n)]
         else:
             choices = [*(seq.choice_index for seq in owner.sequences), *_unspawned_choices(owner)]
         self.sequences.finish_request(owner)
-        return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
+        return [_failed_delta(owner, index, failure) for index in choices if index not in owner.unwanted_choices]
 
     def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
         """Keep wrong contents from serving other requests. After an error of another kind they are right."""
@@ -246,9 +247,9 @@ class ResultProcessor:
     def _process_candidates(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
         """Note the candidates of one beam; once all beams have theirs, continue the search."""
         owner = seq.owner
-        if result.error is not None:
+        if failure := result_failure(result):
             self._discard_poisoned(seq, result)
-            return self._fail(seq, result.error)
+            return self._fail(seq, failure)
         self.blocks.mark_computed(seq, work.num_tokens)
         deltas = []
         if prompt_logprobs := _unreported(seq, result.prompt_logprobs or []):
@@ -270,8 +271,9 @@ class ResultProcessor:
         self.stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
         num_beams = owner.request.params.n
         message = f"only {len(found)} of {num_beams} beams found a continuation: too few tokens are allowed"
+        unfound = Failure(message, "InvalidRequestError")
         missing = range(len(found), num_beams)
-        return [*deltas, *found, *(_failure(owner, index, message, "InvalidRequestError") for index in missing)]
+        return [*deltas, *found, *(_failed_delta(owner, index, unfound) for index in missing)]
 
     def _continue_beams(self, owner: Request, continuations: list[beam_search.Continuation]) -> None:
         """Replace the beams: a parent continues as its first child, and is forked for the others."""
@@ -297,11 +299,6 @@ class ResultProcessor:
         ]
 
 
-def constraint_failure(error: Exception) -> str:
-    """Return the message for the client of a constraint that raised an exception."""
-    return f"the constraint of this request failed: {error}"
-
-
 def _new_delta(owner: Request, choice_index: int) -> RequestDelta:
     return RequestDelta(
         request_id=owner.request.request_id,
@@ -310,9 +307,9 @@ def _new_delta(owner: Request, choice_index: int) -> RequestDelta:
     )
 
 
-def _failure(owner: Request, choice_index: int, error: str, kind: str = "EngineError") -> RequestDelta:
+def _failed_delta(owner: Request, choice_index: int, failure: Failure) -> RequestDelta:
     delta = _new_delta(owner, choice_index)
-    delta.finish_reason, delta.error, delta.error_kind = "error", error, kind
+    delta.finish_reason, delta.error, delta.error_kind = "error", failure.message, failure.kind
     return delta
 
 
@@ -320,7 +317,7 @@ def _unspawned_choices(owner: Request) -> range:
     return range(owner.request.params.n - owner.num_unspawned, owner.request.params.n)
 
 
-def _accept(constraint: TokenConstraint, token_id: int) -> tuple[str | None, bool]:
+def _accept(constraint: TokenConstraint, token_id: int) -> tuple[Failure | None, bool]:
     """Pass a token to a constraint; return why it fails, and whether nothing may follow."""
     try:
         constraint.accept(token_id)

@@ -63,12 +63,14 @@ class GrammarConstraint:
     """One choice's place in a grammar.
 
     vocab_size: the model's. end_ids: the tokens that end the response, allowed wherever the grammar may end.
+    param: the request's field, for errors.
     """
 
     def __init__(
-        self, compiled: CompiledGrammar, vocab_size: int, end_ids: Sequence[int], totals: GrammarTotals
+        self, compiled: CompiledGrammar, vocab_size: int, end_ids: Sequence[int], totals: GrammarTotals, param: str
     ) -> None:
         self._compiled = compiled
+        self._param = param
         self._matcher = compiled.matcher.deep_copy()
         self._num_bytes = -(-vocab_size // 8)
         self._last_bits = (1 << (vocab_size - 1) % 8 + 1) - 1
@@ -81,7 +83,7 @@ class GrammarConstraint:
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def allowed_mask(self) -> bytes:
-        """Return one bit per token, see TokenConstraint. Raises RuntimeError if that is too complex."""
+        """Return one bit per token, see TokenConstraint. Raises InvalidRequestError if that is too complex."""
         started = time.perf_counter()
         mask = bytearray(self._matcher.compute_bitmask()[: self._num_bytes])
         self._check()
@@ -95,10 +97,9 @@ class GrammarConstraint:
         return bytes(mask)
 
     def accept(self, token_id: int) -> None:
-        """Raises RuntimeError for a token that is not allowed, or that leads to what is too complex."""
+        """Raises InvalidRequestError if the grammar becomes too complex, RuntimeError for a token not allowed."""
         if not self._matcher.consume_token(token_id):
-            if _BEYOND_LIMITS.search(error := self._matcher.get_error()):
-                raise RuntimeError(f"it is too complex: {reason_of(error)}")
+            self._check_limits()
             self._totals.num_grammar_violations += 1
             raise RuntimeError(f"the grammar does not allow token {token_id} here")
 
@@ -126,7 +127,13 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._check_limits()
             raise RuntimeError(reason_of(self._matcher.get_error()))
+
+    def _check_limits(self) -> None:
+        if _BEYOND_LIMITS.search(error := self._matcher.get_error()):
+            message = f"{self._param} became too complex while the response was generated: {reason_of(error)}"
+            raise InvalidRequestError(f"{message}; write it with fewer repetitions or alternatives", param=self._param)
 
 
 class GrammarCompiler:
@@ -152,7 +159,7 @@ class GrammarCompiler:
         read = read_spec(spec)
         compiled = self.compile(read, vocab_size)
         end_ids = [*(() if read.ignores_eos else eos_token_ids), *read.stop_token_ids]
-        return GrammarConstraint(compiled, vocab_size, end_ids, self._totals)
+        return GrammarConstraint(compiled, vocab_size, end_ids, self._totals, read.param)
 
     def prepare(self, vocab_size: int) -> None:
         """Make ahead what the first grammar needs: the vocabulary. It takes up to a second, half of it with the GIL."""

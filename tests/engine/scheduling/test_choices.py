@@ -180,6 +180,15 @@ def test_a_constraint_ends_its_choice(spec: dict[str, int], reason: str, num_tok
     check_nothing_is_left(simulation)
 
 
+@pytest.mark.parametrize("spec", [{"fails_in_mask": 1}, {"fails_in_accept": 1}], ids=str)
+def test_a_constraint_that_refuses_its_request_is_no_failure_of_the_engine(spec: dict[str, int]) -> None:
+    simulation = Simulation(num_blocks=[40])
+    simulation.add(range(9), max_tokens=4, constraint={**spec, "is_refused": True})
+    *_, last = simulation.run()["r1"]
+    assert (last.error, last.error_kind) == ("too complex", "InvalidRequestError")
+    check_nothing_is_left(simulation)
+
+
 def test_a_constraint_that_cannot_be_made_refuses_the_request_or_ends_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -167,10 +167,10 @@ def test_responses_with_several_beginnings_are_tried(regex: str) -> None:
 
 def test_a_grammar_that_becomes_too_complex_says_so() -> None:
     compiler = GrammarCompiler(lambda: TOKENIZER, 4)
-    spec = {"type": "grammar", "grammar": form(regex="a{1000000000}")}
+    spec = {"type": "grammar", "grammar": form(regex="a{1000000000}"), "param": "guided_regex"}
     constraint = compiler.constraint(spec, SIZE, ())
     stats = EngineStats()
-    with pytest.raises(RuntimeError, match=r"too complex: .*too many"):
+    with pytest.raises(InvalidRequestError, match=r"guided_regex became too complex .*: .*too many.*; write it with"):
         for _ in range(4):
             constraint.allowed_mask()
             constraint.accept(TOKENIZER.encode("a", add_special_tokens=False)[0])
