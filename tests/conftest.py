@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 # `pytest -n`, like each server that it starts, computes with one thread unless a test asks for more.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before anything imports triton: its kernels are interpreted here (tests/kernels/triton/harness.py).
+os.environ["TRITON_INTERPRET"] = "1"
 import pagewick  # noqa: F401
 from tests.distribution import LongestUnitsFirst, rank_of
 

@@ -1,18 +1,18 @@
 """The operations, one signature each: that of their definition in `reference`.
 
 `TABLE` dispatches them by device and dtype to the first backend that supports them, else to their definition; `cpu` is
-the native library. Structs that operations take are in `options`, weights and caches in the layout of a backend in
-`matrix` and `kv_cache`. `truncation` is plain PyTorch everywhere.
+the native library, `triton` has kernels for GPUs. Structs that operations take are in `options`, weights and caches in
+the layout of a backend in `matrix` and `kv_cache`. `truncation` is plain PyTorch everywhere.
 """
 
 import torch
 from torch import Tensor
 
-from pagewick.kernels import cpu, reference
+from pagewick.kernels import cpu, reference, triton
 from pagewick.kernels.dispatch import Table
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
-TABLE = Table([cpu.BACKEND])
+TABLE = Table([cpu.BACKEND, triton.BACKEND])
 
 activation = TABLE.operation(reference.activation)
 add = TABLE.operation(reference.add)

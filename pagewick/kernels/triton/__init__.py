@@ -1,0 +1,64 @@
+"""Kernels in Triton for GPUs of NVIDIA (from compute capability 8.0) and AMD. None has run on a GPU yet: docs/gpu.md.
+
+Each operation has a module, which is imported when the operation first meets a tensor on a GPU: nothing of Triton is
+imported before. PyTorch for CUDA and ROCm brings Triton along. PAGEWICK_TRITON=0 turns the kernels off.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pagewick.kernels.dispatch import Backend, Function
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+# The module of each operation, and the dtypes that its first tensor may have.
+OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {}
+MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))
+
+
+class _Functions(Mapping[str, Function]):
+    """The functions by name, imported when they are taken."""
+
+    def __getitem__(self, name: str) -> Function:
+        module, _ = OPERATIONS[name]
+        function: Any = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        return function  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(OPERATIONS)
+
+    def __len__(self) -> int:
+        return len(OPERATIONS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in OPERATIONS
+
+
+def supports(operation: str, device_kind: str, dtype: torch.dtype) -> bool:
+    """Whether there is a GPU that runs the kernels, and one for tensors of this dtype."""
+    return device_kind == "cuda" and dtype in OPERATIONS[operation][1] and not why_off()
+
+
+@functools.cache
+def why_off() -> str:
+    """Say in one sentence why the kernels are off; nothing: they are on."""
+    if os.environ.get("PAGEWICK_TRITON") == "0":
+        return "PAGEWICK_TRITON=0"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; PyTorch for CUDA brings it along: pip install 'pagewick[gpu]'"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU"
+    if not torch.version.hip and torch.cuda.get_device_capability() < (8, 0):
+        return "the GPU is older than compute capability 8.0, which has no bfloat16"
+    return ""
+
+
+BACKEND = Backend("triton", _Functions(), supports)

@@ -1,0 +1,85 @@
+"""Variant: one way in which a kernel is compiled. All variants of a module can be compiled ahead, without a GPU.
+
+A target is a family of GPUs that share an instruction set and the size of shared memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TARGETS = ("sm_80", "sm_89", "sm_90", "gfx942")
+# Bytes of shared memory that a program may use on each target.
+SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
+# Triton's names of dtypes; fp8 is read as bytes' own types, which every target can convert.
+TYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with the types of its arguments and its constants.
+
+    signature: Triton's type of every argument that is no constant, in the kernel's order: "*bf16", "i32", "fp32". Such
+    pointers are multiples of 16 bytes; ":16" behind "i32" says so of a number. num_stages: how many iterations of a
+    loop may load at once. uses_tensor_cores: whether its products must be instructions of tensor cores. in_sample:
+    whether every run of the tests compiles it. targets: those on which it is chosen.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 2
+    uses_tensor_cores: bool = False
+    in_sample: bool = False
+    targets: tuple[str, ...] = TARGETS
+
+    def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
+        """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
+        self.kernel[grid](
+            **arguments, **self.constexprs, num_warps=self.num_warps, num_stages=self.num_stages, enable_fp_fusion=True
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A call of an operation in a real model, for its limit on paper.
+
+    num_bytes: read and written, each once. num_operations: additions and multiplications; on_tensor_cores: whether
+    tensor cores do them.
+    """
+
+    operation: str
+    shape: str
+    num_bytes: int
+    num_operations: int
+    on_tensor_cores: bool = True
+
+
+@functools.cache
+def target_of(device: torch.device) -> str:
+    """Return the target whose variants run on a device; on a CPU, where kernels are interpreted, that is sm_90."""
+    if device.type != "cuda":
+        return "sm_90"
+    if torch.version.hip:
+        return "gfx942"
+    capability = torch.cuda.get_device_capability(device)
+    # GPUs of capability 8.6 and 12.0 have as much shared memory as those of 8.9.
+    if capability == (8, 0):
+        return "sm_80"
+    return "sm_90" if capability[0] in (9, 10) else "sm_89"

@@ -1,0 +1,19 @@
+"""Every kernel compiles for its targets within the limits: no spills, shared memory, tensor cores where meant.
+
+By default a sample of the variants; with PAGEWICK_DEEP=1 everything that host functions can choose.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pagewick.kernels.triton import MODULES
+from tests.kernels.triton.harness import IS_DEEP, compile_module
+
+
+@pytest.mark.timeout(3600 if IS_DEEP else 300)
+@pytest.mark.parametrize("module", MODULES)
+def test_variants_compile_within_the_limits(module: str) -> None:
+    compiled = compile_module(module, sample_only=not IS_DEEP)
+    assert compiled, f"no variant of {module} is in the sample"
+    assert [fault for each in compiled for fault in each["faults"]] == []
