@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pagewick.number_formats import (
     DTYPES,
     KV_CACHE_DTYPE_ALIASES,
     KV_CACHE_DTYPES,
+    MARLIN,
     quantization_named,
 )
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
@@ -215,12 +216,16 @@ class EngineConfig:
                     raise ConfigError(f"{flag_of(field_name)} is given twice (once as {flag_of(name)})")
         return cls(**values)
 
-    def for_weights(self, kind: str) -> EngineConfig:
+    def for_weights(self, kind: str, stored: Collection[str] = ()) -> EngineConfig:
         """Return a config without a quantization of CHECKPOINT_FORMATS, which is no more than a condition.
 
-        kind: what the model is, as weights_kind returns it. Raises ConfigError if it is something else than the
-        condition says.
+        MARLIN is int4, unless the checkpoint has weights in int4, which stay as they are.
+        kind: what the model is, as weights_kind returns it. stored: the formats in which its weights are kept. Raises
+        ConfigError if the model is something else than the condition says.
         """
+        if self.quantization == MARLIN:
+            has_int4 = any(name.startswith("int4_") for name in stored)
+            return replace(self, quantization=None if has_int4 else "int4")
         wanted = CHECKPOINT_FORMATS.get(self.quantization or "")
         if wanted is None:
             return self

@@ -7,9 +7,13 @@ from functools import partial
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_description
-from pagewick.weights.description import GGUF, Description, weights_kind
+from pagewick.log import get_logger
+from pagewick.number_formats import MARLIN
+from pagewick.weights.description import GGUF, Description, describe, weights_kind
 from pagewick.weights.hub import resolve_model, resolve_tokenizer
 from pagewick.weights.packed.config import quant_method
+
+logger = get_logger(__name__)
 
 
 def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:
@@ -27,7 +31,11 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
 
     model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
     kind = "" if config.quantization is None else weights_kind(model)
-    found = replace(config.for_weights(kind), model=str(model), weight_file=None)
+    stored = {tensor.dtype for tensor in describe(model).tensors} if config.quantization == MARLIN else ()
+    found = replace(config.for_weights(kind, stored), model=str(model), weight_file=None)
+    if config.quantization == MARLIN:
+        result = "the weights are quantized to it" if found.quantization else "the weights keep their levels"
+        logger.info("Marlin's layout is for CUDA kernels; --quantization marlin is int4 here, and %s", result)
     if config.tokenizer is not None:
         found = replace(found, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
     if config.speculative_model is not None:

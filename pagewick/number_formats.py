@@ -37,11 +37,13 @@ CHECKPOINT_FORMATS = {
     "gguf": ("gguf",),
     **dict.fromkeys(("gptq", "gptq_marlin"), ("gptq", "auto-round")),
     **dict.fromkeys(("awq", "awq_marlin"), ("awq", "auto-round")),
-    "marlin": ("marlin", "gptq", "awq"),
     "auto_round": ("auto-round",),
     "fp8": ("fp8", "fbgemm-fp8", "modelopt", "compressed-tensors"),
     **{name: (name.replace("_", "-"),) for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq")},
 }
+
+# Weights in 4 bits for Marlin's kernels, which are for CUDA: here, int4.
+MARLIN = "marlin"
 
 # Other values that programs take for --quantization, and the answers to them.
 _NO_QUANTIZATION = {
@@ -54,7 +56,7 @@ _NO_QUANTIZATION = {
 
 
 def quantization_named(value: str) -> str | None:
-    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, or one of CHECKPOINT_FORMATS.
+    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, one of CHECKPOINT_FORMATS, or MARLIN.
 
     Raises ConfigError.
     """
@@ -63,7 +65,7 @@ def quantization_named(value: str) -> str | None:
         name = "_".join(filter(None, (f"q{match[1]}", match[2], match[3])))
     if name == "none":
         return None
-    if name not in (*QUANTIZATIONS, *CHECKPOINT_FORMATS):
+    if name not in (*QUANTIZATIONS, *CHECKPOINT_FORMATS, MARLIN):
         others = f"must be one of {', '.join(QUANTIZATIONS)}"
         answer = next((text for words, text in _NO_QUANTIZATION.items() if name in words.split()), others)
         raise ConfigError(f"--quantization {value}: {answer}")

@@ -163,7 +163,6 @@ def test_a_format_of_weights_has_many_spellings(spellings: str, name: str | None
         ("gguf", {"gguf"}),
         ("gptq", {"gptq", "auto-round"}),
         ("awq-marlin", {"awq", "auto-round"}),
-        ("marlin", {"marlin", "gptq", "awq"}),
         ("bitsandbytes", {"bitsandbytes"}),
     ],
 )
@@ -175,6 +174,13 @@ def test_a_format_of_checkpoints_is_a_condition(value: str, kinds: set[str]) -> 
             continue
         with pytest.raises(ConfigError, match=f"--quantization {config.quantization}: some/model holds .*\n  leave"):
             config.for_weights(kind)
+
+
+@pytest.mark.parametrize("stored", [(), ("BF16", "fp8_g128"), ("BF16", "int4_g64")])
+def test_marlin_is_int4_unless_weights_are_in_it(stored: tuple[str, ...]) -> None:
+    config = EngineConfig("some/model", quantization="Marlin")
+    expected = None if "int4_g64" in stored else "int4"
+    assert config.for_weights("gptq" if stored else "", stored) == EngineConfig("some/model", quantization=expected)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"], options["max_num_seqs"]
     )
     asked = EngineConfig(model=model, quantization=options["quantization"])
-    mix = asked.for_weights(found.kind).quantization
+    mix = asked.for_weights(found.kind, {tensor.dtype for tensor in found.tensors}).quantization
     if mix not in (None, "auto"):
         found = checkpoint.quantized_at_load(found, mix)
     if cluster is not None and mix == "auto":

@@ -30,6 +30,7 @@ from pagewick.weights.tensor_headers import (
     directory_tensors,
     gguf_tensors,
     in_formats,
+    kept_blocks,
     remote_tensors,
     with_stored_dtype,
 )
@@ -99,9 +100,8 @@ def quantized_at_load(checkpoint: Checkpoint, mix: str) -> Checkpoint:
     model = checkpoint.model_config
     if model is None or not checkpoint.verdict.runs:
         return checkpoint
-    in_blocks = {tensor.name: tensor.dtype for tensor in checkpoint.tensors if tensor.is_in_blocks and not tensor.label}
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, [one.name for one in checkpoint.tensors])}
-    return replace(checkpoint, plan=plan_quantization(mix, shapes, in_blocks, model))
+    return replace(checkpoint, plan=plan_quantization(mix, shapes, kept_blocks(checkpoint.tensors, mix), model))
 
 
 def open_checkpoint(

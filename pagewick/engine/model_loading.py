@@ -80,7 +80,9 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with ExitStack() as cleanup:
-        source = cleanup.enter_context(open_source(Path(config.model), as_numbers=config.quantization is not None))
+        source = cleanup.enter_context(open_source(Path(config.model), mix=config.quantization))
+        if source.note and collectives.rank == 0:
+            logger.info("%s", source.note)
         model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(

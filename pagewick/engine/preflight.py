@@ -28,7 +28,7 @@ from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
-from pagewick.weights.tensor_headers import TensorInfo, in_formats
+from pagewick.weights.tensor_headers import TensorInfo, in_formats, kept_blocks
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class FoundModel:
         model, names = read_config(found.config, **rope), [tensor.name for tensor in found.tensors]
         tensors = found.tensors
         if quantization not in (None, "auto"):
-            in_blocks = {tensor.name: tensor.dtype for tensor in tensors if tensor.is_in_blocks and not tensor.label}
+            in_blocks = kept_blocks(tensors, quantization)
             tensors = in_formats(tensors, plan_at_load(quantization, model, names, in_blocks).formats)
         return cls(model, names, {tensor.name: tensor for tensor in tensors if tensor.is_in_blocks})
 

@@ -13,6 +13,8 @@ from pagewick.quantization.mixes import MIXES, MixedModel, is_quantizable, mix_t
 
 # The choices of --quantization auto, best first; the first of all is not to quantize.
 _AUTO: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+# The block formats that a mix keeps: weights that a checkpoint has in them are not quantized again.
+_KEPT: Final = {"int4": ("int4_g32", "int4_g64", "int4_g128")}
 # The weights' share of the free memory with --quantization auto; the rest is for the KV cache and activations.
 _AUTO_SHARE: Final = 0.75
 
@@ -51,21 +53,28 @@ class QuantizationPlan:
         return f"rows too short for {MIXES[self.mix]}: {', '.join(parts)}" if parts else ""
 
 
+def keeps(mix: str, stored_type: str) -> bool:
+    """Whether weights that are stored in this block format stay as they are in a mix."""
+    return stored_type in _KEPT.get(mix, ())
+
+
 def plan_quantization(
     mix: str, shapes: Mapping[str, Sequence[int]], in_blocks: Mapping[str, str], model: SizedModel
 ) -> QuantizationPlan:
     """Plan to quantize a checkpoint to a mix by llama.cpp's rules.
 
     shapes: of all the model's tensors, by name. in_blocks: the format of those that the checkpoint stores in blocks.
-    Raises ConfigError if some of the weights are quantized already.
+    Raises ConfigError if some of the weights are quantized already, to formats that the mix does not keep.
     """
-    if quantized := {in_blocks[name] for name in shapes if name in in_blocks and is_quantizable(name, shapes[name])}:
+    others = {name: kind for name, kind in in_blocks.items() if not keeps(mix, kind)}
+    if quantized := {others[name] for name in shapes if name in others and is_quantizable(name, shapes[name])}:
         raise ConfigError(
             f"--quantization {mix}: this checkpoint is quantized already ({', '.join(sorted(quantized))})\n"
             "  leave the flag out, or give the model's unquantized checkpoint"
         )
     facts = MixedModel(model.num_layers, model.num_heads, model.num_kv_heads, model.num_experts)
-    chosen = {name: kind for name, kind in mix_types(mix, shapes, facts).items() if kind is not None}
+    types = mix_types(mix, shapes, facts)
+    chosen = {name: kind for name, kind in types.items() if kind is not None and name not in in_blocks}
     formats = {name: kind for name, kind in chosen.items() if kind in BLOCK_FORMATS}
     width, _ = BLOCK_FORMATS[MIXES[mix]]
     narrow = Counter(formats.get(name, "") for name in chosen if shapes[name][-1] % width)

@@ -13,10 +13,10 @@ from pagewick.weights.safetensors import SafetensorsSource
 from pagewick.weights.source import TensorSource
 
 
-def open_source(path: Path, *, as_numbers: bool = False) -> TensorSource:
+def open_source(path: Path, *, mix: str | None = None) -> TensorSource:
     """Open a checkpoint: a directory with safetensors, or a GGUF file.
 
-    as_numbers: weights that a directory's checkpoint stores in several tensors are numbers, to be quantized at load.
+    mix: the one to which weights will be quantized at load, as in PackedSource.
     Raises ModelNotFoundError if it does not exist, ModelLoadError if its files cannot be used, ConfigError if its
     weights are quantized in a way that is not supported.
     """
@@ -27,4 +27,4 @@ def open_source(path: Path, *, as_numbers: bool = False) -> TensorSource:
         raise ModelNotFoundError(f"{path} is not a directory\n  {fix}")
     source = SafetensorsSource(path)
     weights = logical_tensors(source.config(), source.infos).weights
-    return PackedSource(source, weights, as_numbers=as_numbers) if weights else source
+    return PackedSource(source, weights, mix=mix) if weights else source

@@ -23,6 +23,11 @@ class TensorSource(ABC):
         """The formats of weights in words, by the weight's name, where the stored type does not say it all."""
         return {}
 
+    @property
+    def note(self) -> str:
+        """A line about weights that are kept in another form than they are stored in; empty if there are none."""
+        return ""
+
     @abstractmethod
     def names(self) -> Sequence[str]:
         """Return all tensor names, in the order of their bytes on disk."""
@@ -84,6 +89,11 @@ class WrappedSource(TensorSource):
     def labels(self) -> Mapping[str, str]:
         """The formats of weights in words."""
         return self._source.labels
+
+    @property
+    def note(self) -> str:
+        """A line about weights that are kept in another form."""
+        return self._source.note
 
     def names(self) -> Sequence[str]:
         """Return all tensor names."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.quantization.block_formats import BLOCK_FORMATS, OWN_FORMATS, kept_format
+from pagewick.quantization.plan import keeps
 from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint
 from pagewick.weights.gguf.header import FORMATS_BY_NAME
@@ -208,12 +209,18 @@ def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
     return found
 
 
+def kept_blocks(tensors: Iterable[TensorInfo], mix: str) -> dict[str, str]:
+    """Return the formats of tensors in blocks, but for packed weights that are read as numbers to quantize them."""
+    return {one.name: one.dtype for one in tensors if one.is_in_blocks and (not one.label or keeps(mix, one.dtype))}
+
+
 def in_formats(tensors: Iterable[TensorInfo], formats: Mapping[str, str]) -> tuple[TensorInfo, ...]:
     """Return the tensors as they are once those in `formats` are quantized to these block formats."""
 
     def quantized(tensor: TensorInfo, kind: str) -> TensorInfo:
         numbers, num_bytes = BLOCK_FORMATS[kind]
-        return replace(tensor, dtype=kind, num_bytes=tensor.num_elements // numbers * num_bytes)
+        num_bytes = tensor.num_elements // numbers * num_bytes
+        return replace(tensor, dtype=kind, num_bytes=num_bytes, has_column_order=False)
 
     return tuple(quantized(one, formats[one.name]) if one.name in formats else one for one in tensors)
 

@@ -118,6 +118,18 @@ def test_a_line_means_the_same_here(
     assert set(hub.fetched()) == (set() if line.published is None else {line.published[1]})
 
 
+@pytest.mark.parametrize("packed", ["gptq", "awq", "marlin", ""])
+@pytest.mark.parametrize("quantization", ["marlin", "q4_k"])
+def test_weights_of_every_format_can_be_quantized(
+    quantization: str, packed: str, run: Callable[..., Outcome], tiny_model: Path, gguf: Path, tmp_path: Path
+) -> None:
+    """candle-vllm turns unquantized, GPTQ and AWQ weights into any of ggml's types, or into Marlin's."""
+    line = next(line for line in COMMANDS if line.expect.get("quantization") == quantization)
+    model = write_zeros(tiny_model, packed, tmp_path / "packed") if packed else tiny_model
+    outcome = run(line.words(model, gguf), line.environment)
+    assert (outcome.error, outcome.values) == ("", line.expect)
+
+
 @pytest.mark.parametrize(
     "line",
     [line for line in LINES if line.expect["command"] == "convert"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import struct
@@ -210,3 +211,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         huggingface_hub.close_session()  # a client made earlier may have taken proxies from the environment
         yield state
         huggingface_hub.close_session()
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """Collect the messages of pagewick's logger."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("pagewick")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(before)

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 
-from pagewick.log import get_logger
 from pagewick.quantization.block_formats import BLOCK_FORMATS, kept_format
 from pagewick.quantization.expansion import expand
 from pagewick.quantization.ggml import dequantize
@@ -23,8 +22,6 @@ from pagewick.weights.gguf.pieces import JoinedPiece, Piece, scale_of
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import describe_expansions, gguf_tensors
-
-logger = get_logger(__name__)
 
 _DTYPES: Final = {
     "F32": torch.float32,
@@ -47,8 +44,6 @@ class GgufSource(TensorSource):
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = open_gguf(path)
-        if expansions := describe_expansions(gguf_tensors(self.checkpoint)):
-            logger.info("expanding weights, without a change of their numbers: %s", expansions)
         self._pieces = {piece.name: piece for piece in self.checkpoint.pieces}
         by_name = {tensor.name: tensor for tensor in self.checkpoint.tensors}
         self._scales = {name: scale for name, tensor in by_name.items() if (scale := scale_of(tensor, by_name))}
@@ -57,6 +52,12 @@ class GgufSource(TensorSource):
             part: torch.from_file(str(self.checkpoint.paths[part]), shared=False, size=size, dtype=torch.uint8)
             for part, size in sizes.items()
         }
+
+    @property
+    def note(self) -> str:
+        """A line about types that are kept in another one; empty if there are none."""
+        expansions = describe_expansions(gguf_tensors(self.checkpoint))
+        return expansions and f"expanding weights, without a change of their numbers: {expansions}"
 
     def names(self) -> Sequence[str]:
         """Return all tensor names: file by file, by offset inside a file."""

@@ -8,14 +8,12 @@ from typing import Final
 import torch
 
 from pagewick.errors import ModelLoadError
-from pagewick.log import get_logger
 from pagewick.quantization.block_formats import stored_block
+from pagewick.quantization.plan import keeps
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.layout import NUMBERS, PackedWeight
 from pagewick.weights.source import TensorSource, WrappedSource
 from pagewick.weights.tensor_headers import describe_numbers
-
-logger = get_logger(__name__)
 
 _ORDER_DTYPE: Final = torch.int64
 
@@ -23,24 +21,28 @@ _ORDER_DTYPE: Final = torch.int64
 class PackedSource(WrappedSource):
     """A source whose packed weights are rows of blocks, or numbers; other tensors are as in the file.
 
-    as_numbers: all weights are float32 numbers, to be quantized at load.
+    mix: the one to which weights will be quantized at load. Those that it does not keep are float32 numbers then.
     """
 
-    def __init__(self, source: TensorSource, weights: Mapping[str, PackedWeight], *, as_numbers: bool = False) -> None:
+    def __init__(self, source: TensorSource, weights: Mapping[str, PackedWeight], *, mix: str | None = None) -> None:
         super().__init__(source)
-        self._as_numbers = as_numbers
         self._weights = {name: weight.format.resolved(weight, source.get) for name, weight in weights.items()}
-        ordered = [] if as_numbers else [weight for weight in self._weights.values() if weight.has_column_order]
+        self._kept = {name for name, weight in weights.items() if mix is None or keeps(mix, weight.stored_type)}
+        ordered = [self._weights[name] for name in weights if name in self._kept and weights[name].has_column_order]
         self._orders = {weight.order_name: weight for weight in ordered}
         parts = {part.name: name for name, weight in weights.items() for part in weight.parts.values()}
-        if not as_numbers and (text := describe_numbers(weight.info for weight in weights.values())):
-            logger.info("no block format holds some weights, which are kept as numbers of 16 bits: %s", text)
         self._names = tuple(dict.fromkeys([*(parts.get(name, name) for name in source.names()), *self._orders]))
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The formats of the packed weights in words, by the weight's name; empty if all are numbers."""
-        return {} if self._as_numbers else {name: weight.format.label for name, weight in self._weights.items()}
+        """The formats of the packed weights in words, by the weight's name, but for those to be quantized."""
+        return {name: self._weights[name].format.label for name in self._kept}
+
+    @property
+    def note(self) -> str:
+        """A line about weights that no block format holds; empty if there are none."""
+        found = describe_numbers(self._weights[name].info for name in self._weights if name in self._kept)
+        return found and f"no block format holds some weights, which are kept as numbers of 16 bits: {found}"
 
     def names(self) -> Sequence[str]:
         """Return the names of plain tensors and of weights, in the order of the files; orders of columns come last."""
@@ -68,7 +70,7 @@ class PackedSource(WrappedSource):
             return _ORDER_DTYPE
         if (weight := self._weights.get(name)) is None:
             return super().stored_type(name)
-        return torch.float32 if self._as_numbers or weight.stored_type == NUMBERS else weight.stored_type
+        return torch.float32 if name not in self._kept or weight.stored_type == NUMBERS else weight.stored_type
 
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor: mapped if it is plain, decoded if it is a weight.
@@ -82,7 +84,7 @@ class PackedSource(WrappedSource):
         try:
             if order is not None:
                 return weight.format.column_order(weight, self._source.get)
-            if self._as_numbers:
+            if name not in self._kept:
                 return weight.format.numbers(weight, self._source.get)
             return weight.format.read(weight, self._source.get)
         except ModelLoadError as error:

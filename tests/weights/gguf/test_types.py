@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,21 +32,6 @@ OURS = {
     "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj",
     "ffn_up": "up_proj", "ffn_down": "down_proj",
 }  # fmt: skip
-
-
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """Collect the messages of pagewick's logger."""
-    found: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pagewick")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield found
-    logger.removeHandler(handler)
-    logger.setLevel(before)
 
 
 def in_turn(stem: str) -> str:
@@ -175,20 +159,17 @@ def test_experts_of_a_layer_may_have_different_types(tmp_path: Path) -> None:
     assert 0 < difference(files) < 0.05
 
 
-def test_one_line_says_what_is_expanded(tmp_path: Path, lines: list[str]) -> None:
+def test_one_line_says_what_is_expanded(tmp_path: Path) -> None:
     kinds = {"ffn_up": "IQ4_XS", "ffn_down": "IQ4_NL"}
     path = write_random(tmp_path / "m.gguf", "dense", lambda stem: kinds.get(stem, "Q4_K"))
-    with GgufSource(path):
-        pass
-    # Two layers of 256 x 512.
-    (message,) = lines
-    assert message == (
-        "expanding weights, without a change of their numbers: IQ4_XS (139.3 kB) to int8_g32 (294.9 kB), "
-        "IQ4_NL (147.5 kB) to Q8_0 (278.5 kB)"
-    )
-    lines.clear()
-    with GgufSource(write_random(tmp_path / "q.gguf", "dense", "Q4_K")):
-        assert lines == []
+    with GgufSource(path) as source:
+        # Two layers of 256 x 512.
+        assert source.note == (
+            "expanding weights, without a change of their numbers: IQ4_XS (139.3 kB) to int8_g32 (294.9 kB), "
+            "IQ4_NL (147.5 kB) to Q8_0 (278.5 kB)"
+        )
+    with GgufSource(write_random(tmp_path / "q.gguf", "dense", "Q4_K")) as source:
+        assert source.note == ""
 
 
 def test_expanded_types_take_the_memory_that_they_have_after_it(tmp_path: Path) -> None:

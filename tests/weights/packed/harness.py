@@ -122,9 +122,9 @@ def reference(written: Written, tmp_path: Path) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def load(context: LayerContext, directory: Path, *, as_numbers: bool = False) -> Decoder:
+def load(context: LayerContext, directory: Path) -> Decoder:
     """Build and load this rank's share, with room for one batch in its cache."""
-    with open_source(directory, as_numbers=as_numbers) as source:
+    with open_source(directory) as source:
         types = {name: source.stored_type(name) for name in source.names()}
         context = replace(context, choose_method=method_chooser(types))
         model = build_model(context, read_config(source.config()), list(types))

@@ -71,7 +71,7 @@ def test_gptq(options: dict[str, Any], entries: dict[str, Any], kind: str | torc
     numbers, found = numbers_in(tmp_path)
     assert torch.equal(numbers, meant)
     assert found == kind
-    with open_source(tmp_path, as_numbers=True) as source:
+    with open_source(tmp_path, mix="q4_0") as source:
         assert source.stored_type(f"{NAME}.weight") == torch.float32
         assert torch.equal(source.get(f"{NAME}.weight"), meant)
         assert not any("column_order" in name for name in source.names())
