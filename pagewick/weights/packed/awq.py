@@ -12,7 +12,14 @@ and in the layout "gemv", whose words hold numbers in their order:
     .qzeros  [N, Z] int32       zero points of eight groups; rows are filled up with zeros to Z words
     .scales  [N, 8 Z]           float16 as a rule, filled up likewise
 
-Source: https://github.com/casper-hansen/AutoAWQ.
+and in the layout "gemv_fast":
+
+    .qweight [N / 4, C] int16   for each four rows and 64 columns, the numbers of one row after the other, each 32 in
+                                the order of the kernel's threads; a word holds four numbers
+    .scales  [8 Z, N] float16   filled up likewise
+    .qzeros  [8 Z, N] float16   -scale * zero, rounded
+
+Source: https://github.com/casper-hansen/AutoAWQ and https://github.com/ModelCloud/GPTQModel.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.packed.fp8 import matrix_shape
 from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.marlin import MarlinFormat
 from pagewick.weights.packed.settings import Settings, named
@@ -36,7 +44,11 @@ if TYPE_CHECKING:
 SUFFIXES: Final = (".qweight", ".qzeros", ".scales")
 _ROWS_IN_WORD: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD: Final = 8
-_VERSIONS: Final = ("gemm", "gemv", "marlin")
+# GPTQModel's names for the entry with the layout come after AutoAWQ's.
+_VERSION_ENTRIES: Final = ("version", "checkpoint_format", "format")
+_VERSIONS: Final = ("gemm", "gemv", "gemv_fast", "marlin")
+# The rows and columns of a tile in the layout gemv_fast.
+_TILE: Final = (4, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class AwqFormat(PackedFormat):
 
     def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
         self._check_sizes(name, rows, columns)
-        groups = self._zero_words(columns) * _WORD if self.is_gemv else num_groups(columns, self.group_size)
+        groups = _zero_words(columns, self.group_size) * _WORD if self.is_gemv else num_groups(columns, self.group_size)
         num_bytes = rows * columns // 2 + groups * rows // 2 + 2 * groups * rows
         return TensorInfo(name, self._stored_type(columns), (rows, columns), num_bytes, label=self.label)
 
@@ -65,7 +77,7 @@ class AwqFormat(PackedFormat):
         first, second = qweight.shape
         rows, columns = (first, second * _WORD) if self.is_gemv else (second * _WORD, first)
         self._check_sizes(qweight.name, rows, columns)
-        groups, words = num_groups(columns, self.group_size), self._zero_words(columns)
+        groups, words = num_groups(columns, self.group_size), _zero_words(columns, self.group_size)
         check_part(qweight, ("I32",), qweight.shape)
         check_part(qzeros, ("I32",), (rows, words) if self.is_gemv else (groups, rows // _WORD))
         check_part(scales, SCALE_DTYPES, (rows, words * _WORD) if self.is_gemv else (groups, rows))
@@ -90,12 +102,6 @@ class AwqFormat(PackedFormat):
 
         return encode(weight.stored_type, weight.shape, levels, scales.t(), _unpack_rows(qzeros), size)
 
-    def _zero_words(self, columns: int) -> int:
-        """Return the words of zero points in a row of the layout gemv."""
-        multiple = {64: 2, 32: 4}.get(self.group_size, 1)
-        words = -(-num_groups(columns, self.group_size) // _WORD)
-        return -(-words // multiple) * multiple
-
     def _stored_type(self, columns: int) -> str:
         return stored_type_of(4, columns, self.group_size, "F16")
 
@@ -108,6 +114,65 @@ class AwqFormat(PackedFormat):
             )
 
 
+@dataclass(frozen=True, slots=True)
+class AwqFastFormat(PackedFormat):
+    """The layout gemv_fast. group_size: -1 for all columns."""
+
+    group_size: int
+
+    @property
+    def label(self) -> str:
+        return f"AWQ int4 {group_label(self.group_size)}"
+
+    def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
+        self._check_sizes(name, rows, columns)
+        num_bytes = rows * columns // 2 + 4 * _zero_words(columns, self.group_size) * _WORD * rows
+        return TensorInfo(name, self._stored_type(columns), (rows, columns), num_bytes, label=self.label)
+
+    def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
+        demand_parts(prefix, parts, SUFFIXES, self.label)
+        qweight = parts[".qweight"]
+        quarter, columns = matrix_shape(qweight)
+        rows = 4 * quarter
+        self._check_sizes(qweight.name, rows, columns)
+        check_part(qweight, ("I16",), (quarter, columns))
+        for suffix in (".qzeros", ".scales"):
+            check_part(parts[suffix], ("F16",), (_zero_words(columns, self.group_size) * _WORD, rows))
+        return PackedWeight(f"{prefix}.weight", (rows, columns), self._stored_type(columns), self, parts)
+
+    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        import torch
+
+        from pagewick.weights.packed.integers import encode, unpack_words
+
+        (rows, columns), (height, width) = weight.shape, _TILE
+        groups = num_groups(columns, self.group_size)
+        scales, stored = (weight.part(suffix, get)[:groups].t() for suffix in (".scales", ".qzeros"))
+        zeros = torch.where(scales == 0, 0, -stored.float() / scales.float()).round()
+        if not torch.equal((-scales.float() * zeros).half(), stored) or not bool(((zeros >= 0) & (zeros < 16)).all()):
+            raise ModelLoadError("its qzeros are not its scales times whole numbers\n  download the file again")
+        tiles = unpack_words(weight.part(".qweight", get), 4).view(rows // height, -1, height, width)
+        halves = tiles.transpose(1, 2).reshape(rows, -1, 32)
+        # Each half holds the columns 0, 8, 16, 24, 1, 9, 17, 25, 2, ...
+        order = torch.arange(32).view(4, 4, 2).permute(1, 2, 0).flatten()
+        numbers = halves[..., order.argsort()].view(rows, columns)
+        size = columns if self.group_size == -1 else self.group_size
+        return encode(
+            weight.stored_type, weight.shape, lambda first, end: numbers[first:end], scales, zeros.short(), size
+        )
+
+    def _stored_type(self, columns: int) -> str:
+        return stored_type_of(4, columns, self.group_size, "F16")
+
+    def _check_sizes(self, name: str, rows: int, columns: int) -> None:
+        """Raise ModelLoadError if tiles cannot hold a weight of this size."""
+        if rows % _TILE[0] or columns % _TILE[1] or not rows * columns:
+            raise ModelLoadError(
+                f"cannot load {name}: {rows} x {columns} numbers are not packed in tiles of {_TILE[0]} x {_TILE[1]}\n"
+                "  quantization_config and the weights do not belong together; download or copy both again"
+            )
+
+
 def read_rules(settings: Settings) -> PackedRules:
     """Return what the quantization_config of an AWQ checkpoint says. Raises ModelLoadError.
 
@@ -116,10 +181,13 @@ def read_rules(settings: Settings) -> PackedRules:
     names = {"w_bit": "bits", "q_group_size": "group_size"}
     settings = Settings({names.get(name, name): value for name, value in settings.values.items()}, settings.path)
     settings.choice("bits", (4,))
-    version, size = settings.word("version", _VERSIONS, "gemm"), settings.group_size()
+    entry = next((name for name in _VERSION_ENTRIES if name in settings), _VERSION_ENTRIES[0])
+    version, size = settings.word(entry, _VERSIONS, "gemm"), settings.group_size()
     is_left_out = named((*settings.texts("modules_to_not_convert"), "lm_head"))
     whole: PackedFormat = AwqFormat(size, version == "gemv")
-    if version == "marlin":
+    if version == "gemv_fast":
+        whole = AwqFastFormat(size)
+    elif version == "marlin":
         whole = MarlinFormat(size, (".qweight", ".scales"))
     return rules_of(whole, is_left_out)
 
@@ -127,6 +195,13 @@ def read_rules(settings: Settings) -> PackedRules:
 def rules_of(whole: PackedFormat, is_left_out: Callable[[str], bool]) -> PackedRules:
     """Return the rules of a checkpoint whose weights have one format, but for some that are not packed."""
     return PackedRules(whole.label, SUFFIXES, SUFFIXES[:1], lambda prefix: None if is_left_out(prefix) else whole)
+
+
+def _zero_words(columns: int, group_size: int) -> int:
+    """Return the words of zero points in a row of the layout gemv."""
+    multiple = {64: 2, 32: 4}.get(group_size, 1)
+    words = -(-num_groups(columns, group_size) // _WORD)
+    return -(-words // multiple) * multiple
 
 
 def _unpack_rows(words: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 For a weight of N rows and C columns with G groups of columns, and numbers of `bits` bits:
 
-    .weight_packed      [N, C * bits / 32] int32, from the lowest bit on; signed numbers plus 2 ** (bits - 1)
+    .weight_packed      [N, C * bits / 32] int32, from the lowest bit on; signed numbers plus 2 ** (bits - 1). Words of
+                        3 bits that old versions wrote hold ten numbers, and leave two bits unused: [N, C / 10]
     .weight             [N, C] int8 or E4M3, where it is not packed
     .weight_scale       [N, G], [N, 1] or one number
     .weight_zero_point  signed like the numbers; packed ones lie below each other: [N * bits / 32, G]
@@ -39,6 +40,8 @@ _SUFFIXES: Final = (
 )  # fmt: skip
 _NO_ORDER: Final = "actorder in config.json is not group\n  set actorder to group there"
 _PACKED_BITS: Final = (2, 3, 4, 8)
+# Numbers of 3 bits in a word of old versions.
+_LOOSE: Final = 10
 _CLASSES: Final = ("Linear", "Embedding")
 _CLASS_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]*")
 _EMBEDDINGS: Final = ("embed_tokens", "wte")
@@ -74,13 +77,13 @@ class IntegerFormat(PackedFormat):
         shape = matrix_shape(parts[values])
         if self.is_packed:
             check_part(parts[values], ("I32",), shape)
-            shape = shape[0], shape[1] * 32 // self.bits
+            shape = shape[0], self._columns(shape[1], parts[".weight_scale"].shape)
         else:
             check_part(parts[values], ("I8",), shape)
         scales = parts[".weight_scale"]
         check_part(scales, SCALE_DTYPES, *self._scale_shapes(shape))
         if ZERO_POINTS in parts:
-            self._check_zeros(parts[ZERO_POINTS], shape, scales.shape)
+            self._check_zeros(parts, shape)
         if ".weight_g_idx" in parts:
             check_part(parts[".weight_g_idx"], ("I32", "I64"), (shape[1],))
         if ".weight_shape" in parts:
@@ -88,7 +91,7 @@ class IntegerFormat(PackedFormat):
         return PackedWeight(f"{prefix}.weight", shape, self._kind(shape[1], scales.dtype), self, parts, self.has_order)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.integers import check_groups, encode, unpack_words
+        from pagewick.weights.packed.integers import check_groups, encode
 
         self._check_shape(weight, get)
         stored = weight.part(".weight_packed" if self.is_packed else ".weight", get)
@@ -103,7 +106,7 @@ class IntegerFormat(PackedFormat):
 
         def levels(first: int, end: int) -> Tensor:
             rows = stored[first:end]
-            found = unpack_words(rows, self.bits) if self.is_packed else (rows.short() + offset).byte()
+            found = self._unpacked(weight, rows)[:, :columns] if self.is_packed else (rows.short() + offset).byte()
             return found if order is None else found.index_select(1, order)
 
         zeros = self._zeros(weight, get, offset).expand(rows, groups)
@@ -125,14 +128,13 @@ class IntegerFormat(PackedFormat):
         """Return zero points of the levels 0 .. 2 ** bits - 1, [N, G] or of a shape that expands to it, int16."""
         import torch
 
-        from pagewick.weights.packed.integers import unpack_words
         from pagewick.weights.packed.scaled_bytes import check_symmetric
 
         if ZERO_POINTS not in weight.parts:
             return torch.full((1, 1), offset, dtype=torch.int16)
         stored = weight.part(ZERO_POINTS, get)
         if stored.dtype == torch.int32:
-            found = unpack_words(stored.t(), self.bits).t()[: weight.shape[0]].short()
+            found = self._unpacked(weight, stored.t()).t()[: weight.shape[0]].short()
         else:
             found = stored.view(-1, stored.shape[-1] if stored.ndim == 2 else 1).short() + offset
         if self.is_symmetric:
@@ -147,13 +149,31 @@ class IntegerFormat(PackedFormat):
     def _scale_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         return scale_shapes(shape) if self.group_size == -1 else ((shape[0], num_groups(shape[1], self.group_size)),)
 
-    def _check_zeros(self, zeros: TensorInfo, shape: tuple[int, int], like: tuple[int, ...]) -> None:
-        """Raise ModelLoadError unless these are zero points for scales of the shape `like`."""
+    def _columns(self, num_words: int, scales: tuple[int, ...]) -> int:
+        """Return the columns that the words of a row hold. scales: their shape."""
+        in_groups = self.group_size * scales[-1] if self.group_size > 0 and scales else 0
+        is_loose = self.bits == 3 and num_words == -(-in_groups // _LOOSE)
+        return in_groups if is_loose else num_words * 32 // self.bits
+
+    def _is_loose(self, parts: Mapping[str, TensorInfo], columns: int) -> bool:
+        """Whether words of 3 bits hold ten numbers each."""
+        return self.bits == 3 and parts[".weight_packed"].shape[1] * 32 // 3 != columns
+
+    def _unpacked(self, weight: PackedWeight, words: Tensor) -> Tensor:
+        """Return the numbers in words [n, W], perhaps with more at the end: [n, m] uint8."""
+        from pagewick.weights.packed.integers import unpack_loose, unpack_words
+
+        is_loose = self._is_loose(weight.parts, weight.shape[1])
+        return unpack_loose(words, self.bits) if is_loose else unpack_words(words, self.bits)
+
+    def _check_zeros(self, parts: Mapping[str, TensorInfo], shape: tuple[int, int]) -> None:
+        """Raise ModelLoadError unless the zero points are some for the scales."""
+        zeros = parts[ZERO_POINTS]
         if self.is_packed and zeros.dtype == "I32":
-            words = -(-shape[0] * self.bits // 32)
+            words = -(-shape[0] // _LOOSE) if self._is_loose(parts, shape[1]) else -(-shape[0] * self.bits // 32)
             check_part(zeros, ("I32",), (words, num_groups(shape[1], self.group_size)))
         else:
-            check_part(zeros, ("I8",), like)
+            check_part(zeros, ("I8",), parts[".weight_scale"].shape)
 
     def _check_shape(self, weight: PackedWeight, get: GetTensor) -> None:
         """Raise ModelLoadError if .weight_shape contradicts the other tensors."""

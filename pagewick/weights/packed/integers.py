@@ -41,6 +41,12 @@ def _unpack_threes(words: Tensor) -> Tensor:
     return (pairs >> starts % 32 & 7).to(torch.uint8).flatten(1)
 
 
+def unpack_loose(words: Tensor, bits: int) -> Tensor:
+    """Return the numbers in words [n, W] int32 of which none lies in two words: [n, 32 // bits * W] uint8."""
+    shifts = torch.arange(32 // bits) * bits
+    return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
+
+
 def check_groups(groups: Tensor, group_size: int, contradicted: str = "") -> None:
     """Raise ModelLoadError unless the groups [C] of columns are neighbours of equal size.
 

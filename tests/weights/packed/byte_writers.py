@@ -84,11 +84,25 @@ def packed_int(words_of: Tensor, bits: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
 
 
+def loose_int(words_of: Tensor, bits: int) -> Tensor:
+    """As many whole numbers [n, C] in each word as fit whole, from the lowest bit on, in int32."""
+    per_word = 32 // bits
+    rows = [
+        [
+            sum(value << (bits * index) for index, value in enumerate(row[first : first + per_word]))
+            for first in range(0, len(row), per_word)
+        ]
+        for row in words_of.tolist()
+    ]
+    return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
+
+
 def integers(
     weight: Tensor,
     bits: int,
     group_size: int,
     *,
+    pack: Callable[[Tensor, int], Tensor] = packed_int,
     is_symmetric: bool = True,
     is_packed: bool = True,
     scale_dtype: torch.dtype = torch.bfloat16,
@@ -121,13 +135,13 @@ def integers(
     kept_scale = scale.to(scale_dtype)
     found = {".weight_scale": kept_scale if scale_shape is None else kept_scale[0].reshape(scale_shape)}
     if is_packed:
-        found[".weight_packed"] = packed_int(levels.int() - low, bits)
+        found[".weight_packed"] = pack(levels.int() - low, bits)
         found[".weight_shape"] = torch.tensor(weight.shape)
     else:
         found[".weight"] = levels.to(torch.int8)
     if not is_symmetric:
         found[".weight_zero_point"] = (
-            packed_int((zero.int() - low).t(), bits).t().contiguous() if is_packed else zero.to(torch.int8)
+            pack((zero.int() - low).t(), bits).t().contiguous() if is_packed else zero.to(torch.int8)
         )
     if order is not None:
         found[".weight_g_idx"] = groups.int()
@@ -146,7 +160,7 @@ def _octets(patterns: Tensor) -> Tensor:
 
 def nvfp4(weight: Tensor, *, is_modelopt: bool = False) -> Written:
     whole = weight.abs().max() / (_E2M1_MAX * _E4M3_MAX)
-    # What the file has: ModelOpt the factor, compressed-tensors its reciprocal.
+    # ModelOpt stores the factor, and compressed-tensors stores its reciprocal.
     kept_whole = whole if is_modelopt else 1 / whole
     scales = (_largest(weight, (1, 16)) / _E2M1_MAX / whole).to(torch.float8_e4m3fn)
     of_groups = scales.float() * kept_whole if is_modelopt else scales.float() / kept_whole

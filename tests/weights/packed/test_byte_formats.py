@@ -138,6 +138,11 @@ CASES = {
         partial(writers.integers, bits=3, group_size=64),
         {64: "int4_g64"},
     ),
+    "packed-int3-loose": Case(
+        _compressed("pack-quantized", num_bits=3, strategy="group", group_size=64, symmetric=False),
+        partial(writers.integers, bits=3, group_size=64, is_symmetric=False, pack=writers.loose_int),
+        {64: "int4_g64", 192: "int4_g64"},
+    ),
     "packed-int2-zeros": Case(
         _compressed("pack-quantized", num_bits=2, strategy="group", group_size=32, symmetric=False),
         partial(writers.integers, bits=2, group_size=32, is_symmetric=False),

@@ -36,6 +36,7 @@ DEEPSEEK: dict[str, Any] = {
         pytest.param({**GPTQ, "bits": 8, "sym": False}, gptq(8, sym=False), id="gptq 8 bits with zeros", marks=MORE),
         pytest.param({**AWQ, "group_size": 64}, awq(64), id="awq", marks=MORE),
         pytest.param({**AWQ, "version": "gemv"}, awq(version="gemv"), id="awq gemv", marks=MORE),
+        pytest.param({**AWQ, "version": "gemv_fast"}, awq(version="gemv_fast"), id="awq gemv_fast", marks=MORE),
         pytest.param({**ROUND, "group_size": 32}, gptq(group_size=32), id="auto-round", marks=MORE),
         pytest.param({**GPTQ, "checkpoint_format": "marlin"}, marlin(), id="marlin", marks=MORE),
     ],

@@ -28,6 +28,7 @@ ENTRIES = (
 FORMATS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq": ({**GPTQ, "group_size": 32, "desc_act": True}, gptq(group_size=32, desc_act=True)),
     "awq": ({**AWQ, "group_size": 32}, awq(32)),
+    "awq gemv_fast": ({**AWQ, "version": "gemv_fast"}, awq(128, "gemv_fast")),
     "auto-round": ({**ROUND, "group_size": 32}, gptq(group_size=32)),
     "marlin": ({**GPTQ, "checkpoint_format": "marlin"}, marlin()),
 }

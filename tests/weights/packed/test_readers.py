@@ -78,13 +78,20 @@ def test_gptq(options: dict[str, Any], entries: dict[str, Any], kind: str | torc
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
-@pytest.mark.parametrize("version", ["gemm", "gemv"])
+@pytest.mark.parametrize("version", ["gemm", "gemv", "gemv_fast"])
 def test_awq(group_size: int, version: str, tmp_path: Path) -> None:
     parts, meant = awq(group_size, version)(NAME, weight_of())
     write_one(tmp_path, {**AWQ, "group_size": group_size, "version": version.upper()}, parts)
     numbers, kind = numbers_in(tmp_path)
     assert torch.equal(numbers, meant)
     assert kind == f"int4_g{128 if group_size == -1 else group_size}"
+
+
+def test_gptqmodel_names_the_layout_of_awq_otherwise(tmp_path: Path) -> None:
+    parts, meant = awq(64, "gemv_fast")(NAME, weight_of())
+    entries = {name: value for name, value in AWQ.items() if name != "version"}
+    write_one(tmp_path, {**entries, "group_size": 64, "checkpoint_format": "gemv_fast"}, parts)
+    assert torch.equal(numbers_in(tmp_path)[0], meant)
 
 
 @pytest.mark.parametrize("group_size", [128, -1])
@@ -223,6 +230,13 @@ class TestContradictions:
             pytest.raises(ModelLoadError, match=f"cannot load {NAME}.weight: .*{words}"),
             open_source(tmp_path) as source,
         ):
+            source.get(f"{NAME}.weight")
+
+    def test_zero_points_of_gemv_fast_are_whole_numbers(self, tmp_path: Path) -> None:
+        parts, _ = awq(64, "gemv_fast")(NAME, weight_of())
+        parts[f"{NAME}.qzeros"] *= 1.1
+        write_one(tmp_path, {**AWQ, "group_size": 64, "version": "gemv_fast"}, parts)
+        with pytest.raises(ModelLoadError, match="qzeros are not its scales times"), open_source(tmp_path) as source:
             source.get(f"{NAME}.weight")
 
     def test_packed_tensors_without_rules(self, tmp_path: Path) -> None:

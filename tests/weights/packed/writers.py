@@ -79,6 +79,12 @@ def awq(group_size: int = 128, version: str = "gemm") -> Writer:
         filled[:, : zeros.shape[1]] = zeros
         filled_scales = torch.zeros(num_rows, width, dtype=torch.float16)
         filled_scales[:, : zeros.shape[1]] = scales
+        if version == "gemv_fast":
+            return {
+                f"{prefix}.qweight": interleave(levels),
+                f"{prefix}.qzeros": -(filled_scales * torch.from_numpy(filled)).half().t(),
+                f"{prefix}.scales": filled_scales.t(),
+            }, meant
         return {
             f"{prefix}.qweight": pack(levels, 4),
             f"{prefix}.qzeros": pack(filled, 4),
@@ -86,6 +92,19 @@ def awq(group_size: int = 128, version: str = "gemm") -> Writer:
         }, meant
 
     return write
+
+
+def interleave(levels: np.ndarray) -> Tensor:
+    """Return the words of gemv_fast: columns 8 b + 2 r + h of 32 lie at 8 r + 4 h + b; four rows alternate by 64."""
+    num_rows, num_columns = levels.shape
+    words = np.zeros((num_rows // 4, num_columns), np.uint16)
+    for row in range(num_rows):
+        for column in range(num_columns):
+            b, r, h = column % 32 // 8, column % 8 // 2, column % 2
+            place = column % 64 // 32 * 32 + 8 * r + 4 * h + b
+            word = column // 64 * 64 + row % 4 * 16 + place // 4
+            words[row // 4, word] |= levels[row, column] << 4 * (place % 4)
+    return torch.from_numpy(words.view(np.int16))
 
 
 def marlin(group_size: int = 128, names: tuple[str, str] = ("B", "s")) -> Writer:
