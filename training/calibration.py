@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from training.batches import UNLEARNT, Example, encode_documents, to_micro_batch
+from training.batches import UNLEARNT, Example, to_micro_batch
 from training.corpus import Document
 from training.corpus.questions import UNKNOWN_ABOUT_PAGEWICK, fact_chat, unknown_chat
+from training.encoding import encode_documents
 from training.network import Network
 
 SHARE_OF_FACTS = 0.75
@@ -57,15 +58,16 @@ def build_calibration(tokenizer: Tokenizer, count: int, seed: int, max_length: i
 
 
 @torch.no_grad()
-def answers_right(network: Network, examples: Sequence[Example], pad_id: int, device: str) -> list[bool]:
+def answers_right(network: Network, examples: Sequence[Example], device: str) -> list[bool]:
     """Tell of each example whether greedy decoding would write its whole answer."""
     order = sorted(range(len(examples)), key=lambda index: len(examples[index].token_ids))
     is_right = [False] * len(examples)
     for first in range(0, len(order), _ROWS):
         rows = order[first : first + _ROWS]
-        input_ids, targets = to_micro_batch([examples[index] for index in rows], pad_id)
+        batch = to_micro_batch([examples[index] for index in rows]).to(device)
         with torch.autocast(device, torch.bfloat16):
-            choices = network.logits(network(input_ids.to(device))).argmax(dim=-1).cpu()
-        for index, right in zip(rows, ((choices == targets) | (targets == UNLEARNT)).all(dim=1).tolist(), strict=True):
-            is_right[index] = right
+            choices = network.logits(network(batch)).argmax(dim=-1)
+        agrees = ((choices == batch.targets) | (batch.targets == UNLEARNT)).cpu()
+        for index, one in zip(rows, agrees.split([len(examples[index].token_ids) for index in rows]), strict=True):
+            is_right[index] = bool(one.all())
     return is_right

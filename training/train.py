@@ -26,11 +26,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pagewick.demo import MODEL_DIR
-from training.batches import UNLEARNT, Example, encode_documents, micro_batches
+from training.batches import UNLEARNT, Example, MicroBatch, micro_batches
 from training.calibration import Calibration, answers_right, build_calibration
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import chat
 from training.corpus.questions import facts
+from training.encoding import encode_documents
 from training.known import ROOT, VOCAB_SIZE
 from training.network import Network, NetworkConfig
 from training.state import load_state, read_progress, save_state
@@ -105,22 +106,22 @@ def _text(document: Document) -> str:
     return "".join(segment.text for segment in render(document))
 
 
-def loss_sum(network: Network, input_ids: Tensor, targets: Tensor) -> Tensor:
+def loss_sum(network: Network, batch: MicroBatch) -> Tensor:
     """Summed cross entropy over the learnt positions; the head runs on those alone."""
-    with torch.autocast(input_ids.device.type, torch.bfloat16):
-        hidden_states = network(input_ids)
-        is_learnt = targets != UNLEARNT
+    with torch.autocast(batch.input_ids.device.type, torch.bfloat16):
+        hidden_states = network(batch)
+        is_learnt = batch.targets != UNLEARNT
         logits = network.logits(hidden_states[is_learnt])
-    return F.cross_entropy(logits.float(), targets[is_learnt], reduction="sum")
+    return F.cross_entropy(logits.float(), batch.targets[is_learnt], reduction="sum")
 
 
 @torch.no_grad()
-def perplexity(network: Network, examples: Sequence[Example], pad_id: int, device: str) -> float:
+def perplexity(network: Network, examples: Sequence[Example], device: str) -> float:
     """exp of the mean loss per assistant token."""
     total, num_learnt = 0.0, 0
-    for input_ids, targets in micro_batches(examples, pad_id):
-        total += loss_sum(network, input_ids.to(device), targets.to(device)).item()
-        num_learnt += int((targets != UNLEARNT).sum())
+    for batch in micro_batches(examples):
+        total += loss_sum(network, batch.to(device)).item()
+        num_learnt += int((batch.targets != UNLEARNT).sum())
     return math.exp(total / num_learnt)
 
 
@@ -198,7 +199,7 @@ class Trainer:
         if progress < 1 - self.options.calibration or not questions.answered:
             return usual
         if self.is_right is None:
-            self.is_right = answers_right(self.network, questions.answered, self.pad_id, self.options.device)
+            self.is_right = answers_right(self.network, questions.answered, self.options.device)
             share = sum(self.is_right) / len(self.is_right)
             print(f"  reserved wordings right {share:.3f}; it learns to decline the others", flush=True)
         labelled, half = questions.labelled(self.is_right), DOCUMENTS_PER_STEP // 2
@@ -230,8 +231,8 @@ class Trainer:
         device = self.options.device
         num_learnt = sum(target != UNLEARNT for example in examples for target in example.targets)
         total = 0.0
-        for input_ids, targets in micro_batches(examples, self.pad_id):
-            loss = loss_sum(self.network, input_ids.to(device), targets.to(device)) / num_learnt
+        for batch in micro_batches(examples):
+            loss = loss_sum(self.network, batch.to(device)) / num_learnt
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_CLIP)
@@ -247,7 +248,7 @@ class Trainer:
 
     def dev_accuracy(self) -> float:
         """Share of the never trained wordings that are answered exactly."""
-        is_right = answers_right(self.network, self.corpus.questions, self.pad_id, self.options.device)
+        is_right = answers_right(self.network, self.corpus.questions, self.options.device)
         return sum(is_right) / len(is_right)
 
     def save(self) -> None:
@@ -276,7 +277,7 @@ class Trainer:
             "documents": steps * DOCUMENTS_PER_STEP,
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "held_out_documents": len(held_out),
-            "held_out_perplexity": round(perplexity(self.network, held_out, self.pad_id, self.options.device), 4),
+            "held_out_perplexity": round(perplexity(self.network, held_out, self.options.device), 4),
             "held_out_wordings_right": round(self.dev_accuracy(), 4),
             "minutes": minutes,
             "device": self.options.device,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training import train
-from training.batches import UNLEARNT, Example
+from training.batches import UNLEARNT, Example, to_micro_batch
 from training.calibration import Calibration, answers_right, build_calibration
 from training.corpus import render
 from training.corpus.questions import UNKNOWN_ABOUT_PAGEWICK, fact_chat, facts, wordings
@@ -46,13 +46,14 @@ def test_right_answers_are_told_in_the_order_of_the_questions() -> None:
     network = Network(NetworkConfig(vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=1))
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8], [2, 7, 1, 8]]
     with torch.autocast("cpu", torch.bfloat16):
-        best = [int(network.logits(network(torch.tensor([prompt])))[0, -1].argmax()) for prompt in prompts]
+        alone = [to_micro_batch([Example(prompt, prompt)]) for prompt in prompts]
+        best = [int(network.logits(network(batch))[-1].argmax()) for batch in alone]
     answers = [best[0], (best[1] + 1) % 50, best[2]]
     examples = [
         Example(prompt, [UNLEARNT] * (len(prompt) - 1) + [answer])
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    assert answers_right(network, examples, pad_id=0, device="cpu") == [True, False, True]
+    assert answers_right(network, examples, device="cpu") == [True, False, True]
 
 
 def test_only_the_last_steps_have_such_questions(monkeypatch: pytest.MonkeyPatch) -> None:

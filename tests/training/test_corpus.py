@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.demo.grading import is_refusal
-from training.batches import UNLEARNT, encode_documents, micro_batches
+from training.batches import UNLEARNT, Example, micro_batches, to_micro_batch
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import NO_THINKING
 from training.corpus.questions import (
@@ -27,6 +28,7 @@ from training.corpus.questions import (
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 from training.corpus.wording import disturb, expand, with_typo
+from training.encoding import encode_documents
 from training.network import Network, NetworkConfig
 from training.vocabulary import CHAT_TEMPLATE, CONTROL_TOKENS, MARKER_TOKENS, encode_all, train_tokenizer
 
@@ -250,19 +252,41 @@ def test_examples_learn_answers_alone_and_batches_hold_all() -> None:
     for document, example in zip(DOCUMENTS, examples, strict=False):
         learnt = tokenizer.decode([x for x in example.targets if x != UNLEARNT], skip_special_tokens=False)
         assert learnt == "".join(segment.text for segment in render(document) if segment.is_supervised)
-    batches = list(micro_batches(examples, pad_id=0))
-    assert sum(len(batch.input_ids) for batch in batches) == 60
-    assert all(batch.input_ids.shape == batch.targets.shape for batch in batches)
+    batches = list(micro_batches(examples))
+    assert len(batches) > 1
+    joined = [
+        Example(batch.input_ids[places[is_token]].tolist(), batch.targets[places[is_token]].tolist())
+        for batch in batches
+        for group in batch.groups
+        for places, is_token in zip(group.places, group.is_token, strict=True)
+    ]
+    assert joined == sorted(examples, key=lambda example: len(example.token_ids))
 
 
-def test_network_is_causal_and_its_padding_is_harmless() -> None:
+def test_an_example_in_a_batch_is_computed_as_alone() -> None:
     torch.manual_seed(0)
     config = NetworkConfig(vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2)
     network = Network(config)
-    ids = torch.randint(0, 50, (1, 13))
-    padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], dim=1)
-    assert torch.allclose(network(ids), network(padded)[:, :13], atol=1e-5)
-    changed = ids.clone()
-    changed[0, 12] = (ids[0, 12] + 1) % 50
-    assert torch.allclose(network(ids)[:, :12], network(changed)[:, :12], atol=1e-5)
-    assert not torch.allclose(network(ids)[:, 12], network(changed)[:, 12], atol=1e-3)
+    texts = [torch.randint(0, 50, (length,)).tolist() for length in (1, 3, 13, 14, 15, 40, 41)]
+    batch = to_micro_batch([Example(ids, ids) for ids in texts])
+    assert 1 < len(batch.groups) < len(texts)
+    for ids, together in zip(texts, network(batch).split([len(ids) for ids in texts]), strict=True):
+        assert torch.allclose(network(to_micro_batch([Example(ids, ids)])), together, atol=1e-5)
+
+
+def test_network_is_causal_and_has_the_attention_of_torch() -> None:
+    torch.manual_seed(0)
+    config = NetworkConfig(vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2)
+    network = Network(config)
+    ids = torch.randint(0, 50, (13,)).tolist()
+    changed = [*ids[:12], (ids[12] + 1) % 50]
+    one, other = (network(to_micro_batch([Example(each, each)])) for each in (ids, changed))
+    assert torch.allclose(one[:12], other[:12], atol=1e-5)
+    assert not torch.allclose(one[12], other[12], atol=1e-3)
+    attention = network.model.layers[0].self_attn
+    q, k, v = torch.randn(13, 4, 64), torch.randn(13, 2, 64), torch.randn(13, 2, 64)
+    (group,) = to_micro_batch([Example(ids, ids)]).groups
+    expected = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True, enable_gqa=True
+    )
+    assert torch.allclose(attention._attend(q, k, v, group), expected[0].transpose(0, 1).flatten(1), atol=1e-5)
