@@ -68,6 +68,8 @@ def answers_right(network: Network, examples: Sequence[Example], device: str) ->
         with torch.autocast(device, torch.bfloat16):
             choices = network.logits(network(batch)).argmax(dim=-1)
         agrees = ((choices == batch.targets) | (batch.targets == UNLEARNT)).cpu()
-        for index, one in zip(rows, agrees.split([len(examples[index].token_ids) for index in rows]), strict=True):
+        for index, one in zip(
+            rows, torch.split(agrees, [len(examples[index].token_ids) for index in rows]), strict=True
+        ):
             is_right[index] = bool(one.all())
     return is_right

@@ -108,15 +108,14 @@ class Attention(nn.Module):
         """
         (num_examples, length), num_kv_heads = group.places.shape, k.shape[1]
         # The heads that share keys and values become further rows of one product.
-        rows = q[group.places].unflatten(2, (num_kv_heads, self.num_groups)).permute(0, 2, 3, 1, 4)
-        rows = rows.reshape(num_examples * num_kv_heads, self.num_groups * length, self.head_dim)
+        heads = (num_examples, num_kv_heads, self.num_groups, length, self.head_dim)
+        rows = q[group.places].view(num_examples, length, num_kv_heads, self.num_groups, self.head_dim)
+        rows = rows.permute(0, 2, 3, 1, 4).reshape(num_examples * num_kv_heads, -1, self.head_dim)
         keys, values = (x[group.places].transpose(1, 2).flatten(0, 1) for x in (k, v))
         scores = (rows @ keys.transpose(1, 2)).view(-1, self.num_groups, length, length)
         mask = torch.full((length, length), -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
         weights = torch.softmax(torch.add(mask, scores, alpha=self.head_dim**-0.5), dim=-1)
-        output = (weights.view(len(rows), -1, length) @ values).view(
-            num_examples, num_kv_heads, -1, length, self.head_dim
-        )
+        output = (weights.view(len(rows), -1, length) @ values).view(heads)
         return output.permute(0, 3, 1, 2, 4).flatten(2)[group.is_token]
 
 
