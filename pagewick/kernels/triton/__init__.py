@@ -16,11 +16,17 @@ from typing import Any
 import torch
 
 from pagewick.kernels.dispatch import Backend, Function
+from pagewick.kernels.triton import layouts
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 # The module of each operation, and the dtypes that its first tensor may have.
-OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {}
+OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
+    "fused_moe": ("moe", _FLOATS),
+    "gather_quantized_rows": ("quantized", (torch.int64,)),
+    "grouped_linear": ("moe", _FLOATS),
+    "quantized_linear": ("quantized", _FLOATS),
+}
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))
 
 
@@ -61,4 +67,4 @@ def why_off() -> str:
     return ""
 
 
-BACKEND = Backend("triton", _Functions(), supports)
+BACKEND = Backend("triton", _Functions(), supports, quantized_weights=layouts.LAYOUTS)

@@ -1,0 +1,157 @@
+"""Products of experts on GPUs: choices are sorted by expert on the device, and one launch multiplies all of them.
+
+T: tokens; A: experts of a token; E: experts; N: outputs; K: inputs. A choice is one of a token's experts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagewick.expert_routing import Routing
+from pagewick.kernels import reference
+from pagewick.kernels.dispatch import Function
+from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
+from pagewick.kernels.reference_moe import is_gated
+from pagewick.kernels.triton import BACKEND
+from pagewick.kernels.triton.launches import (
+    FEW,
+    MANY,
+    PLAIN,
+    PRODUCTS,
+    ROWS,
+    SOME,
+    Grouping,
+    Stored,
+    launch_product,
+    tile_of,
+)
+from pagewick.kernels.triton.quantized import as_rows
+from pagewick.kernels.triton.variant import Workload
+
+VARIANTS = tuple(variant for (_, name, _, _), variant in PRODUCTS.items() if name == PLAIN)
+# The first products of Qwen3-30B-A3B: 128 experts of 768 gates and ups and 2,048 inputs, 8 for each token.
+_EXPERTS, _OUTPUTS, _INPUTS, _CHOSEN = 128, 1536, 2048, 8
+
+
+def _workload(num_tokens: int) -> Workload:
+    """Return a layer's first products, in bfloat16: each expert that any token chose is read once."""
+    num_read = min(_EXPERTS, num_tokens * _CHOSEN)
+    choices = num_tokens * _CHOSEN
+    num_bytes = 2 * (num_read * _OUTPUTS * _INPUTS + num_tokens * _INPUTS + choices * _OUTPUTS)
+    shape = f"{num_tokens} tokens, {_CHOSEN} of {_EXPERTS} experts {_OUTPUTS} x {_INPUTS}"
+    return Workload("grouped_linear", shape, num_bytes, 2 * choices * _OUTPUTS * _INPUTS, num_tokens > 1)
+
+
+WORKLOADS = tuple(_workload(num_tokens) for num_tokens in (1, 16, 512, 8192))
+
+
+def grouped_linear(
+    x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """reference.grouped_linear: [T * A, N] in x.dtype, sums in float32 and rounded once.
+
+    With quantized weights the products are those of quantized_linear, and bits of a row depend on the number of
+    choices; see kind_for_choices. A choice with an id outside 0 .. E - 1 becomes NaN: to raise IndexError, the call
+    would have to wait for the GPU. Raises ValueError for tensors that do not fit together.
+    """
+    return _grouped_linear(x, weight, expert_ids, bias, out, None)
+
+
+def fused_moe(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: StoredExperts,
+    down: StoredExperts,
+    routing: Routing,
+    *,
+    activation: str = "silu",
+    biases: MoeBiases = NO_BIASES,
+    shared: SharedOutput | None = None,
+) -> Tensor:
+    """reference.fused_moe. Choices are sorted once for both products."""
+    activate = _operation("gated_activation" if is_gated(gate_up, down) else "activation")
+    expert_ids, weights = _operation("route")(logits, routing, biases.router)
+    kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts)
+    # Tiles of a kind have as many rows for both products.
+    grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN, x.dtype).rows)
+    activated = activate(_grouped_linear(x, gate_up, expert_ids, biases.gate_up, None, grouping), activation)
+    products = _grouped_linear(activated, down, expert_ids, biases.down, None, grouping)
+    result: Tensor = _operation("combine")(products, weights, shared)
+    return result
+
+
+def kind_for_choices(num_choices: int, num_experts: int) -> str:
+    """Return the kind of tile by shapes alone: what the experts are is known to the GPU only."""
+    if num_choices <= 16:
+        return ROWS
+    each = num_choices / num_experts
+    return FEW if each <= 16 else SOME if each <= 256 else MANY
+
+
+def group(expert_ids: Tensor, num_experts: int, rows_of_tile: int) -> Grouping:
+    """Sort choices expert_ids [T, A] int32 by expert, stably, and cut each expert's into tiles, all on the device.
+
+    Ids outside 0 .. num_experts - 1 come last, as expert num_experts. There are as many tiles as any ids may need;
+    tiles that these do not need are empty.
+    """
+    ids = expert_ids.flatten().long()
+    num_choices = len(ids)
+    ids = torch.where((ids < 0) | (ids >= num_experts), num_experts, ids)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=ids.device)
+    counts.scatter_add_(0, ids, torch.ones_like(ids))
+    ends, tile_counts = counts.cumsum(0), (counts + (rows_of_tile - 1)).div(rows_of_tile, rounding_mode="floor")
+    tile_ends = tile_counts.cumsum(0)
+    most = min(num_choices, -(-num_choices // rows_of_tile) + num_experts)
+    tile = torch.arange(most, device=ids.device)
+    of_tile = torch.searchsorted(tile_ends, tile, right=True).clamp(max=num_experts)
+    within = tile - (tile_ends - tile_counts)[of_tile]
+    first = (ends - counts)[of_tile] + within * rows_of_tile
+    last = torch.minimum(first + rows_of_tile, ends[of_tile])
+    return Grouping(ids.argsort(stable=True).int(), torch.stack((of_tile, first, last), 1).int())
+
+
+def _grouped_linear(
+    x: Tensor,
+    weight: StoredExperts,
+    expert_ids: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None,
+    grouping: Grouping | None,
+) -> Tensor:
+    """grouped_linear; grouping: the choices sorted for tiles of the kind for as many choices, if that has been done."""
+    num_choices, num_experts = expert_ids.numel(), weight.num_experts
+    if (weight.format is not None) != weight.is_packed:
+        return reference.grouped_linear(x, weight, expert_ids, bias, out)
+    shape = (num_choices, weight.num_rows)
+    _check(x, weight, expert_ids, bias)
+    result = x.new_empty(shape) if out is None else out
+    if result.shape != shape or result.dtype != x.dtype or (result.numel() and result.stride(1) != 1):
+        raise ValueError(f"out {result.dtype} {list(result.shape)} must be {x.dtype} {list(shape)}, its rows whole")
+    if not num_choices or not result.numel():
+        return result
+    kind = kind_for_choices(num_choices, num_experts)
+    if kind != ROWS and grouping is None:
+        grouping = group(expert_ids, num_experts, tile_of(kind, PLAIN, x.dtype).rows)
+    stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format or PLAIN, num_experts)
+    launch_product(
+        kind, as_rows(x), stored, bias, result, choices_per_row=num_choices // len(x),
+        expert_ids=expert_ids.contiguous(), grouping=grouping,
+    )  # fmt: skip
+    return result
+
+
+def _check(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None) -> None:
+    num_experts, num_rows = weight.num_experts, weight.num_rows
+    if x.shape[1] != weight.num_columns or len(x) not in (len(expert_ids), expert_ids.numel()):
+        raise ValueError(f"x {list(x.shape)} does not fit {weight.num_columns} inputs and ids {list(expert_ids.shape)}")
+    if (weight.format is None and weight.data.dtype != x.dtype) or not weight.data.is_contiguous():
+        raise ValueError(f"no product of {x.dtype} with weights of {weight.data.dtype}")
+    if bias is not None and (bias.shape != (num_experts, num_rows) or bias.dtype != x.dtype):
+        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {x.dtype} {[num_experts, num_rows]}")
+
+
+def _operation(name: str) -> Function:
+    """Return the operation of this backend, or its definition."""
+    function: Function = BACKEND.operations.get(name, getattr(reference, name))
+    return function
