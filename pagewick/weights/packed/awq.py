@@ -6,7 +6,8 @@ For a weight of N rows and C columns with G groups of columns, in the layout "ge
     .qzeros  [G, N / 8] int32   zero points, likewise
     .scales  [G, N]             float16 as a rule
 
-and in the layout "gemv", whose words hold numbers in their order:
+The layout that candle-vllm's examples/convert_awq_marlin.py makes of it has zero points in the order of Marlin kernels:
+64 neighbouring ones are transposed as 8 x 8. In the layout "gemv" words hold numbers in their order:
 
     .qweight [N, C / 8] int32   eight neighbouring columns of a row
     .qzeros  [N, Z] int32       zero points of eight groups; rows are filled up with zeros to Z words
@@ -24,12 +25,13 @@ Source: https://github.com/casper-hansen/AutoAWQ and https://github.com/ModelClo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.packed.fp8 import matrix_shape
+from pagewick.weights.packed.integer_format import IntegerFormat, Integers
 from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.marlin import MarlinFormat
 from pagewick.weights.packed.settings import Settings, named
@@ -39,6 +41,7 @@ from pagewick.weights.tensor_headers import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewick.quantization.calibrated.results import QuantizedLinear
     from pagewick.weights.packed.layout import GetTensor
 
 SUFFIXES: Final = (".qweight", ".qzeros", ".scales")
@@ -46,22 +49,30 @@ _ROWS_IN_WORD: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD: Final = 8
 # GPTQModel's names for the entry with the layout come after AutoAWQ's.
 _VERSION_ENTRIES: Final = ("version", "checkpoint_format", "format")
-_VERSIONS: Final = ("gemm", "gemv", "gemv_fast", "marlin")
+# Our name for the layout gemm with zero points for Marlin; candle-vllm reads no version.
+MARLIN_ZEROS: Final = "gemm_marlin_zeros"
+_VERSIONS: Final = ("gemm", "gemv", "gemv_fast", "marlin", MARLIN_ZEROS)
 # The rows and columns of a tile in the layout gemv_fast.
 _TILE: Final = (4, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class AwqFormat(PackedFormat):
-    """group_size: -1 for all columns. is_gemv: which of the layouts."""
+class AwqFormat(IntegerFormat):
+    """group_size: -1 for all columns. is_gemv: which of the layouts. has_marlin_zeros: those of the layout gemm."""
 
     group_size: int
     is_gemv: bool = False
+    has_marlin_zeros: bool = False
     method: str = "AWQ"
 
     @property
     def label(self) -> str:
-        return f"{self.method} int4 {group_label(self.group_size)}"
+        order = " with zero points for Marlin" * self.has_marlin_zeros
+        return f"{self.method} int4 {group_label(self.group_size)}{order}"
+
+    @property
+    def num_bits(self) -> int:
+        return 4
 
     def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
         self._check_sizes(name, rows, columns)
@@ -83,33 +94,64 @@ class AwqFormat(PackedFormat):
         check_part(scales, SCALE_DTYPES, (rows, words * _WORD) if self.is_gemv else (groups, rows))
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._stored_type(columns), self, parts)
 
-    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.integers import encode, unpack_words
+    def integers(self, weight: PackedWeight, get: GetTensor) -> Integers:
+        from pagewick.weights.packed.integers import unpack_words
 
         qweight, qzeros, scales = (weight.part(suffix, get) for suffix in SUFFIXES)
-        size = weight.shape[1] if self.group_size == -1 else self.group_size
         if self.is_gemv:
+            groups = num_groups(weight.shape[1], self.group_size)
 
             def gemv_levels(first: int, end: int) -> Tensor:
                 return unpack_words(qweight[first:end], 4)
 
-            return encode(weight.stored_type, weight.shape, gemv_levels, scales, unpack_words(qzeros, 4), size)
+            return Integers(gemv_levels, scales[:, :groups], unpack_words(qzeros, 4)[:, :groups], self.group_size)
 
         def levels(first: int, end: int) -> Tensor:
             first_word = first // _WORD
             rows = _unpack_rows(qweight[:, first_word : -(-end // _WORD)])
             return rows[first - first_word * _WORD : end - first_word * _WORD]
 
-        return encode(weight.stored_type, weight.shape, levels, scales.t(), _unpack_rows(qzeros), size)
+        zeros = _unpack_rows(qzeros)
+        if self.has_marlin_zeros:
+            zeros = zeros.unflatten(0, (-1, 64))[:, _zero_order().argsort()].flatten(0, 1)
+        return Integers(levels, scales.t(), zeros, self.group_size)
+
+    def pack(self, linear: QuantizedLinear) -> dict[str, Tensor]:
+        from pagewick.weights.packed.integers import zero_points
+
+        self.check(linear)
+        zeros = zero_points(linear.zeros, linear.scales, 4)
+        if int(zeros.max()) > 15:
+            raise self.refused(linear, f"a zero point is {int(zeros.max())}")
+        if self.has_marlin_zeros:
+            zeros = zeros.unflatten(0, (-1, 64))[:, _zero_order()].flatten(0, 1)
+        return {
+            ".qweight": _pack_rows(linear.levels),
+            ".qzeros": _pack_rows(zeros.byte()),
+            ".scales": linear.scales.t().contiguous(),
+        }
+
+    def entries(self, left_out: Sequence[str]) -> dict[str, Any]:
+        # Readers look for .qzeros if zero_point is true, and symmetric weights have them, too.
+        return {
+            "quant_method": "awq", "bits": 4, "group_size": self.group_size, "zero_point": True,
+            "version": MARLIN_ZEROS if self.has_marlin_zeros else "gemm",
+            "modules_to_not_convert": list(left_out) or None,
+        }  # fmt: skip
+
+    def misfit(self, rows: int, columns: int) -> str:
+        unit = 64 if self.has_marlin_zeros else _WORD
+        fits = rows * columns and not (columns if self.is_gemv else rows) % unit
+        return "" if fits else f"{rows} x {columns} numbers of 4 bits are not packed by {unit}"
 
     def _stored_type(self, columns: int) -> str:
         return stored_type_of(4, columns, self.group_size, "F16")
 
     def _check_sizes(self, name: str, rows: int, columns: int) -> None:
         """Raise ModelLoadError if words cannot hold a weight of this size."""
-        if (columns if self.is_gemv else rows) % _WORD or not rows * columns:
+        if reason := self.misfit(rows, columns):
             raise ModelLoadError(
-                f"cannot load {name}: {rows} x {columns} numbers of 4 bits are not packed by {_WORD}\n"
+                f"cannot load {name}: {reason}\n"
                 "  quantization_config and the weights do not belong together; download or copy both again"
             )
 
@@ -184,7 +226,7 @@ def read_rules(settings: Settings) -> PackedRules:
     entry = next((name for name in _VERSION_ENTRIES if name in settings), _VERSION_ENTRIES[0])
     version, size = settings.word(entry, _VERSIONS, "gemm"), settings.group_size()
     is_left_out = named((*settings.texts("modules_to_not_convert"), "lm_head"))
-    whole: PackedFormat = AwqFormat(size, version == "gemv")
+    whole: PackedFormat = AwqFormat(size, version == "gemv", version == MARLIN_ZEROS)
     if version == "gemv_fast":
         whole = AwqFastFormat(size)
     elif version == "marlin":
@@ -202,6 +244,21 @@ def _zero_words(columns: int, group_size: int) -> int:
     multiple = {64: 2, 32: 4}.get(group_size, 1)
     words = -(-num_groups(columns, group_size) // _WORD)
     return -(-words // multiple) * multiple
+
+
+def _zero_order() -> Tensor:
+    """Return which of 64 neighbouring zero points each stored one is, in the order of Marlin kernels."""
+    import torch
+
+    return torch.arange(64).view(8, 8).t().flatten()
+
+
+def _pack_rows(numbers: Tensor) -> Tensor:
+    """Do the reverse of _unpack_rows: numbers [N, n] uint8 become words [n, N / 8] int32."""
+    from pagewick.weights.packed.integers import pack_words
+
+    eights = numbers.t().unflatten(1, (-1, _WORD))
+    return pack_words(eights[..., list(_ROWS_IN_WORD)].flatten(1), 4)
 
 
 def _unpack_rows(words: Tensor) -> Tensor:

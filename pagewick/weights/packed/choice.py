@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pagewick.weights.packed.layout import PackedFormat
@@ -36,6 +36,11 @@ def choose_format(
         return None if is_left_out(prefix) or (inside and not is_inside(prefix)) else whole
 
     return format_of
+
+
+def left_out_entry(left_out: Sequence[str]) -> dict[str, Any]:
+    """Return the entry of a quantization_config that says which weights are not packed, by their prefixes."""
+    return {"dynamic": {f"-:{re.escape(prefix)}$": {} for prefix in left_out}} if left_out else {}
 
 
 def _dynamic(settings: Settings) -> Iterator[tuple[re.Pattern[str], str, Settings | None]]:

@@ -12,14 +12,15 @@ Source: https://github.com/AutoGPTQ/AutoGPTQ and https://github.com/ModelCloud/G
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.packed import marlin
-from pagewick.weights.packed.choice import choose_format
-from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
+from pagewick.weights.packed.choice import choose_format, left_out_entry
+from pagewick.weights.packed.integer_format import IntegerFormat, Integers
+from pagewick.weights.packed.layout import NUMBERS, PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.settings import Settings
 from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
 from pagewick.weights.tensor_headers import TensorInfo
@@ -27,6 +28,7 @@ from pagewick.weights.tensor_headers import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewick.quantization.calibrated.results import QuantizedLinear
     from pagewick.weights.packed.layout import GetTensor
 
 SUFFIXES: Final = (".qweight", ".qzeros", ".scales", ".g_idx")
@@ -38,7 +40,7 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GptqFormat(PackedFormat):
+class GptqFormat(IntegerFormat):
     """group_size: -1 for all columns. stored_less: what is missing from stored zero points, 1 in the format "gptq"."""
 
     bits: int
@@ -75,8 +77,12 @@ class GptqFormat(PackedFormat):
         kind = self._stored_type(columns, scales.dtype)
         return PackedWeight(f"{prefix}.weight", (rows, columns), kind, self, parts, self._is_sorted)
 
-    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.integers import check_groups, encode, unpack_words
+    @property
+    def num_bits(self) -> int:
+        return self.bits
+
+    def integers(self, weight: PackedWeight, get: GetTensor) -> Integers:
+        from pagewick.weights.packed.integers import check_groups, unpack_words
 
         qweight, scales = weight.part(".qweight", get), weight.part(".scales", get)
         zeros = unpack_words(weight.part(".qzeros", get), self.bits).short() + self.stored_less
@@ -88,8 +94,36 @@ class GptqFormat(PackedFormat):
             found = unpack_words(qweight[:, first:end].t(), self.bits)
             return found if order is None else found.index_select(1, order)
 
-        size = weight.shape[1] if self.group_size == -1 else self.group_size
-        return encode(weight.stored_type, weight.shape, levels, scales.t(), zeros.t(), size)
+        return Integers(levels, scales.t(), zeros.t(), self.group_size)
+
+    def pack(self, linear: QuantizedLinear) -> dict[str, Tensor]:
+        from pagewick.weights.packed.integers import groups_of, pack_words, zero_points
+
+        self.check(linear, has_order=self._is_sorted)
+        stored = zero_points(linear.zeros, linear.scales, self.bits).t() - self.stored_less
+        if int(stored.min()) < 0 or int(stored.max()) >> self.bits:
+            raise self.refused(linear, f"a zero point is {int(stored.min()) + self.stored_less}")
+        groups = linear.group_of_column
+        if groups is None:
+            groups = groups_of(linear.levels.shape[1], self.group_size)
+        return {
+            ".qweight": pack_words(linear.levels, self.bits).t().contiguous(),
+            ".qzeros": pack_words(stored.byte(), self.bits),
+            ".scales": linear.scales.t().contiguous(),
+            ".g_idx": groups.int(),
+        }
+
+    def entries(self, left_out: Sequence[str]) -> dict[str, Any]:
+        return {
+            "quant_method": "gptq", "bits": self.bits, "group_size": self.group_size, "sym": self.is_symmetric,
+            "desc_act": self.has_order, "checkpoint_format": "gptq" if self.stored_less else "gptq_v2",
+            "pack_dtype": "int32", "lm_head": False, **left_out_entry(left_out),
+        }  # fmt: skip
+
+    def misfit(self, rows: int, columns: int) -> str:
+        unit = 32 if self.bits == 3 else 32 // self.bits
+        fits = rows * columns and not rows % unit and not columns % unit
+        return "" if fits else f"{rows} x {columns} numbers of {self.bits} bits are not packed by {unit}"
 
     def column_order(self, weight: PackedWeight, get: GetTensor) -> Tensor:
         from pagewick.weights.packed.integers import order_of
@@ -107,10 +141,9 @@ class GptqFormat(PackedFormat):
 
     def _check_sizes(self, name: str, rows: int, columns: int) -> None:
         """Raise ModelLoadError if words cannot hold a weight of this size."""
-        unit = 32 if self.bits == 3 else 32 // self.bits
-        if rows % unit or columns % unit or not rows * columns:
+        if reason := self.misfit(rows, columns):
             raise ModelLoadError(
-                f"cannot load {name}: {rows} x {columns} numbers of {self.bits} bits are not packed by {unit}\n"
+                f"cannot load {name}: {reason}\n"
                 "  quantization_config and the weights do not belong together; download or copy both again"
             )
 

@@ -47,6 +47,42 @@ def unpack_loose(words: Tensor, bits: int) -> Tensor:
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
 
 
+def pack_words(numbers: Tensor, bits: int) -> Tensor:
+    """Do the reverse of unpack_words: numbers [n, m] uint8 become words [n, m bits / 32] int32."""
+    if bits == 3:
+        return torch.cat([_pack_threes(rows) for rows in numbers.split(max(1, _CHUNK_SIZE // numbers.shape[1]))])
+    step = 8 // bits
+    octets = numbers[:, ::step].clone(memory_format=torch.contiguous_format)
+    for place in range(1, step):
+        octets |= numbers[:, place::step] << bits * place
+    return octets.view(torch.int32)
+
+
+def _pack_threes(numbers: Tensor) -> Tensor:
+    single = (numbers.unsqueeze(-1) >> torch.arange(3, dtype=torch.uint8) & 1).reshape(len(numbers), -1, 8)
+    return (single << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8).view(torch.int32)
+
+
+def groups_of(num_columns: int, group_size: int) -> Tensor:
+    """Return the group of each column [C] int32, if groups are neighbours."""
+    size = num_columns if group_size == -1 else group_size
+    return torch.arange(num_columns, dtype=torch.int32) // size
+
+
+def zeros_of(zeros: Tensor, bits: int) -> Tensor | None:
+    """Return zero points as uint8; None if all are in the middle of the levels. Raises ModelLoadError above 255."""
+    if bool((zeros == 1 << bits - 1).all()):
+        return None
+    if bool((zeros > 255).any()):
+        raise ModelLoadError("a zero point is larger than 255\n  download or copy the file again")
+    return zeros.to(torch.uint8)
+
+
+def zero_points(zeros: Tensor | None, like: Tensor, bits: int) -> Tensor:
+    """Return zero points [N, G] int16 in the shape of the scales; those of symmetric levels are all in the middle."""
+    return torch.full(like.shape, 1 << bits - 1, dtype=torch.int16) if zeros is None else zeros.short()
+
+
 def check_groups(groups: Tensor, group_size: int, contradicted: str = "") -> None:
     """Raise ModelLoadError unless the groups [C] of columns are neighbours of equal size.
 

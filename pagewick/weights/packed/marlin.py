@@ -11,13 +11,14 @@ Source of the layout: https://github.com/IST-DASLab/marlin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.packed.choice import choose_format
-from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
+from pagewick.weights.packed.choice import choose_format, left_out_entry
+from pagewick.weights.packed.integer_format import IntegerFormat, Integers
+from pagewick.weights.packed.layout import PackedRules, PackedWeight, check_part, demand_parts
 from pagewick.weights.packed.settings import Settings
 from pagewick.weights.packed.sizes import group_label, num_groups, stored_type_of
 from pagewick.weights.tensor_headers import TensorInfo
@@ -25,16 +26,19 @@ from pagewick.weights.tensor_headers import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewick.quantization.calibrated.results import QuantizedLinear
     from pagewick.weights.packed.layout import GetTensor
 
 _SUFFIXES: Final = (".B", ".s", ".workspace")
 _TILE: Final = 16
 _RUN: Final = 64
+# The kernels of vLLM read this many columns at a time, or a multiple.
+_KERNEL_COLUMNS: Final = 128
 _ZERO: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class MarlinFormat(PackedFormat):
+class MarlinFormat(IntegerFormat):
     """group_size: -1 for all columns. suffixes: of the numbers and of the scales."""
 
     group_size: int
@@ -60,17 +64,20 @@ class MarlinFormat(PackedFormat):
         check_part(scales, ("F16",), (num_groups(columns, self.group_size), rows))
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._stored_type(columns), self, parts)
 
-    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+    @property
+    def num_bits(self) -> int:
+        return 4
+
+    def integers(self, weight: PackedWeight, get: GetTensor) -> Integers:
         import torch
 
-        from pagewick.weights.packed.integers import encode, unpack_words
+        from pagewick.weights.packed.integers import unpack_words
 
         (num_rows, num_columns), (of_words, of_scales) = weight.shape, self.suffixes
         numbers = unpack_words(weight.part(of_words, get), 4).view(-1, 1024)
         numbers = numbers[:, torch.tensor(_number_order()).argsort()]
         tiles = numbers.view(num_columns // _TILE, num_rows // _TILE, _TILE, _TILE)
         by_column = tiles.transpose(1, 2).reshape(num_columns, num_rows)
-        size = num_columns if self.group_size == -1 else self.group_size
         stored = weight.part(of_scales, get)
         order = torch.tensor(_scale_order(is_one_group=len(stored) == 1))
         scales = stored.reshape(-1, len(order))[:, order.argsort()].view(stored.shape).t()
@@ -79,7 +86,34 @@ class MarlinFormat(PackedFormat):
         def levels(first: int, end: int) -> Tensor:
             return by_column[:, first:end].t().contiguous()
 
-        return encode(weight.stored_type, weight.shape, levels, scales, zeros, size)
+        return Integers(levels, scales, zeros, self.group_size)
+
+    def pack(self, linear: QuantizedLinear) -> dict[str, Tensor]:
+        import torch
+
+        from pagewick.weights.packed.integers import pack_words
+
+        self.check(linear, has_zeros=False)
+        scales = linear.scales.half().t()
+        if not torch.equal(scales.t().float(), linear.scales.float()):
+            raise self.refused(linear, f"float16 does not hold its scales, which are {linear.scales.dtype}")
+        num_rows, num_columns = linear.levels.shape
+        tiles = linear.levels.t().reshape(num_columns // _TILE, _TILE, num_rows // _TILE, _TILE).transpose(1, 2)
+        numbers = tiles.reshape(-1, 1024)[:, torch.tensor(_number_order())].view(num_columns // _TILE, -1)
+        order = torch.tensor(_scale_order(is_one_group=len(scales) == 1))
+        stored = scales.reshape(-1, len(order))[:, order].view(scales.shape)
+        return dict(zip(self.suffixes, (pack_words(numbers, 4), stored), strict=True))
+
+    def entries(self, left_out: Sequence[str]) -> dict[str, Any]:
+        return {
+            "quant_method": "gptq", "bits": 4, "group_size": self.group_size, "sym": True, "desc_act": False,
+            "checkpoint_format": "marlin", "is_marlin_format": True, "lm_head": False,
+            **left_out_entry(left_out),
+        }  # fmt: skip
+
+    def misfit(self, rows: int, columns: int) -> str:
+        fits = rows * columns and not rows % _RUN and not columns % _KERNEL_COLUMNS
+        return "" if fits else f"{rows} x {columns} are not multiples of 64 x 128, which Marlin kernels need"
 
     def _stored_type(self, columns: int) -> str:
         return stored_type_of(4, columns, self.group_size, "F16")
