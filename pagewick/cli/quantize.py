@@ -62,14 +62,30 @@ def command(
 ) -> None:
     """Write MODEL as a GGUF file with its tokenizer and chat template, for Pagewick, llama.cpp and other programs.
 
-    MODEL is a directory with safetensors, a GGUF file in F32, F16 or BF16, an id on a hub, or the built-in model. The
-    file appears when it is complete.
+    MODEL is a directory with safetensors, a GGUF file in F32, F16 or BF16, an id on a hub, or the built-in model.
+    Checkpoints in GPTQ, AWQ, FP8 and other formats are quantized again, from their numbers. The file appears when it is
+    complete.
 
     \b
     pagewick quantize Qwen/Qwen3-0.6B --to q4_k_m -o qwen3.gguf
     pagewick imatrix Qwen/Qwen3-0.6B --text notes.txt -o imatrix.gguf
     pagewick quantize Qwen/Qwen3-0.6B --to q3_k_m --imatrix imatrix.gguf
     """
+    write_file(model, kind, output, imatrix, force=force, num_threads=num_threads, revision=revision, hub=hub)
+
+
+def write_file(
+    model: str,
+    kind: str,
+    output: Path | None,
+    imatrix: Path | None,
+    *,
+    force: bool = False,
+    num_threads: int | None = None,
+    revision: str | None = None,
+    hub: str = HUBS[0],
+) -> None:
+    """Write a model as a GGUF file, and a line about it. Parameters and errors are those of the command."""
     from pagewick.cli.quantizing.plan import check_output, planned_export
     from pagewick.weights.gguf.export import type_named, written_types
     from pagewick.weights.gguf.importance import read_importance

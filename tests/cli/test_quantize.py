@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +14,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from pagewick.cli import cli
 from pagewick.cli.quantize import model_name
+from pagewick.demo import MODEL_DIR
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams
 from pagewick.weights.gguf import writing
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.export import Export
 from pagewick.weights.progress import Progress
+from tests.weights.packed.writers import gptq
 
 
 def quantize(*arguments: str | Path) -> Result:
@@ -44,6 +49,31 @@ def test_the_built_in_model(place: Path) -> None:
         question = [{"role": "user", "content": "What is Pagewick?"}]
         (answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=12))
         assert "Pagewick" in answer.outputs[0].text
+
+
+def test_a_checkpoint_that_is_quantized_already_is_quantized_again_from_its_numbers(place: Path) -> None:
+    shutil.copytree(MODEL_DIR, place / "gptq")
+    path, packed, meant = place / "gptq" / "model.safetensors", {}, {}
+    for name, tensor in load_file(path).items():
+        packed[name] = meant[name] = tensor
+        if "_proj" in name:
+            parts, meant[name] = gptq(group_size=32, desc_act=True)(
+                name.removesuffix(".weight"), packed.pop(name).float()
+            )
+            packed |= parts
+    save_file({name: tensor.contiguous() for name, tensor in packed.items()}, path)
+    config = json.loads((MODEL_DIR / "config.json").read_text())
+    rules = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    (place / "gptq" / "config.json").write_text(json.dumps({**config, "quantization_config": rules}))
+    result = quantize("gptq", "--to", "q8_0", "-o", "packed.gguf")
+    assert result.exit_code == 0, result.output
+    assert (
+        "note: gptq is quantized already, as GPTQ int4 g32 act-order: its weights are rounded again\n" in result.stderr
+    )
+    (place / "gptq" / "config.json").write_text(json.dumps(config))
+    save_file(meant, path)
+    assert quantize("gptq", "--to", "q8_0", "-o", "plain.gguf").exit_code == 0
+    assert (place / "packed.gguf").read_bytes() == (place / "plain.gguf").read_bytes()
 
 
 def umask() -> int:

@@ -28,6 +28,7 @@ from pagewick.weights.gguf.naming import architecture_named, gguf_shapes
 from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
 from pagewick.weights.opening import open_source
+from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_check import check_names
 
@@ -49,7 +50,7 @@ def planned_export(
     already, that GGUF files cannot describe, or whose tokenizer they cannot; ConfigError for importance of another
     model.
     """
-    with open_source(path) as source:
+    with open_source(path, mix=kind) as source:
         planned = _from_file(source, path) if isinstance(source, GgufSource) else _from_checkpoint(source, path, name)
         values, shapes, rows, config, notes = planned
         types = types_of(kind, shapes, mixed_model(config, has_importance=importance is not None))
@@ -102,8 +103,7 @@ def _from_file(source: GgufSource, path: Path) -> _Planned:
 def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     """A checkpoint of safetensors, with the configuration and the tokenizer beside it."""
     whole = source.config()
-    if "quantization_config" in whole:
-        raise ModelLoadError(f"{path} is quantized already: config.json has a quantization_config\n  {_ORIGINAL}")
+    rules = packed_rules(whole)
     config = text_config(whole)
     model = read_config(config)
     _, architecture = architecture_named(model.architecture)
@@ -120,6 +120,8 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     values |= vocabulary
     checkpoint = _as_read(values, stored, factors, str(path))
     notes = [*check_same(config, checkpoint.config), *remarks]
+    if rules is not None:
+        notes.append(f"{name} is quantized already, as {rules.label}: its weights are rounded again")
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
     assembly = Assembly(checkpoint.pieces, factors, lambda name: source.get(places[name]), source.release)

@@ -33,7 +33,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.packed.fp8 import matrix_shape
 from pagewick.weights.packed.integer_format import IntegerFormat, Integers
 from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
-from pagewick.weights.packed.marlin import MarlinFormat
+from pagewick.weights.packed.marlin import AWQ_SUFFIXES, MarlinFormat
 from pagewick.weights.packed.settings import Settings, named
 from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
 from pagewick.weights.tensor_headers import TensorInfo
@@ -230,7 +230,7 @@ def read_rules(settings: Settings) -> PackedRules:
     if version == "gemv_fast":
         whole = AwqFastFormat(size)
     elif version == "marlin":
-        whole = MarlinFormat(size, (".qweight", ".scales"))
+        whole = MarlinFormat(size, AWQ_SUFFIXES)
     return rules_of(whole, is_left_out)
 
 

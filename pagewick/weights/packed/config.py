@@ -90,6 +90,11 @@ def packing_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in _KEYS if config.get(key) is not None}
 
 
+def with_rules(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with these rules instead of its own."""
+    return {name: value for name, value in config.items() if name not in _KEYS} | {"quantization_config": dict(entries)}
+
+
 def _key(config: Mapping[str, Any]) -> str | None:
     return next((key for key in _KEYS if config.get(key) is not None), None)
 

@@ -5,7 +5,7 @@ For a weight of N rows and C columns with G groups of columns:
     .B [C / 16, 2 N] int32   tiles of 16 x 16 numbers, permuted in runs of four tiles; a word holds eight numbers
     .s [G, N] float16        scales, permuted in runs of 64, or of 32 if a row is one group
 
-A number is scale * (level - 8). AutoAWQ's checkpoints of this kind have the names .qweight and .scales.
+A number is scale * (level - 8). AutoAWQ's checkpoints of this kind have other names (AWQ_SUFFIXES).
 Source of the layout: https://github.com/IST-DASLab/marlin.
 """
 
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from pagewick.weights.packed.layout import GetTensor
 
 _SUFFIXES: Final = (".B", ".s", ".workspace")
+# The names of the numbers and of the scales in AutoAWQ's checkpoints.
+AWQ_SUFFIXES: Final = (".qweight", ".scales")
 _TILE: Final = 16
 _RUN: Final = 64
 # The kernels of vLLM read this many columns at a time, or a multiple.
 _KERNEL_COLUMNS: Final = 128
+# What --to marlin writes: the sizes of groups that the kernels have.
+MARLIN_GROUPS: Final = (128, -1)
 _ZERO: Final = 8
 
 
@@ -105,10 +109,12 @@ class MarlinFormat(IntegerFormat):
         return dict(zip(self.suffixes, (pack_words(numbers, 4), stored), strict=True))
 
     def entries(self, left_out: Sequence[str]) -> dict[str, Any]:
+        if self.suffixes == AWQ_SUFFIXES:
+            left = {"modules_to_not_convert": list(left_out) or None}
+            return {"quant_method": "awq", "bits": 4, "group_size": self.group_size, "version": "marlin"} | left
         return {
             "quant_method": "gptq", "bits": 4, "group_size": self.group_size, "sym": True, "desc_act": False,
-            "checkpoint_format": "marlin", "is_marlin_format": True, "lm_head": False,
-            **left_out_entry(left_out),
+            "checkpoint_format": "marlin", "is_marlin_format": True, "lm_head": False, **left_out_entry(left_out),
         }  # fmt: skip
 
     def misfit(self, rows: int, columns: int) -> str:

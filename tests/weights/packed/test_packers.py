@@ -54,7 +54,7 @@ def decode_gptq(parts: dict[str, Tensor], bits: int, less: int) -> tuple[Tensor,
 
 
 def decode_awq_rows(words: np.ndarray) -> Tensor:
-    """Return numbers [N, n] of words [n, N / 8]: bit 4 k of a word begins the row (0, 2, 4, 6, 1, 3, 5, 7)[k] of eight."""
+    """Return numbers [N, n] of words [n, N / 8]: bit 4 k of a word begins row (0, 2, 4, 6, 1, 3, 5, 7)[k] of eight."""
     found = np.zeros((words.shape[1] * 8, words.shape[0]), np.uint8)
     for k, row in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
         found[row::8] = (words.astype(np.int64) >> 4 * k & 15).T
@@ -73,10 +73,9 @@ def decode_marlin(parts: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     width = 32 if len(scales) == 1 else 64
     for n in range(rows):
         place = n % width
-        if width == 64:  # row 8 a + b of 64 lies at 8 b + a
-            stored_at = place % 8 * 8 + place // 8
-        else:  # a thread of four has rows 2 i, 2 i + 1 of each eight
-            stored_at = place % 8 // 2 * 8 + place // 8 * 2 + place % 2
+        # Row 8 a + b of 64 lies at 8 b + a; without groups, a thread of four has rows 2 i and 2 i + 1 of each eight.
+        grouped, single = place % 8 * 8 + place // 8, place % 8 // 2 * 8 + place // 8 * 2 + place % 2
+        stored_at = grouped if width == 64 else single
         found[:, n] = scales[:, n - place + stored_at]
     return torch.from_numpy(by_column.T.astype(np.uint8)), found.t()
 
@@ -176,5 +175,5 @@ def test_what_a_format_cannot_hold(form: IntegerFormat, linear: QuantizedLinear,
 def test_scales_that_marlin_cannot_hold() -> None:
     linear = linear_of(4, 128, sym=True)
     wide = QuantizedLinear("a.b", linear.levels, linear.scales.float() + 1e-9, None, None, 4, 128)
-    with pytest.raises(ConfigError, match="float16 does not hold its scales, which are torch.float32"):
+    with pytest.raises(ConfigError, match=r"float16 does not hold its scales, which are torch\.float32"):
         MarlinFormat(128).pack(wide)
