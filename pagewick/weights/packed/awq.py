@@ -113,7 +113,7 @@ class AwqFormat(IntegerFormat):
 
         zeros = _unpack_rows(qzeros)
         if self.has_marlin_zeros:
-            zeros = zeros.unflatten(0, (-1, 64))[:, _zero_order().argsort()].flatten(0, 1)
+            zeros = zeros.reshape(-1, 64, zeros.shape[1])[:, _zero_order().argsort()].flatten(0, 1)
         return Integers(levels, scales.t(), zeros, self.group_size)
 
     def pack(self, linear: QuantizedLinear) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class AwqFormat(IntegerFormat):
         if int(zeros.max()) > 15:
             raise self.refused(linear, f"a zero point is {int(zeros.max())}")
         if self.has_marlin_zeros:
-            zeros = zeros.unflatten(0, (-1, 64))[:, _zero_order()].flatten(0, 1)
+            zeros = zeros.reshape(-1, 64, zeros.shape[1])[:, _zero_order()].flatten(0, 1)
         return {
             ".qweight": _pack_rows(linear.levels),
             ".qzeros": _pack_rows(zeros.byte()),
@@ -257,7 +257,7 @@ def _pack_rows(numbers: Tensor) -> Tensor:
     """Do the reverse of _unpack_rows: numbers [N, n] uint8 become words [n, N / 8] int32."""
     from pagewick.weights.packed.integers import pack_words
 
-    eights = numbers.t().unflatten(1, (-1, _WORD))
+    eights = numbers.t().reshape(numbers.shape[1], -1, _WORD)
     return pack_words(eights[..., list(_ROWS_IN_WORD)].flatten(1), 4)
 
 

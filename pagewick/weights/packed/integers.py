@@ -50,7 +50,7 @@ def unpack_loose(words: Tensor, bits: int) -> Tensor:
 def pack_words(numbers: Tensor, bits: int) -> Tensor:
     """Do the reverse of unpack_words: numbers [n, m] uint8 become words [n, m bits / 32] int32."""
     if bits == 3:
-        return torch.cat([_pack_threes(rows) for rows in numbers.split(max(1, _CHUNK_SIZE // numbers.shape[1]))])
+        return torch.cat([_pack_threes(rows) for rows in torch.split(numbers, max(1, _CHUNK_SIZE // numbers.shape[1]))])
     step = 8 // bits
     octets = numbers[:, ::step].clone(memory_format=torch.contiguous_format)
     for place in range(1, step):

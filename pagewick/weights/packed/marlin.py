@@ -36,7 +36,7 @@ _TILE: Final = 16
 _RUN: Final = 64
 # The kernels of vLLM read this many columns at a time, or a multiple.
 _KERNEL_COLUMNS: Final = 128
-# What --to marlin writes: the sizes of groups that the kernels have.
+# The kernels have groups of these sizes.
 MARLIN_GROUPS: Final = (128, -1)
 _ZERO: Final = 8
 
