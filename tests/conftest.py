@@ -20,6 +20,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before anything imports triton: its kernels are interpreted here (tests/kernels/triton/harness.py).
 os.environ["TRITON_INTERPRET"] = "1"
+# Tests start hundreds of processes: without compiled modules beside the sources, each would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401
 from tests.distribution import LongestUnitsFirst, rank_of
 
@@ -31,6 +33,11 @@ settings.load_profile("repeatable")
 NUMERICAL = frozenset({"attention", "engine", "kernels", "layers", "models", "quantization"})
 # A large cache is reserved, not written: to fill it would commit all its memory.
 MAX_POISONED_BYTES = 64 * 2**20
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One worker more than there are processors: tests wait for clocks and for the processes that they start."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnitsFirst:
