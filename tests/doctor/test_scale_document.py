@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
-from pagewick.doctor import checkpoint
+from pagewick.doctor import checkpoint, rank_weights
 from pagewick.doctor import model as model_module
+from pagewick.doctor import scale as scale_module
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.clusters import kind_names
 from pagewick.doctor.findings import format_memory
@@ -32,10 +34,31 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(True))
     monkeypatch.setattr(checkpoint, "open_checkpoint", lambda model, environ, **options: opened(model))
+    monkeypatch.setattr(model_module, "_is_cut", is_cut)
+    for module in (model_module, scale_module):
+        monkeypatch.setattr(module, "weights_of_rank", weights_of_rank)
 
 
-# Cached for all commands: each model has a hundred thousand tensors.
+# Cached for all commands: each model has a hundred thousand tensors. So are the functions that go through all of them
+# for a number of ranks.
 opened = functools.cache(lambda model: open_checkpoint(model, {}))
+
+
+def cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of a model, of its checkpoint or tensors, and of numbers compute once for the same arguments."""
+    found: dict[Any, Any] = {}
+
+    def call(model: Any, given: Any, *others: Any) -> Any:
+        key = (id(model), id(given), *others)
+        if key not in found:
+            # The objects are kept, so that no others get their ids.
+            found[key] = (model, given, function(model, given, *others))
+        return found[key][2]
+
+    return call
+
+
+is_cut, weights_of_rank = cached(model_module._is_cut), cached(rank_weights.weights_of_rank)
 
 
 def run(command: str, *more: str) -> Result:
