@@ -78,6 +78,11 @@ class ExpertWeights(nn.Module):
         for owner, (expert, index, part) in self._places.items():
             yield from ((owner, name) for name in storages[index].expected(expert, part))
 
+    def product_of(self, part: str | None) -> tuple[int, int]:
+        """Return the expert of a tensor's owner, and which of its two products the tensor belongs to, 0 or 1."""
+        assert part is not None, "every tensor is an expert's"
+        return self._places[part][:2]
+
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's share of one expert's tensor. Raises ModelLoadError if it does not fit."""
         assert part is not None, "every tensor is an expert's"

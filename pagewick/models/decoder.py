@@ -74,7 +74,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         residual: Tensor | None = None
-        hidden_states = self._embed(batch)
+        hidden_states = self.embed(batch)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         angles = [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
@@ -83,7 +83,8 @@ class DecoderStack(nn.Module):
         normed, _ = self.norm.add_and_norm(hidden_states, residual)
         return normed
 
-    def _embed(self, batch: DecoderBatch) -> Tensor:
+    def embed(self, batch: DecoderBatch) -> Tensor:
+        """Return the inputs of the first layer: [T] -> [T, hidden_size]."""
         embedded = self.embed_tokens(batch.input_ids)
         if self._embedding_scale != 1.0:
             embedded = scale(embedded, self._embedding_scale)

@@ -46,7 +46,9 @@ class OwnsWeights(Protocol):
         ...
 
 
-class _Route(NamedTuple):
+class Route(NamedTuple):
+    """Where a tensor of a checkpoint is loaded: the module, and the part and the leaf that the module lists."""
+
     module: OwnsWeights
     part: str | None
     leaf: str
@@ -92,10 +94,10 @@ def load_weights(
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
 
 
-def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping[str, _Route]:
+def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping[str, Route]:
     """Map the name of each checkpoint tensor that this method of a module lists to the module."""
     name_in_file: Callable[[str], str] = getattr(model, "name_in_file", str)
-    routes: dict[str, _Route] = {}
+    routes: dict[str, Route] = {}
     for path, module in model.named_modules():
         if not isinstance(module, OwnsWeights) or not hasattr(module, listing):
             continue
@@ -103,7 +105,7 @@ def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping
             owner = path if part is None else ".".join([*path.split(".")[:-1], part])
             name = name_in_file(f"{owner}.{leaf}" if owner else leaf)
             assert name not in routes, f"two modules expect {name}"
-            routes[name] = _Route(module, part, leaf)
+            routes[name] = Route(module, part, leaf)
     return routes
 
 

@@ -111,10 +111,10 @@ def test_rows_of_text_have_the_bits_they_have_without_an_image(name: str, tmp_pa
     token_ids, given = make_inputs(loaded.config.hidden_size)
     stack = loaded.model.model
     text_batch = loaded.batch(token_ids)
-    text, text_logits = stack._embed(text_batch).clone(), loaded.logits(text_batch).clone()
+    text, text_logits = stack.embed(text_batch).clone(), loaded.logits(text_batch).clone()
 
     batch = loaded.batch(token_ids, inputs_embeds=given, embeds_mask=IS_GIVEN)
-    embedded = stack._embed(batch)
+    embedded = stack.embed(batch)
     assert torch.equal(embedded[~IS_GIVEN], text[~IS_GIVEN])
     assert torch.equal(embedded[IS_GIVEN], given[IS_GIVEN])
     # Tokens before a sequence's first image cannot see it.

@@ -1,0 +1,161 @@
+"""Runs one decoder layer at a time over a text, in float32.
+
+T: tokens of a batch of the text; H: hidden_size. The states of a text are the layer's inputs, one tensor [T, H] for
+each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pagewick.attention.backend import GroupBatch
+from pagewick.attention.native import choose_backend, default_block_size
+from pagewick.calibration.observation import InputObservation, Seen
+from pagewick.errors import ConfigError
+from pagewick.layers.context import LayerContext
+from pagewick.layers.rotary import CosSin, RotaryEmbedding
+from pagewick.models.blocks import BLOCKS, Block
+from pagewick.models.config import ModelConfig, NameMap
+from pagewick.models.decoder import DecoderStack
+from pagewick.parallel.collectives import Collectives
+from pagewick.quantization.unquantized import UnquantizedMethod
+from pagewick.weights.loader import build_routes
+from pagewick.weights.source import TensorSource
+
+_CPU: Final = torch.device("cpu")
+_BLOCK_SIZE: Final = default_block_size(_CPU)
+# Sequences are computed together up to this number of tokens.
+_TOKENS_AT_ONCE: Final = 2048
+
+States = list[Tensor]
+GetTensor = Callable[[str], Tensor]
+
+
+class Enough(Exception):
+    """Raised by an observer that has seen all it waits for: the rest of the layer need not be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Sequences of a text that are computed together: a DecoderBatch."""
+
+    input_ids: Tensor
+    positions: Tensor
+    cu_seqlens_q: Tensor
+    context_lens: Tensor
+    groups: Sequence[GroupBatch]
+    inputs_embeds: Tensor | None = None
+    embeds_mask: Tensor | None = None
+
+
+def batches_of(token_ids: Sequence[Sequence[int]], config: ModelConfig) -> list[TextBatch]:
+    """Divide a text into batches. Raises ConfigError for sequences that the model cannot read."""
+    longest = max(config.max_position_embeddings, config.longest_context)
+    together: list[list[Sequence[int]]] = [[]]
+    for ids in filter(len, token_ids):
+        if len(ids) > longest:
+            raise ConfigError(
+                f"the text has a sequence of {len(ids)} tokens, and the model reads {longest}; divide the text"
+            )
+        if not all(0 <= token_id < config.vocab_size for token_id in ids):
+            raise ConfigError(
+                f"the text has tokens outside of the vocabulary of {config.vocab_size}; use the model's tokenizer"
+            )
+        if together[-1] and sum(map(len, together[-1])) + len(ids) > _TOKENS_AT_ONCE:
+            together.append([])
+        together[-1].append(ids)
+    return [_batch(sequences) for sequences in together if sequences]
+
+
+def _batch(sequences: Sequence[Sequence[int]]) -> TextBatch:
+    lens = [len(ids) for ids in sequences]
+    num_blocks = [-(-num_tokens // _BLOCK_SIZE) for num_tokens in lens]
+    first_blocks = list(accumulate(num_blocks, initial=0))
+    tables = torch.zeros(len(lens), max(num_blocks), dtype=torch.int32)
+    slots = []
+    for row, num_tokens in enumerate(lens):
+        tables[row, : num_blocks[row]] = torch.arange(first_blocks[row], first_blocks[row + 1])
+        slots.append(first_blocks[row] * _BLOCK_SIZE + torch.arange(num_tokens))
+    return TextBatch(
+        input_ids=torch.tensor([token_id for ids in sequences for token_id in ids]),
+        positions=torch.cat([torch.arange(num_tokens) for num_tokens in lens]).unsqueeze(0),
+        cu_seqlens_q=torch.tensor(list(accumulate(lens, initial=0)), dtype=torch.int32),
+        context_lens=torch.tensor(lens, dtype=torch.int32),
+        groups=[GroupBatch(torch.cat(slots), tables)],
+    )
+
+
+class TextRunner:
+    """Runs the layers of a checkpoint over batches of a text."""
+
+    def __init__(self, source: TensorSource, config: ModelConfig, batches: Sequence[TextBatch]) -> None:
+        self._source, self._config, self._batches = source, config, batches
+        self.names: NameMap = config.name_map(source.names())
+        longest = max((int(batch.context_lens.max()) for batch in batches), default=1)
+        self._context = LayerContext(
+            dtype=torch.float32,
+            device=_CPU,
+            collectives=Collectives.single(),
+            backend=choose_backend(_CPU, "float32", _BLOCK_SIZE),
+            choose_method=lambda prefix: UnquantizedMethod(),
+            max_model_len=max(longest, config.max_position_embeddings),
+        )
+        self._num_blocks = max((int(batch.groups[0].block_tables.max()) + 1 for batch in batches), default=1)
+
+    def name(self, layer_idx: int, path: str) -> str:
+        """Return the checkpoint's name of a tensor of a layer."""
+        return self.names.in_file(f"model.layers.{layer_idx}.{path}")
+
+    @torch.inference_mode()
+    def embed(self) -> States:
+        """Return the inputs of the first layer. Only the rows of tokens that occur are read."""
+        used = torch.tensor(sorted({token_id for batch in self._batches for token_id in batch.input_ids.tolist()}))
+        stack = DecoderStack(self._context, replace(self._config, layers=(), vocab_size=len(used)))
+        for path, route in build_routes(stack).items():
+            tensor = self._source.get(self.names.in_file(f"model.{path}"))
+            route.module.load_weight(
+                route.leaf, tensor[used] if path.startswith("embed_tokens") else tensor, route.part
+            )
+        return [
+            stack.embed(replace(batch, input_ids=torch.searchsorted(used, batch.input_ids))) for batch in self._batches
+        ]
+
+    @torch.inference_mode()
+    def run(self, layer_idx: int, get: GetTensor, states: States, seen: Seen | None = None) -> Iterator[Tensor]:
+        """Yield the layer's outputs for each batch; get: returns its tensors by their names in the checkpoint.
+
+        seen: an InputObservation's; if it raises Enough, the layer's inputs are yielded instead.
+        """
+        block, observation = self._build(layer_idx, get, seen)
+        layer = self._config.layers[layer_idx]
+        rotary = None if layer.rope is None else RotaryEmbedding(self._context, layer.rope)
+        for batch, hidden_states in zip(self._batches, states, strict=True):
+            angles: CosSin | None = None if rotary is None else rotary(batch.positions[0])
+            try:
+                added, residual = block(hidden_states, None, angles, batch)
+            except Enough:
+                yield hidden_states
+            else:
+                yield added + residual
+        if observation is not None:
+            observation.close()
+
+    def _build(self, layer_idx: int, get: GetTensor, seen: Seen | None) -> tuple[Block, InputObservation | None]:
+        config = self._config
+        block = BLOCKS[config.block](self._context, f"model.layers.{layer_idx}", config, config.layers[layer_idx])
+        routes = {self.name(layer_idx, path): route for path, route in build_routes(block).items()}
+        for name, route in routes.items():
+            route.module.load_weight(route.leaf, get(name), route.part)
+        for module in block.modules():
+            if callable(finish := getattr(module, "finish_loading", None)):
+                finish()
+        attention: Any = getattr(block.self_attn, "attn", block.self_attn)
+        spec = attention.cache_spec
+        attention.bind_cache(torch.zeros(self._num_blocks, spec.block_bytes, dtype=torch.uint8), 0)
+        return block, None if seen is None else InputObservation(block, routes, seen)
