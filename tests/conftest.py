@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 # Before anything imports torch: importing pagewick decides how torch's threads wait for each other, and each worker of
 # `pytest -n`, like each server that it starts, computes with one thread unless a test asks for more.
@@ -28,6 +30,9 @@ from tests.distribution import LongestUnitsFirst, rank_of
 # The same examples every time, and no failure because a machine is busy. --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+# Hypothesis also draws constants of the modules loaded so far: the examples would depend on the tests before.
+assert callable(providers._get_local_constants)
+providers._get_local_constants = Constants
 
 # Tests of these folders run numerical code of the package.
 NUMERICAL = frozenset({"attention", "engine", "kernels", "layers", "models", "quantization"})
