@@ -44,7 +44,16 @@ SEED_BITS = 63
 # Templates and tokenizers run in threads beside the event loop; a tokenizer releases the GIL for long texts.
 NUM_TEXT_THREADS = 2
 
+Text = tuple[Tokenizer, ChatTemplate | None, SamplingParams]
 _Result = TypeVar("_Result")
+
+
+async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call_parser: str | None) -> Supervisor:
+    """Start an engine process for local models, and wait until it is ready. Arguments and errors: AsyncEngine.start."""
+    if tool_call_parser is not None:
+        format_named(tool_call_parser)
+    await asyncio.to_thread(check_models, config)
+    return await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
 
 
 class AsyncEngine:
@@ -109,14 +118,22 @@ class AsyncEngine:
             format_named(tool_call_parser)
         config = await asyncio.to_thread(with_local_models, engine_config(model, options), hf_token)
         await asyncio.to_thread(check_models, config)
-        tokenizer, template, default_params = await asyncio.to_thread(load_text, config, chat_template)
+        text = await asyncio.to_thread(load_text, config, chat_template)
         client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
+        return cls.over(client, config, text, seed=config.seed, tool_call_parser=tool_call_parser)
+
+    @classmethod
+    def over(
+        cls, client: Client, config: EngineConfig, text: Text, *, seed: int | None, tool_call_parser: str | None
+    ) -> Self:
+        """Return one over an engine that was started with this config. text: the result of load_text."""
+        tokenizer, template, default_params = text
         return cls(
             client,
             tokenizer,
             template,
             default_params=default_params,
-            seed=config.seed,
+            seed=seed,
             session_ttl_s=config.session_ttl,
             tool_call_parser=tool_call_parser,
             grammar_limits=GrammarLimits.of(config),

@@ -1,4 +1,4 @@
-"""Logging: one line per record on stderr, as text or as JSON, with the rank if there are several.
+"""Logging: one line per record on stderr, as text or as JSON, with the rank or the API process if there are several.
 
 Messages contain text from clients. A record is always one line, because a client that could insert a line break could
 forge a record.
@@ -35,9 +35,12 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = None) -> None:
+def set_up(
+    *, rank: int = 0, api_process: int | None = None, level: str | None = None, log_format: str | None = None
+) -> None:
     """Send Pagewick's records, and the warnings of uvicorn, asyncio and OpenTelemetry, to stderr.
 
+    api_process: the number of this process, if the server has several that answer requests.
     level: None: PAGEWICK_LOG_LEVEL or RUST_LOG, else INFO (WARNING on ranks above 0). log_format: None:
     PAGEWICK_LOG_FORMAT, else text. Raises ValueError for an unknown format or level.
     """
@@ -46,7 +49,8 @@ def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = 
     if log_format not in FORMATS:
         raise ValueError(f"the log format must be one of {', '.join(FORMATS)}; got {log_format!r}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(rank) if log_format == "json" else _TextFormatter(rank))
+    source = {"rank": rank} if rank else {} if api_process is None else {"api_process": api_process}
+    handler.setFormatter(_JsonFormatter(source) if log_format == "json" else _TextFormatter(source))
     logger = logging.getLogger("pagewick")
     logger.setLevel(level.upper())
     for one in (logger, *map(logging.getLogger, _OTHERS)):
@@ -81,10 +85,14 @@ def printable(text: str) -> str:
 
 
 class _TextFormatter(logging.Formatter):
-    """Indents the lines of tracebacks: only a record begins at the start of a line, so none can be forged."""
+    """Indents the lines of tracebacks: only a record begins at the start of a line, so none can be forged.
 
-    def __init__(self, rank: int) -> None:
-        super().__init__((f"[rank {rank}] " if rank else "") + _TEXT, datefmt="%m-%d %H:%M:%S")
+    source: the name and number of the process; empty if there is no need to tell it from others.
+    """
+
+    def __init__(self, source: dict[str, int]) -> None:
+        origin = "".join(f"[{name.removesuffix('_process')} {number}] " for name, number in source.items())
+        super().__init__(origin + _TEXT, datefmt="%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
@@ -99,9 +107,9 @@ class _TextFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     """Writes one JSON object per line, in ASCII, so that no reader sees a line separator in it."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, source: dict[str, int]) -> None:
         super().__init__()
-        self._rank = rank
+        self._source = source
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -114,8 +122,7 @@ class _JsonFormatter(logging.Formatter):
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
             entry["request_id"] = str(request_id)
-        if self._rank:
-            entry["rank"] = self._rank
+        entry |= self._source
         if record.exc_info and record.exc_info[0] is not None:
             entry["exc"] = self.formatException(record.exc_info)
         if record.stack_info:

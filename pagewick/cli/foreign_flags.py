@@ -34,7 +34,7 @@ SERVER_NOTED: Lines = (
     ),
     ("--enable-auto-tool-choice", "tools are always accepted"),
     ("--enable-prompt-tokens-details", "usage always has them"),
-    ("--disable-frontend-multiprocessing --api-server-count=1", "HTTP has a process of its own, the engine another"),
+    ("--disable-frontend-multiprocessing", "HTTP has a process of its own, the engine another"),
 )
 SERVER_REFUSED: Lines = (
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "

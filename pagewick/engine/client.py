@@ -1,22 +1,17 @@
 """EngineClient: the side of the engine that lives in the HTTP process. It handles ids only and imports no torch.
 
 It starts an engine process and talks to it over a socket pair that no other process can reach: it sends requests and
-passes each request its deltas. On the wire the name of a request is a number, so a request whose id is used again never
-gets the deltas of an earlier one.
+passes each request its deltas.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import msgspec
-from msgspec import structs
 
 from pagewick import errors
 from pagewick.config import EngineConfig
@@ -42,7 +37,8 @@ from pagewick.engine.messages import (
     take_frames,
     without_gauges,
 )
-from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
+from pagewick.engine.open_requests import OpenRequests, Take
+from pagewick.errors import EngineDeadError, EngineError, PagewickError
 from pagewick.log import get_logger
 
 # Seconds for the engine process to end by itself once its connection is closed. It has nothing to save, and a server
@@ -53,9 +49,6 @@ _SAVE_GRACE_S = 120.0
 
 # Upper limit of what is read at once: messages that have gathered are handled together.
 _READ_BYTES = 2**20
-
-# Takes the news of a request; see `EngineClient.open`.
-Take = Callable[[list[RequestDelta] | Exception], None]
 
 # The advice to clients if nothing starts the engine again.
 _ADVICE = "restart the server"
@@ -68,7 +61,8 @@ class EngineClient:
 
     num_sent: number of messages that were sent to the engine. cause: why the engine is gone, None while it runs. ended:
     set when the engine is gone and all requests have been told. stirred: set by every message that is sent, and by the
-    end; the task that waits for it clears it.
+    end; the task that waits for it clears it. on_news: called when requests have got what one read brought, and at the
+    end.
     """
 
     def __init__(
@@ -87,15 +81,13 @@ class EngineClient:
         self.cause: str | None = None
         self.ended = asyncio.Event()
         self.stirred = asyncio.Event()
+        self.on_news: Callable[[], None] = lambda: None
         self._exit_grace_s = exit_grace_s
         self._advice = advice
         self.stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
         self._reader = reader
         self._writer = writer
-        self._numbers = itertools.count()
-        self._wire_ids: dict[str, str] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._unsent: list[EngineRequest] = []
+        self._requests = OpenRequests(self._send)
         self._is_closing = False
         self._receiving = asyncio.create_task(self._receive())
 
@@ -135,47 +127,19 @@ class EngineClient:
         return EngineHealth("ready") if self.cause is None else EngineHealth("dead", str(self._death()))
 
     def open(self, request: EngineRequest, take: Take) -> Callable[[], None]:
-        """Send a request. Returns the function that ends it, which aborts what is unfinished.
+        """Send a request; see OpenRequests.open.
 
-        take: called with the request's news until every choice has a finish_reason: with all deltas that have come at
-        once, or with an EngineDeadError if the engine is gone. It must not raise. An error of a single choice is in its
-        delta. Raises InvalidRequestError for a request that can never be served or whose id is in use, EngineDeadError.
+        take: gets an EngineDeadError if the engine is gone; an error of a single choice is in its delta. Raises
+        InvalidRequestError for a request that can never be served or whose id is in use, EngineDeadError.
         """
         check_request(request, self.info)
-        if request.request_id in self._wire_ids:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        wire_id = str(next(self._numbers))
-        self._send_soon(structs.replace(request, request_id=wire_id))
-        self._wire_ids[request.request_id] = wire_id
-        self._waiting[wire_id] = _Waiting(request.request_id, set(range(request.params.n)), take)
-        return partial(self._leave, wire_id)
-
-    def _leave(self, wire_id: str) -> None:
-        waiting = self._forget(wire_id)
-        if waiting is not None and self.is_alive:
-            self._send(Abort([wire_id]))
-
-    def _forget(self, wire_id: str) -> _Waiting | None:
-        """Remove a request; returns None if it is over already."""
-        waiting = self._waiting.pop(wire_id, None)
-        if waiting is not None:
-            del self._wire_ids[waiting.request_id]
-        return waiting
+        if not self.is_alive:
+            raise self._death()
+        return self._requests.open(request, take)
 
     def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
-        """Stop these requests, and these choices of requests; their last delta has the finish_reason "abort".
-
-        Unknown ids are ignored. If the engine is gone, nothing happens.
-        """
-        wire_ids = [self._wire_ids[one] for one in request_ids if one in self._wire_ids]
-        wire_choices = [(self._wire_ids[one], index) for one, index in choices if one in self._wire_ids]
-        if not self.is_alive or not (wire_ids or wire_choices):
-            return
-        self._send(Abort(wire_ids, wire_choices))
-        for wire_id in wire_ids:
-            self._tell(wire_id, sorted(self._waiting[wire_id].unfinished))
-        for wire_id, index in wire_choices:
-            self._tell(wire_id, [index])
+        """As OpenRequests.abort. If the engine is gone, nothing happens."""
+        self._requests.abort(request_ids, choices)
 
     async def close(self) -> None:
         """End the engine process and wait for it and its ranks. Requests in flight get an EngineDeadError."""
@@ -191,54 +155,8 @@ class EngineClient:
         self.child.kill()
         await asyncio.gather(self._receiving, return_exceptions=True)
 
-    def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
-        """End these choices with an "abort" delta; what the engine still sends of them is dropped."""
-        self._give(
-            wire_id,
-            [RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort") for index in aborted],
-        )
-
-    def _give(self, wire_id: str, deltas: list[RequestDelta]) -> None:
-        """Give a request its deltas. Those of choices that have ended were in transit when these were aborted."""
-        waiting = self._waiting.get(wire_id)
-        if waiting is None:
-            return
-        unfinished = waiting.unfinished
-        news = []
-        for delta in deltas:
-            if delta.choice_index in unfinished:
-                news.append(delta)
-                delta.request_id = waiting.request_id
-                if delta.finish_reason is not None:
-                    unfinished.remove(delta.choice_index)
-        if not unfinished:
-            self._forget(wire_id)
-        if news:
-            waiting.take(news)
-
-    def _send_soon(self, request: EngineRequest) -> None:
-        """Send the request together with all others of this turn of the event loop.
-
-        The engine then gets all prompts of one HTTP request at once. If it refuses one of them, it reports that before
-        any token of the others.
-        """
-        if not self.is_alive:
-            raise self._death()
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(request)
-
-    def _flush(self) -> None:
-        requests, self._unsent = self._unsent, []
-        if requests and self.is_alive:
-            self._write(encode_frame(Add(requests)))
-
-    def _send(self, message: Abort) -> None:
-        self._flush()
-        self._write(encode_frame(message))
-
-    def _write(self, frames: bytes) -> None:
-        position = 0
+    def _send(self, message: Add | Abort) -> None:
+        frames, position = encode_frame(message), 0
         while position < len(frames):
             position += FRAME_HEADER_BYTES + frame_length(frames[position : position + FRAME_HEADER_BYTES])
             self.num_sent += 1
@@ -264,7 +182,7 @@ class EngineClient:
 
     def _distribute(self, bodies: Iterator[bytes]) -> str | None:
         """Give each request all of its deltas in these messages at once. Returns why none can follow, if so."""
-        news: dict[str, list[RequestDelta]] = {}
+        deltas: list[RequestDelta] = []
         end = None
         try:
             for body in bodies:
@@ -273,15 +191,11 @@ class EngineClient:
                     end = str(_error_from(message))
                     break
                 self.stats = message.stats
-                for delta in message.deltas:
-                    if (known := news.get(delta.request_id)) is None:
-                        news[delta.request_id] = [delta]
-                    else:
-                        known.append(delta)
+                deltas += message.deltas
         except (msgspec.DecodeError, ValueError) as error:
             end = _not_a_message(error)
-        for wire_id, deltas in news.items():
-            self._give(wire_id, deltas)
+        self._requests.give(deltas)
+        self.on_news()
         return end
 
     def _die(self, cause: str) -> None:
@@ -293,23 +207,13 @@ class EngineClient:
         self.stats = without_gauges(self.stats)
         # A process that still runs ends when its connection is closed.
         self._writer.close()
-        for wire_id in list(self._waiting):
-            if (waiting := self._forget(wire_id)) is not None:
-                waiting.take(self._death())
+        self._requests.fail_all(self._death)
         self.ended.set()
         self.stirred.set()
+        self.on_news()
 
     def _death(self) -> EngineDeadError:
         return EngineDeadError("the engine is closed" if self._is_closing else f"{self.cause}; {self._advice}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request that waits for deltas. unfinished: indices of the choices without a finish_reason."""
-
-    request_id: str
-    unfinished: set[int]
-    take: Take
 
 
 class _ConnectionEnded(EngineDeadError):

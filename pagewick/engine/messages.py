@@ -291,12 +291,12 @@ FromEngine = Ready | Failed | Outputs
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: ToEngine | FromEngine) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Encode a message as one length-prefixed frame, or as several if its requests or deltas do not fit in one."""
     body = _encoder.encode(message)
     if len(body) <= MAX_FRAME_BYTES:
         return _LENGTH.pack(len(body)) + body
-    halves: list[ToEngine | FromEngine]
+    halves: list[msgspec.Struct]
     if isinstance(message, Add) and len(message.requests) > 1:
         halves = [Add(part) for part in _halves(message.requests)]
     else:

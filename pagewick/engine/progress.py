@@ -13,9 +13,10 @@ import ctypes
 import mmap
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pagewick.child_processes import shared_file
 
 # The environment variable with the number of the open file.
 PROGRESS_VARIABLE = "PAGEWICK_PROGRESS_FD"
@@ -56,13 +57,7 @@ class Progress:
     @classmethod
     def shared(cls) -> Progress:
         """Create one that a child process finds if it inherits `file`, named by PROGRESS_VARIABLE. Raises OSError."""
-        if sys.platform == "linux":
-            file = os.memfd_create("pagewick-progress", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as temporary:
-                file = os.dup(temporary.fileno())
-        # Written, not only extended: writing into a hole of a full disk would be a bus error later.
-        os.write(file, bytes(_NUM_BYTES))
+        file = shared_file("pagewick-progress", _NUM_BYTES)
         return cls(mmap.mmap(file, _NUM_BYTES), file)
 
     @classmethod

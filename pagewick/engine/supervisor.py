@@ -17,9 +17,10 @@ from typing import Self
 
 from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
-from pagewick.engine.client import EngineClient, Take
+from pagewick.engine.client import EngineClient
 from pagewick.engine.health import EngineHealth, EngineState
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, add_totals
+from pagewick.engine.open_requests import Take
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
 from pagewick.errors import EngineDeadError, ModelLoadError
 from pagewick.log import get_logger
@@ -79,12 +80,15 @@ class Supervisor:
     """An engine process that is restarted whenever it ends. Created by `start`; has the interface of EngineClient.
 
     info: describes the engine that runs, or ran last. stats: totals include all engines so far, so they never fall.
+    on_news: called whenever the requests have got news from the engine, and when `health` or `info` may have changed.
     """
 
     def __init__(self, client: EngineClient, start_client: StartClient, timing: Timing, *, load_s: float) -> None:
         """load_s: seconds that it took to start the client."""
         self.info: ModelInfo = client.info
+        self.on_news: Callable[[], None] = lambda: None
         self._client = client
+        client.on_news = self._tell
         self._start_client = start_client
         self._timing = timing
         self._load_s = load_s
@@ -129,7 +133,7 @@ class Supervisor:
 
     @property
     def stats(self) -> EngineStats:
-        return add_totals(self._past, self._client.stats)
+        return add_totals(self._past, self._client.stats) if self._num_restarts else self._client.stats
 
     @property
     def is_alive(self) -> bool:
@@ -180,6 +184,9 @@ class Supervisor:
             await self._client.kill("the server is shutting down")
         await self._client.close()
 
+    def _tell(self) -> None:
+        self.on_news()
+
     async def _supervise(self) -> None:
         while True:
             started_at = time.monotonic()
@@ -194,6 +201,7 @@ class Supervisor:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = failure
             _logger.error("the supervisor of the engine has failed; restart the server", exc_info=failure)
+            self._tell()
 
     async def _watch(self) -> None:
         """Watch the engine until it is gone; kill it if it hangs for too long."""
@@ -210,6 +218,8 @@ class Supervisor:
             self._watchdog.look(time.monotonic(), client.num_sent)
             if self._watchdog.is_hung != was_hung and client.cause is None:
                 self._report_hang()
+            if self._watchdog.is_hung or was_hung:
+                self._tell()
             is_too_long = self._watchdog.stalled_s >= timing.hang_timeout_s > 0
             if self._watchdog.is_hung and is_too_long and client.cause is None:
                 await client.kill(f"the engine made no progress for {self._watchdog.stalled_s:.0f} seconds")
@@ -235,6 +245,7 @@ class Supervisor:
                 delay_s = self._delays.take()
                 self._next_start_at = time.monotonic() + delay_s
                 _logger.error("the engine could not be started, next try in %.1f s: %s", delay_s, error)
+                self._tell()
                 continue
             self._load_s = time.monotonic() - started_at
             return client
@@ -261,10 +272,12 @@ class Supervisor:
         if client.info.max_model_len != self.info.max_model_len:
             _logger.warning("the context is %d tokens now, not %d", client.info.max_model_len, self.info.max_model_len)
         self._client, self.info = client, client.info
+        client.on_news = self._tell
         self._watchdog = self._new_watchdog()
         self._num_restarts += 1
         self._num_failed_starts = 0
         _logger.info("the engine is ready again after %.1f s", self._load_s)
+        self._tell()
 
     def _new_watchdog(self) -> Watchdog:
         child, timing = self._client.child, self._timing

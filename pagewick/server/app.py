@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
@@ -24,6 +25,7 @@ from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.text_routes import TextApi
+from pagewick.server.core.conversations import ConversationStore, LocalConversations
 from pagewick.server.core.core import Core
 from pagewick.server.errors import ApiError, api_error
 from pagewick.server.guard.access import Access, ResponseHeaders, open_paths
@@ -33,6 +35,7 @@ from pagewick.server.lifecycle import Doorkeeper, Lifecycle
 from pagewick.server.openapi import openapi_route
 from pagewick.server.page_routes import page_routes
 from pagewick.server.settings import ServerSettings
+from pagewick.server.tally import Tally
 from pagewick.server.telemetry.http_metrics import HttpMetrics, handler_of
 from pagewick.server.telemetry.metrics import Metrics
 from pagewick.server.telemetry.request_log import RequestLog
@@ -49,6 +52,19 @@ _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception
 _logger = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What an API process has in common with the others of its server.
+
+    metrics: its own measurements. render_metrics: returns those of the server.
+    """
+
+    metrics: Metrics
+    render_metrics: Callable[[], Awaitable[bytes]]
+    conversations: ConversationStore
+    text_jobs: Tally
+
+
 def build_app(
     engine: AsyncEngine,
     settings: ServerSettings,
@@ -58,23 +74,26 @@ def build_app(
     tracing: Tracing | None = None,
     max_waiting_requests: int | None = None,
     dialects: Sequence[type[Dialect]] = DIALECTS,
+    common: Common | None = None,
 ) -> ASGIApp:
     """Return the application. It answers every error in the form of the request's dialect, or in OpenAI's.
 
     keys: None takes those of settings and environment. max_waiting_requests: the engine's limit, so that a request that
-    it would refuse is refused before any work is done. Raises ConfigError for invalid hosts, origins or keys.
+    it would refuse is refused before any work is done. common: None: there is one API process. Raises ConfigError for
+    invalid hosts, origins or keys.
     """
     lifecycle = lifecycle or Lifecycle()
-    metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
-    admission = Admission(engine, max_waiting_requests)
+    common = common or _common_of(engine, settings)
+    metrics = common.metrics
+    admission = Admission(engine, max_waiting_requests, text_jobs=common.text_jobs)
     request_log = RequestLog(settings, metrics, tracing)
-    core = Core(engine, settings, request_log)
+    core = Core(engine, settings, request_log, common.conversations)
     keys = ApiKeys(settings) if keys is None else keys
     table = [
         *(route for dialect in dialects for route in dialect(core, admission).routes()),
         *TextApi(engine, settings, admission).routes(),
         *health_routes(lambda: engine.health, lambda: lifecycle.is_draining),
-        Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
+        Route("/metrics", partial(_show_metrics, common.render_metrics), methods=["GET"]),
         *page_routes(settings),
     ]
     if settings.docs:
@@ -90,15 +109,25 @@ def build_app(
     return ErrorBoundary(HttpMetrics(app, metrics, request_log))
 
 
+def _common_of(engine: AsyncEngine, settings: ServerSettings) -> Common:
+    """Return what the only API process of a server needs."""
+    metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
+
+    async def render() -> bytes:
+        return metrics.render()
+
+    return Common(metrics, render, LocalConversations(engine.session_ttl_s), Tally())
+
+
 def with_access_control(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
     """Put an application behind the checks that every request passes first, whether the model is loaded or not."""
     return ResponseHeaders(Access(app, settings, keys), settings)
 
 
 @describes(Operation(tag="Server", response=METRICS_CONTENT_TYPE))
-async def _show_metrics(metrics: Metrics, request: Request) -> Response:
+async def _show_metrics(render: Callable[[], Awaitable[bytes]], request: Request) -> Response:
     """Return metrics for Prometheus."""
-    return Response(metrics.render(), media_type=METRICS_CONTENT_TYPE)
+    return Response(await render(), media_type=METRICS_CONTENT_TYPE)
 
 
 class ErrorBoundary:

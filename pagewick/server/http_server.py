@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from pagewick.server.guard.connections import GuardedConnection, ResponseEvents
 from pagewick.server.guard.watch import Watch
 from pagewick.server.settings import ServerSettings
+from pagewick.server.tally import Tally
 
 # uvicorn's own timer must never be the one that ends an idle connection: GuardedConnection does that.
 _NEVER_S = 7 * 24 * 3600
@@ -22,10 +23,18 @@ _NEVER_S = 7 * 24 * 3600
 class HttpServer(uvicorn.Server):
     """Serves an application until `leave` is called. uvicorn speaks HTTP; GuardedConnection decides what it hears.
 
-    graceful_s: seconds that clients get, once it is left, to read what was sent to them; None: no limit.
+    connections: counts those of the server; None: no other process has any. graceful_s: seconds that clients get, once
+    it is left, to read what was sent to them; None: no limit.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, *, graceful_s: int | None = 1) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        *,
+        connections: Tally | None = None,
+        graceful_s: int | None = 1,
+    ) -> None:
         options: dict[str, Any] = {
             "ws": "none",
             "lifespan": "off",
@@ -39,7 +48,8 @@ class HttpServer(uvicorn.Server):
         }
         inner = uvicorn.Config(ResponseEvents(app), http="httptools", **options)
         inner.load()
-        guarded: Any = partial(GuardedConnection, inner.http_protocol_class, settings, Watch(settings))
+        watch = Watch(settings, connections or Tally())
+        guarded: Any = partial(GuardedConnection, inner.http_protocol_class, settings, watch)
         super().__init__(uvicorn.Config(ResponseEvents(app), http=guarded, **options))
         self._left = asyncio.Event()
 

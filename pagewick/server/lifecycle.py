@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Awaitable
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,6 +14,8 @@ from pagewick.server.errors import ApiError
 
 # Seconds after which a client may come again: by then the model is loaded, or another server has the address.
 RETRY_AFTER_S = 5
+# How long responses that were cut short have to reach their clients.
+LAST_RESPONSES_S = 0.5
 # Probes and scrapes are answered until the end.
 WATCHED = ("/health", "/health/live", "/health/ready", "/metrics")
 
@@ -88,3 +93,24 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
     else:
         response = _unavailable("the model is loading; try again in some seconds", "loading")
     await response(scope, receive, send)
+
+
+def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return events that the first and the second SIGINT or SIGTERM set."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    return stop, hurry
+
+
+async def first_done(*works: Awaitable[Any]) -> Any:
+    """Return the result of the work that is done first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

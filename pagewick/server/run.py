@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,21 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.local_models import with_local_models
-from pagewick.log import get_logger
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
-from pagewick.server.lifecycle import Lifecycle, Stage, loading
+from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading, stop_signals
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
 
 # Default of a server. A request that would wait behind this many had better go to another one.
 MAX_WAITING_REQUESTS = 1024
-# How long responses that were cut short have to reach their clients.
-LAST_RESPONSES_S = 0.5
 
 OnReady = Callable[[str, ModelInfo], None]
-
-_logger = get_logger(__name__)
 
 
 def run_server(
@@ -61,18 +56,31 @@ def run_server(
     check_exposure(settings, keys)
     allow_open_files(settings)
     chat_template = None if settings.chat_template is None else _read_template(Path(settings.chat_template))
-    tracing = None if settings.otlp_endpoint is None else Tracing(settings)
     with contextlib.ExitStack() as resources:
-        if tracing is not None:
+        tracing = None
+        if settings.otlp_endpoint is not None and settings.api_server_count == 1:
+            tracing = Tracing(settings)
             resources.callback(tracing.close)  # sends the last traces, however the server ends
         listener = resources.enter_context(_listening_socket(settings.host, settings.port))
         # Here and not in the event loop, so that Ctrl-C ends a download.
         config = with_local_models(config)
         if config.max_waiting_requests is None:
             config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
-        server = _Server(config, settings, sampling or {}, listener, on_ready, keys, chat_template, tracing)
+
+        def announce(info: ModelInfo) -> None:
+            host, port = listener.getsockname()[:2]
+            if on_ready is not None:
+                on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", info)
+
+        if settings.api_server_count == 1:
+            server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing)
+            running = server.run()
+        else:
+            from pagewick.server.hub.run import Hub
+
+            running = Hub(config, settings, sampling or {}, listener, announce, keys, chat_template).run()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(server.run())
+            runner.run(running)
 
 
 @dataclass
@@ -83,7 +91,7 @@ class _Server:
     settings: ServerSettings
     sampling: Mapping[str, Any]
     listener: socket.socket
-    on_ready: OnReady | None
+    on_ready: Callable[[ModelInfo], None]
     keys: ApiKeys
     chat_template: str | None
     tracing: Tracing | None
@@ -93,11 +101,8 @@ class _Server:
         self._lifecycle = Lifecycle()
 
     async def run(self) -> None:
-        stop, hurry = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        stop, hurry = stop_signals()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.keys.try_reload)
         http = HttpServer(self._stage, self.settings)
         serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         try:
@@ -107,7 +112,7 @@ class _Server:
                 hang_timeout_s=self.settings.hang_timeout,
                 tool_call_parser=self.settings.tool_call_parser,
             )
-            engine = await _first(starting, stop.wait())
+            engine = await first_done(starting, stop.wait())
             if isinstance(engine, AsyncEngine):
                 engine.default_params = with_changes(engine.default_params, self.sampling)
                 await self._serve(engine, serving, stop, hurry)
@@ -128,26 +133,18 @@ class _Server:
                 tracing=self.tracing,
                 max_waiting_requests=self.config.max_waiting_requests,
             )
-            host, port = self.listener.getsockname()[:2]
-            if self.on_ready is not None:
-                self.on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", engine.info)
-            await _first(asyncio.shield(serving), stop.wait())
+            self.on_ready(engine.info)
+            await first_done(asyncio.shield(serving), stop.wait())
             self._lifecycle.drain()
             drained = self._lifecycle.until_idle()
-            await _first(asyncio.shield(serving), hurry.wait(), drained, asyncio.sleep(self.settings.shutdown_timeout))
+            await first_done(
+                asyncio.shield(serving), hurry.wait(), drained, asyncio.sleep(self.settings.shutdown_timeout)
+            )
         finally:
             reporting.cancel()
             await engine.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lifecycle.until_idle(), LAST_RESPONSES_S)
-
-    def _reload_keys(self) -> None:
-        try:
-            self.keys.reload()
-        except ConfigError as error:
-            _logger.error("the API keys stay as they are: %s", error)
-        else:
-            _logger.info("read the API keys again")
 
 
 def _read_template(file: Path) -> str:
@@ -173,15 +170,3 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         hint = "choose another port with --port" if error.errno == errno.EADDRINUSE else "choose another with --host"
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); {hint}") from None
     return listener
-
-
-async def _first(*works: Awaitable[Any]) -> Any:
-    """Return the result of the work that is done first; the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

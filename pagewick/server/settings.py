@@ -13,6 +13,8 @@ from pagewick.other_names import opposite, unless_negative
 LOG_FORMATS = ("text", "json")
 PREFIX_CACHE_SCOPES = ("global", "key")
 SIZES = ("max_body_size", "max_header_size")
+# Far more than one engine can use.
+MAX_API_SERVERS = 64
 # As a served_model_name: requests may name any model.
 ANY_NAME = "*"
 
@@ -27,6 +29,7 @@ class ServerSettings:
 
     host: str = _option("127.0.0.1", "Address to listen on; any but loopback needs an API key or --insecure.")
     port: int = _option(8000, "Port to listen on; 0 takes any free one.")
+    api_server_count: int = _option(1, "Processes that answer requests, on one port and over one engine.")
     served_model_name: tuple[str, ...] = _option(
         (), "Model name for clients; may be repeated; * is any (default: MODEL)."
     )
@@ -83,6 +86,11 @@ class ServerSettings:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(
+                f"--api-server-count must be 1 to {MAX_API_SERVERS}; got {self.api_server_count}: more than one for "
+                "each core is never faster"
+            )
         for option in fields(self):
             self._check_number(option.name)
 
@@ -154,4 +162,4 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "disable_fastapi_docs": ("docs", opposite),
     "ui_server": ("ui", None),
 }
-SHORT_FLAGS: dict[str, tuple[str, ...]] = {"alias": ("-a",)}
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {"alias": ("-a",), "api_server_count": ("-asc",)}

@@ -11,6 +11,7 @@ from pagewick.async_llm import AsyncEngine
 from pagewick.errors import QueueFullError
 from pagewick.server.api.sse import run_while_connected
 from pagewick.server.core.limits import MAX_TEXT_JOBS
+from pagewick.server.tally import Tally
 
 _Result = TypeVar("_Result")
 
@@ -18,16 +19,22 @@ _Result = TypeVar("_Result")
 class Admission:
     """The requests of one server whose texts are being read.
 
-    max_waiting_requests: the engine's limit, which has the last word; None: it has none.
+    max_waiting_requests: the engine's limit, which has the last word; None: it has none. text_jobs: counts the requests
+    whose texts are being read; None: no other process reads any.
     """
 
     def __init__(
-        self, engine: AsyncEngine, max_waiting_requests: int | None = None, *, max_text_jobs: int = MAX_TEXT_JOBS
+        self,
+        engine: AsyncEngine,
+        max_waiting_requests: int | None = None,
+        *,
+        text_jobs: Tally | None = None,
+        max_text_jobs: int = MAX_TEXT_JOBS,
     ) -> None:
         self._engine = engine
         self._max_waiting = max_waiting_requests
         self._max_jobs = max_text_jobs
-        self._num_jobs = 0
+        self._jobs = text_jobs or Tally()
 
     def check_queue(self) -> None:
         """Raises QueueFullError if the engine would refuse any further request."""
@@ -46,11 +53,10 @@ class Admission:
         Raises QueueFullError if too much of it is under way. If the client leaves first, cancels the work and raises
         ClientDisconnect.
         """
-        if self._num_jobs >= self._max_jobs:
-            message = f"the server is busy: it is reading the texts of {self._num_jobs} requests; retry in 1 s"
-            raise QueueFullError(message)
-        self._num_jobs += 1
+        if (num_jobs := self._jobs.total) >= self._max_jobs:
+            raise QueueFullError(f"the server is busy: it is reading the texts of {num_jobs} requests; retry in 1 s")
+        self._jobs.add(1)
         try:
             return await run_while_connected(request, start())
         finally:
-            self._num_jobs -= 1
+            self._jobs.add(-1)

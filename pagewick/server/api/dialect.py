@@ -85,7 +85,7 @@ class Dialect:
         """Start the chat, and respond at once or as a stream. Raises as `Core.recording` and `Core.start_chat` do."""
         context = RequestContext.of(request)
         with ExitStack() as held:
-            recording = self.core.recording(context, chat)
+            recording = await self.core.recording(context, chat)
             if recording is not None:
                 held.callback(recording.close)
             start = partial(self.core.start_chat, context, chat, recording)

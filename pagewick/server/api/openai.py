@@ -103,7 +103,7 @@ class OpenAIApi(Dialect):
     async def get_session(self, request: Request) -> Response:
         """Return the recorded messages of a session."""
         session_id = request.path_params["id"]
-        messages = self.core.conversations.messages(RequestContext.of(request).key, session_id)
+        messages = await self.core.conversations.messages(RequestContext.of(request).key, session_id)
         if messages is None:
             raise _no_session(session_id)
         return json_response(SessionResponse(id=session_id, messages=messages))
@@ -112,7 +112,7 @@ class OpenAIApi(Dialect):
     async def delete_session(self, request: Request) -> Response:
         """Forget the recorded messages of a session."""
         session_id = request.path_params["id"]
-        if not self.core.conversations.forget(RequestContext.of(request).key, session_id):
+        if not await self.core.conversations.forget(RequestContext.of(request).key, session_id):
             raise _no_session(session_id)
         return json_response(SessionDeleted(id=session_id))
 

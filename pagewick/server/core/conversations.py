@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,6 +28,16 @@ MAX_TOTAL_BYTES = 128 * 2**20
 INSTRUCTIONS = ("system", "developer")
 
 Message = dict[str, Any]
+
+
+class ConversationStore(Protocol):
+    """The recorded sessions of a server, in this process or in another one; see Conversations for the arguments."""
+
+    async def begin(
+        self, owner: str, session_id: str, new: Sequence[Message], *, is_continuation: bool
+    ) -> Recording: ...
+    async def messages(self, owner: str, session_id: str) -> list[Message] | None: ...
+    async def forget(self, owner: str, session_id: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -106,6 +116,22 @@ class Conversations:
             del self._sessions[key]
 
 
+class LocalConversations:
+    """The ConversationStore of a server with one API process."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._sessions = Conversations(ttl_s)
+
+    async def begin(self, owner: str, session_id: str, new: Sequence[Message], *, is_continuation: bool) -> Recording:
+        return self._sessions.begin(owner, session_id, new, is_continuation=is_continuation)
+
+    async def messages(self, owner: str, session_id: str) -> list[Message] | None:
+        return self._sessions.messages(owner, session_id)
+
+    async def forget(self, owner: str, session_id: str) -> bool:
+        return self._sessions.forget(owner, session_id)
+
+
 class Recording:
     """One request of a session. messages: the whole conversation, for its prompt.
 
@@ -127,13 +153,14 @@ class Recording:
         if delta.finish_reason is not None:
             # With max_tokens 0 there is no response to keep.
             is_response = self._has_tokens and delta.finish_reason in ("stop", "length")
-            self._finish(self._whole() if is_response else None)
+            self.keep(self._whole() if is_response else None)
 
     def close(self) -> None:
         """Keep nothing of the request, unless its response is complete already."""
-        self._finish(None)
+        self.keep(None)
 
-    def _finish(self, messages: list[Message] | None) -> None:
+    def keep(self, messages: list[Message] | None) -> None:
+        """End the request, and let the session have these messages; None: as it was. Only the first call counts."""
         if self._end is not None:
             end, self._end = self._end, None
             end(messages)

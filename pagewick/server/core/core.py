@@ -14,7 +14,7 @@ from pagewick.async_llm import AsyncEngine
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
-from pagewick.server.core.conversations import Conversations, Recording
+from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
 from pagewick.server.core.limits import check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
@@ -32,20 +32,26 @@ class Core:
     """The core of one server, which its dialects share.
 
     It checks the values of a request before anything is encoded. A dialect checks the shape of a body, and the engine
-    everything that depends on the prompt's tokens.
+    everything that depends on the prompt's tokens. conversations: None keeps those of this process.
     """
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        log: RequestLog,
+        conversations: ConversationStore | None = None,
+    ) -> None:
         self.engine = engine
         self.settings = settings
-        self.conversations = Conversations(engine.session_ttl_s)
+        self.conversations = conversations or LocalConversations(engine.session_ttl_s)
         self._log = log
 
     @property
     def thinking_model(self) -> ThinkingModel:
         return ThinkingModel(self.engine.reasoning_tags is not None, self.engine.can_think_by_switch)
 
-    def recording(self, context: RequestContext, chat: ChatRequest) -> Recording | None:
+    async def recording(self, context: RequestContext, chat: ChatRequest) -> Recording | None:
         """Return a recording with all messages of the conversation, if it is to be kept. The caller must close it.
 
         If only the server's settings ask for recording, a request without a session is served without.
@@ -64,7 +70,7 @@ class Core:
             raise InvalidRequestError("a recorded conversation has one response per request; leave out n", param="n")
         messages = [dict(message) for message in chat.messages]
         is_continuation = chat.template.continue_final_message
-        return self.conversations.begin(context.key, session_id, messages, is_continuation=is_continuation)
+        return await self.conversations.begin(context.key, session_id, messages, is_continuation=is_continuation)
 
     async def start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
         """Return a request that is ready to run.

@@ -7,11 +7,12 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from pagewick.errors import ConfigError
+from pagewick.log import get_logger
 from pagewick.server.settings import ServerSettings
 
 # The variables of vLLM and llama.cpp are read as well, so that a deployment that moves here stays locked.
@@ -20,6 +21,8 @@ MIN_KEY_CHARS = 8
 # A longer one would leave too little room for other headers.
 MAX_KEY_CHARS = 1024
 MAX_FILE_BYTES = 2**20
+
+_logger = get_logger(__name__)
 
 _NAMED = re.compile(r"([\w.-]{1,64}):(.*)", re.ASCII)
 _PRINTABLE = re.compile(r"[!-~]+")
@@ -47,6 +50,24 @@ class ApiKeys:
         """Read --api-key-file again. If it cannot be used, keeps the present keys and raises ConfigError."""
         in_file = list(_from_file(self._file)) if self._file is not None else []
         self._keys = _without_doubles([*in_file, *self._fixed])
+
+    def try_reload(self) -> None:
+        """Read --api-key-file again, and log whether that changed the keys."""
+        try:
+            self.reload()
+        except ConfigError as error:
+            _logger.error("the API keys stay as they are: %s", error)
+        else:
+            _logger.info("read the API keys again")
+
+    @property
+    def known(self) -> list[tuple[bytes, str]]:
+        """The digest and the id of each key."""
+        return list(self._keys)
+
+    def take(self, known: Iterable[tuple[bytes, str]]) -> None:
+        """Use the keys of another process' ApiKeys from now on."""
+        self._keys = tuple(_Key(*key) for key in known)
 
     def check(self, key: bytes) -> str | None:
         """Return the id of a key that a client sent; None if the key is unknown.

@@ -106,7 +106,7 @@ class GuardedConnection(asyncio.Protocol):
             close=self._close_after_response,
         )
         self._inner.connection_made(inner_transport)
-        num_too_many = len(self._watch) - self._settings.max_connections
+        num_too_many = self._watch.tally.total - self._settings.max_connections
         if num_too_many > 0:
             self._watch.num_turned_away += 1
             self._refuse(too_many_connections(self._settings.max_connections))

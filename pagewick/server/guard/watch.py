@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pagewick.log import get_logger
 from pagewick.server.settings import ServerSettings
+from pagewick.server.tally import Tally
 
 LOOK_S = 1.0
 
@@ -23,25 +24,28 @@ class Watched(Protocol):
 
 
 class Watch:
-    """The connections of one server. It looks at them every second, or four times within the shortest limit."""
+    """The connections of one process. It looks at them every second, or four times within the shortest limit.
 
-    def __init__(self, settings: ServerSettings) -> None:
+    tally: the number of connections of the server.
+    """
+
+    def __init__(self, settings: ServerSettings, tally: Tally) -> None:
         times = (settings.header_timeout, settings.body_timeout, settings.write_timeout, settings.keep_alive_timeout)
         self._interval_s = min(LOOK_S, min(times) / 4)
         self._max_connections = settings.max_connections
         self._connections: set[Watched] = set()
+        self.tally = tally
         self._is_waiting = False
         self.num_turned_away = 0  # connections since the last look
 
-    def __len__(self) -> int:
-        return len(self._connections)
-
     def add(self, connection: Watched) -> None:
         self._connections.add(connection)
+        self.tally.add(1)
         self._wait(connection.loop)
 
     def remove(self, connection: Watched) -> None:
-        self._connections.discard(connection)
+        self._connections.remove(connection)
+        self.tally.add(-1)
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_waiting:

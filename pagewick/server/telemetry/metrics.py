@@ -139,22 +139,32 @@ _REQUEST_HISTOGRAMS: tuple[tuple[str, str, Sequence[float] | None, _Read], ...] 
 )  # fmt: skip
 
 
+def process_registry() -> CollectorRegistry:
+    """Return a registry with the metrics of this process: its memory, its processor time and the like."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry
+
+
 class Metrics:
-    """The server's own measurements, and the engine's counts as of the latest scrape."""
+    """The server's own measurements, and the engine's counts as of the latest scrape.
+
+    stats: None if another process has the engine's counts. registry: gets all metrics; None: a new one.
+    """
 
     def __init__(
         self,
         model_name: str,
         info: ModelInfo,
-        stats: Callable[[], EngineStats],
+        stats: Callable[[], EngineStats] | None = None,
         health: Callable[[], EngineHealth] = lambda: EngineHealth("ready"),
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self._model_name = model_name
-        self._registry = registry = CollectorRegistry()
-        registry.register(EngineCollector(model_name, info, stats, health))
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        GCCollector(registry=registry)
+        self._registry = registry = registry or process_registry()
+        if stats is not None:
+            registry.register(EngineCollector(model_name, info, stats, health))
         text = "Requests sent to the engine."
         accepted = Counter("pagewick:requests_accepted", text, ["model_name"], registry=registry)
         self._accepted = accepted.labels(model_name)

@@ -1,0 +1,181 @@
+"""Peer: an API process as the hub sees it while it runs. It handles the messages that the process sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from pagewick import errors
+from pagewick.engine.messages import Abort, Add, EngineStats, Failed
+from pagewick.engine.supervisor import Supervisor
+from pagewick.errors import EngineError, InvalidRequestError, PagewickError
+from pagewick.server.core.conversations import Conversations, Recording
+from pagewick.server.errors import ApiError
+from pagewick.server.hub.connection import Connection
+from pagewick.server.hub.messages import (
+    Answer,
+    AskReports,
+    Begin,
+    Forget,
+    FromApi,
+    Idle,
+    Keep,
+    Loaded,
+    Read,
+    Refusal,
+    Report,
+    Serve,
+    Serving,
+    WantReport,
+    raw,
+)
+from pagewick.server.hub.relay import Relay
+
+# A session that is busy may be so because the end of its last request, which another process has sent before, is not
+# read yet: it is there within this time.
+_BUSY_GRACE_S = 0.02
+
+
+class Peer:
+    """One API process, from its start to its end.
+
+    loaded: done once it has loaded its text, or failed to. serving, idle: set once it serves, and once it has no more
+    requests. report: the latest Report of its metrics. reports: returns those of all processes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection[FromApi],
+        conversations: Conversations,
+        reports: Callable[[], Awaitable[list[msgspec.Raw]]],
+    ) -> None:
+        self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.serving, self.idle = asyncio.Event(), asyncio.Event()
+        self.report: msgspec.Raw | None = None
+        self.send = connection.send
+        self._connection = connection
+        self._conversations = conversations
+        self._reports = reports
+        self._relay: Relay | None = None
+        self._is_over = False
+        self._report_wanted: asyncio.Future[None] | None = None
+        self._beginning: set[int] = set()
+        self._recordings: dict[int, Recording] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Number of its requests in the engine."""
+        return 0 if self._relay is None else self._relay.num_running
+
+    async def listen(self) -> None:
+        """Handle its messages until it ends."""
+        while messages := await self._connection.receive():
+            for message in messages:
+                self._handle(message)
+
+    def serve(self, engine: Supervisor) -> None:
+        """Let it serve requests with this engine."""
+        self._relay = Relay(engine, self.send)
+        self.send(Serve(engine.info, engine.stats, engine.health))
+
+    def pass_on(self, stats: EngineStats) -> None:
+        if self._relay is not None:
+            self._relay.pass_on(stats)
+
+    def refresh(self, stats: EngineStats) -> None:
+        if self._relay is not None:
+            self._relay.refresh(stats)
+
+    def wanted_report(self) -> asyncio.Future[None]:
+        """Ask for a new report; the future is done once it is there, or will never be."""
+        if self._report_wanted is None or self._report_wanted.done():
+            self._report_wanted = asyncio.get_running_loop().create_future()
+            self.send(WantReport())
+        return self._report_wanted
+
+    def close(self) -> None:
+        """End what it has begun, because it is over."""
+        self._is_over = True
+        if self._relay is not None:
+            self._relay.close()
+        for recording in self._recordings.values():
+            recording.close()
+        if self._report_wanted is not None and not self._report_wanted.done():
+            self._report_wanted.set_result(None)
+        for task in self._answering:
+            task.cancel()
+        self.idle.set()
+        self._connection.close()
+
+    def _handle(self, message: FromApi) -> None:
+        match message:
+            case Add() if self._relay is not None:
+                self._relay.add(message.requests)
+            case Abort() if self._relay is not None:
+                self._relay.abort(message)
+            case Begin():
+                self._beginning.add(message.ticket)
+                self._begin(message, is_last=False)
+            case Keep():
+                self._keep(message)
+            case Read():
+                self._answer(message.ticket, self._conversations.messages(message.owner, message.session_id))
+            case Forget():
+                self._answer(message.ticket, self._conversations.forget(message.owner, message.session_id))
+            case AskReports():
+                task = asyncio.create_task(self._answer_reports(message.ticket))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case Report():
+                self.report = message.families
+                if self._report_wanted is not None and not self._report_wanted.done():
+                    self._report_wanted.set_result(None)
+            case Loaded():
+                self.loaded.set_result(None)
+            case Failed():
+                self.loaded.set_exception(_error_of(message))
+            case Serving():
+                self.serving.set()
+            case Idle():
+                self.idle.set()
+
+    def _answer(self, ticket: int, value: Any) -> None:
+        self.send(Answer(ticket, raw(value)))
+
+    async def _answer_reports(self, ticket: int) -> None:
+        self._answer(ticket, await self._reports())
+
+    def _begin(self, asked: Begin, *, is_last: bool) -> None:
+        """Begin a request of a session; if that is busy, try once more a little later."""
+        if self._is_over or asked.ticket not in self._beginning:
+            return
+        try:
+            recording = self._conversations.begin(
+                asked.owner, asked.session_id, asked.new, is_continuation=asked.is_continuation
+            )
+        except ApiError as error:
+            if not is_last:
+                asyncio.get_running_loop().call_later(_BUSY_GRACE_S, lambda: self._begin(asked, is_last=True))
+                return
+            refusal = Refusal(error.message, error.status, error.param, error.code)
+            self.send(Answer(asked.ticket, error=refusal))
+        except InvalidRequestError as error:
+            self.send(Answer(asked.ticket, error=Refusal(str(error), 0, error.param, error.code)))
+        else:
+            self._recordings[asked.ticket] = recording
+            self._answer(asked.ticket, recording.messages)
+        self._beginning.discard(asked.ticket)
+
+    def _keep(self, message: Keep) -> None:
+        self._beginning.discard(message.ticket)
+        if (recording := self._recordings.pop(message.ticket, None)) is not None:
+            recording.keep(message.messages)
+
+
+def _error_of(message: Failed) -> PagewickError:
+    kind: type[PagewickError] = getattr(errors, message.kind, EngineError)
+    return kind(message.message)
