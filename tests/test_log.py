@@ -97,6 +97,14 @@ def test_ranks_are_told_apart_and_quieter(log_format: str, capsys: pytest.Captur
     assert ("[rank 3] WARNING" in line) if log_format == "text" else json.loads(line)["rank"] == 3
 
 
+@pytest.mark.parametrize("log_format", log.FORMATS)
+def test_api_processes_are_told_apart(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up(api_process=0, log_format=log_format)
+    log.get_logger("pagewick").info("yes")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("[api 0] INFO") if log_format == "text" else json.loads(line)["api_process"] == 0
+
+
 def test_the_variables_say_what_nobody_else_does(monkeypatch: pytest.MonkeyPatch, entries: Any) -> None:
     monkeypatch.setenv(log.FORMAT_VARIABLE, "json")
     monkeypatch.setenv(log.LEVEL_VARIABLE, "warning")

@@ -145,8 +145,15 @@ class Server:
 
     def engine(self) -> psutil.Process:
         """Return the process that has the model."""
-        (engine,) = [one for one in self.children() if one.ppid() == self.pid]
+        (engine,) = self._children_running("pagewick.engine_process")
         return engine
+
+    def api_processes(self) -> list[psutil.Process]:
+        """Return the processes that answer requests, if there are several."""
+        return self._children_running("pagewick.server.hub.api_process")
+
+    def _children_running(self, module: str) -> list[psutil.Process]:
+        return [one for one in self.children() if one.ppid() == self.pid and module in one.cmdline()]
 
     def metrics(self) -> Metrics:
         response = self.http.get("/metrics")
@@ -169,6 +176,12 @@ class Server:
                 return found
             assert time.monotonic() < deadline, f"not idle: {found.accepted} accepted, {found.finished}"
             time.sleep(0.05)
+
+    def wait_until_engine_is_idle(self) -> Metrics:
+        """Return the metrics once no request runs or waits; those of a process that was killed have no end."""
+        found = self.metrics()
+        self.until(lambda: (found.clear(), found.update(self.metrics()), found.is_idle)[-1])
+        return found
 
     def until(self, condition: Callable[[], bool]) -> float:
         """Wait until the condition holds; return how many seconds that took."""
