@@ -4,7 +4,8 @@ A server with the text of the built-in model streams to 1 to 512 clients. Its en
 one token of a text to each request in every step, so slowly that the server should keep up. The result is the processor
 time of the server's API process, by its own clock, while all streams run: it includes HTTP and the system calls. The
 clients are in this process, do not parse what they read, and report their own processor time. With --engine, the
-built-in model generates the tokens as fast as it can, which also gives tokens per second.
+built-in model generates the tokens as fast as it can, which also gives tokens per second. With --api-server-count, the
+result is the processor time of all API processes together, and that of the hub beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.server_process import cpu_seconds
 from benchmarks.steady_engine import PERIOD_VARIABLE
 from pagewick.config import EngineConfig
 
+API_MODULE = "pagewick.server.hub.api_process"
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is a prefix cache?"}]}),
     "completions": ("/v1/completions", {"prompt": "A prefix cache is"}),
@@ -51,11 +53,13 @@ class Result:
     num_events: int
     wall_s: float
     api_s: float
+    hub_s: float
     engine_s: float
     client_s: float
 
     def row(self, num_streams: int) -> str:
-        per_token = (1e6 * seconds / self.num_tokens for seconds in (self.api_s, self.engine_s, self.client_s))
+        seconds = (self.api_s, self.hub_s, self.engine_s, self.client_s)
+        per_token = (1e6 * one / self.num_tokens for one in seconds)
         rate, joined = self.num_tokens / self.wall_s, self.num_tokens / self.num_events
         return f"{num_streams:11}{rate:12,.0f}{joined:12.2f}" + "".join(f"{one:12.1f}" for one in per_token)
 
@@ -102,18 +106,24 @@ class Streams:
 
 def measure(server: psutil.Process, address: tuple[str, int], num_streams: int, route: str, num_tokens: int) -> Result:
     """Run the streams at the same time, until each has had `num_tokens` events."""
-    engine = server.children()[0]
+    api_processes = [one for one in server.children() if API_MODULE in one.cmdline()]
+    (engine,) = [one for one in server.children() if one not in api_processes]
+    hub = [server] if api_processes else []
+
+    def times() -> list[float]:
+        groups = (api_processes or [server], hub, [engine])
+        return [*(sum(map(cpu_seconds, group)) for group in groups), time.process_time(), time.monotonic()]
+
     streams = Streams(address, num_streams, route, {"max_tokens": MAX_TOKENS, "seed": 1})
     try:
         streams.read_until(MARGIN)
         num_tokens_before = num_generated(address)
-        before = [cpu_seconds(server), cpu_seconds(engine), time.process_time(), time.monotonic()]
+        before = times()
         num_events = sum(streams.counts)
         streams.read_until(MARGIN + num_tokens)
-        after = [cpu_seconds(server), cpu_seconds(engine), time.process_time(), time.monotonic()]
-        api_s, engine_s, client_s, wall_s = (b - a for a, b in zip(before, after, strict=True))
+        api_s, hub_s, engine_s, client_s, wall_s = (b - a for a, b in zip(before, times(), strict=True))
         tokens, events = num_generated(address) - num_tokens_before, sum(streams.counts) - num_events
-        return Result(tokens, events, wall_s, api_s, engine_s, client_s)
+        return Result(tokens, events, wall_s, api_s, hub_s, engine_s, client_s)
     finally:
         streams.close()
         # The server notices the clients' end before the next measurement begins.
@@ -149,14 +159,35 @@ async def serve(max_num_seqs: int) -> None:
     await engine.close()
 
 
-def run_serve(max_num_seqs: int, profile: str | None) -> None:
+async def serve_in_processes(max_num_seqs: int, count: int) -> None:
+    """Serve with several API processes, without a model, until this process is ended."""
+    from pagewick.engine.messages import ModelInfo
+    from pagewick.engine.supervisor import Supervisor
+    from pagewick.local_models import with_local_models
+    from pagewick.server.guard.api_keys import ApiKeys
+    from pagewick.server.hub.run import Hub
+    from pagewick.server.settings import ServerSettings
+
+    async def start_engine(config: EngineConfig, settings: ServerSettings) -> Supervisor:
+        return await Supervisor.start(config, module="benchmarks.steady_engine")
+
+    def announce(info: ModelInfo) -> None:
+        print(f"ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+
+    config = replace(with_local_models(EngineConfig()), max_num_seqs=max_num_seqs)
+    settings = ServerSettings.for_model(log_requests=False, api_server_count=count)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await Hub(config, settings, {}, listener, announce, ApiKeys(settings, {}), None, start_engine).run()
+
+
+def run_serve(max_num_seqs: int, count: int, profile: str | None) -> None:
     import uvloop
 
     profiler = cProfile.Profile()
     if profile is not None:
         profiler.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(max_num_seqs))
+        runner.run(serve(max_num_seqs) if count == 1 else serve_in_processes(max_num_seqs, count))
     if profile is not None:
         profiler.dump_stats(profile)
 
@@ -167,27 +198,37 @@ def run_serve(max_num_seqs: int, profile: str | None) -> None:
 @click.option("--tokens", type=click.IntRange(1), default=20000, show_default=True, help="of all streams together")
 @click.option("--period-us", default=200.0, show_default=True, help="time of a step for each stream")
 @click.option("--engine", is_flag=True, help="let the built-in model generate the tokens")
+@click.option("--api-server-count", type=click.IntRange(1), default=1, show_default=True, help="API processes")
 @click.option("--profile", type=click.Path(), help="write the server's profile to this file")
 @click.option("--serve", is_flag=True, hidden=True)
 def main(
-    streams: tuple[int, ...], route: str, tokens: int, period_us: float, engine: bool, profile: str | None, serve: bool
+    streams: tuple[int, ...],
+    route: str,
+    tokens: int,
+    period_us: float,
+    engine: bool,
+    api_server_count: int,
+    profile: str | None,
+    serve: bool,
 ) -> None:
-    """Tokens per second, and microseconds of processor time per token: of the API process, the engine, the clients."""
+    """Tokens per second, and microseconds of processor time per token, by process."""
     if serve:
-        run_serve(max(streams), profile)
+        run_serve(max(streams), api_server_count, profile)
         return
     command = [sys.executable, "-m", "benchmarks.stream_overhead", "--serve", "--streams", str(max(streams))]
     command += ["--profile", profile] if profile else []
     if engine:
         command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--no-log-requests"]
         command += ["--max-num-seqs", str(max(streams))]
+    command += ["--api-server-count", str(api_server_count)]
     environment = {**os.environ, PERIOD_VARIABLE: str(period_us)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             found = next(one for line in process.stdout if (one := re.search(r"ready on http://([\d.]+):(\d+)", line)))
             address = (found[1], int(found[2]))
-            click.echo(f"{route:>11}{'tokens/s':>12}{'per event':>12}{'API, us':>12}{'engine':>12}{'clients':>12}")
+            columns = ("tokens/s", "per event", "API, us", "hub", "engine", "clients")
+            click.echo(f"{route:>11}" + "".join(f"{column:>12}" for column in columns))
             for number in streams:
                 num_tokens = min(max(tokens // number, 2 * MARGIN), MAX_TOKENS // 2)
                 click.echo(measure(psutil.Process(process.pid), address, number, route, num_tokens).row(number))

@@ -54,7 +54,7 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What an API process has in common with the others of its server.
+    """The parts that an API process has in common with the others of its server.
 
     metrics: its own measurements. render_metrics: returns those of the server.
     """

@@ -18,6 +18,8 @@ TORCH_FREE = [
     "pagewick.engine.messages",
     "pagewick.parallel.topology",
     "pagewick.server.app",
+    "pagewick.server.hub.api_process",
+    "pagewick.server.hub.run",
     "pagewick.weights.hub",
     *(f"pagewick.text.{path.stem}" for path in sorted((PACKAGE / "text").glob("*.py")) if path.stem != "__init__"),
 ]

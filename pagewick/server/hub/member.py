@@ -32,7 +32,7 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What every API process inherits: the socket that listens, and the file of the shared counts."""
+    """The open files that every API process inherits: the socket that listens, and the file of the shared counts."""
 
     listener: socket.socket
     counts_file: int

@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 
 class Setup(msgspec.Struct, tag=True):
-    """What an API process needs to begin.
+    """Everything that an API process needs to begin.
 
     number: differs from that of every other API process of this server, those that are over included. settings: without
     API keys; keys: their digests and ids. answers_early: whether to tell clients that the model is loading, because no

@@ -1,4 +1,4 @@
-"""HubState: what the API processes of a server have in common, and what the hub passes on to all of them."""
+"""HubState: everything that the API processes of a server have in common, and the news for all of them."""
 
 from __future__ import annotations
 
