@@ -1,4 +1,4 @@
-"""A Relay in the hub and a HubClient in an API process, connected by the bytes of their messages; the engine is fake."""
+"""A Relay in the hub and a HubClient in an API process: the bytes of their messages pass. The engine is fake."""
 
 from __future__ import annotations
 
