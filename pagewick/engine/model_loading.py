@@ -138,7 +138,7 @@ def _quantized(config: EngineConfig, model: ModelConfig, source: TensorSource, c
     in_blocks = {name: kind for name in source.names() if isinstance(kind := source.stored_type(name), str)}
     plan = plan_at_load(config.quantization, model, source.names(), in_blocks)
     note = f" ({narrow})" if (narrow := plan.describe_narrow()) else ""
-    if not config.quantized_cache or config.quantized_cache_size == 0:
+    if not plan.formats or not config.quantized_cache or config.quantized_cache_size == 0:
         return _Opened(source, plan.formats, note)
     started, cache = time.monotonic(), QuantizedCache.of(os.environ, config.quantized_cache_size)
     assert config.num_threads is not None, "resolve() sets it"

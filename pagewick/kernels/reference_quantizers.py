@@ -154,9 +154,9 @@ def inverse(x: Tensor, numerator: float = 1.0) -> Tensor:
     return torch.where(x.abs() > TINY, torch.full_like(x, numerator) / x, 0.0)
 
 
-def nearest(x: Tensor, low: int, top: int) -> Tensor:
+def nearest(x: Tensor, low: int | Tensor, top: int | Tensor) -> Tensor:
     """Return the nearest whole numbers from low to top, the even one of two."""
-    return x.clamp(low, top).round()
+    return x.clamp(low, top).round()  # type: ignore[arg-type]  # both are numbers, or both are tensors
 
 
 def error_weights(x: Tensor, kind: Format, importance: Tensor | None) -> Tensor:
@@ -251,19 +251,28 @@ def fit_scale(x: Tensor, weights: Tensor | None, low: int, top: int) -> tuple[Te
         return largest.abs() / top if low == -top else largest / (low or top), None
     scale, scale_weight, best = (torch.zeros_like(largest) for _ in range(3))
     for offset in OFFSETS:
-        factor = inverse(largest, (low or top) + offset)
-        for _ in range(ROUNDS):
-            levels = nearest(x * factor, low, top)
-            weighted = weights * levels
-            products, squares = total(weighted * x), total(weighted * levels)
-            factor = squares * inverse(products)
-        fitted = products * inverse(squares)
-        # The error is the sum of weights * x * x less this.
-        gain = fitted * products
+        fitted, squares, gain = refine_scale(x, weights, inverse(largest, (low or top) + offset), low, top)
         is_better = gain > best
         scale, scale_weight = torch.where(is_better, fitted, scale), torch.where(is_better, squares, scale_weight)
         best = torch.where(is_better, gain, best)
     return scale, scale_weight
+
+
+def refine_scale(
+    x: Tensor, weights: Tensor, factor: Tensor, low: int | Tensor, top: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales [n], how much squared errors of them count, and their gains.
+
+    factor: the reciprocals of the scales [n] with which the search begins. The weighted squared error of a group is the
+    sum of weights * x * x less the gain.
+    """
+    for _ in range(ROUNDS):
+        levels = nearest(x * factor, low, top)
+        weighted = weights * levels
+        products, squares = total(weighted * x), total(weighted * levels)
+        factor = squares * inverse(products)
+    scale = products * inverse(squares)
+    return scale, squares, scale * products
 
 
 def fit_scale_and_minimum(x: Tensor, weights: Tensor | None, kind: Format) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -309,13 +318,7 @@ def fit_scale_and_zero(x: Tensor, weights: Tensor | None, kind: Format) -> tuple
     for offset in OFFSETS:
         factor = inverse(span, kind.top + offset)
         shift = nearest(-low * factor, 0, kind.top)
-        for _ in range(ROUNDS):
-            levels = (x * factor).clamp(-shift, kind.top - shift).round()
-            weighted = weights * levels
-            products, squares = total(weighted * x), total(weighted * levels)
-            factor = squares * inverse(products)
-        fitted = products * inverse(squares)
-        gain = fitted * products
+        fitted, _, gain = refine_scale(x, weights, factor, -shift, kind.top - shift)
         is_better = gain > best
         scale, zero = torch.where(is_better, fitted, scale), torch.where(is_better, shift, zero)
         best = torch.where(is_better, gain, best)

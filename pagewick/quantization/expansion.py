@@ -21,7 +21,7 @@ from pagewick.quantization.grids import grid_points
 _CHUNK_SIZE: Final = 2**19
 _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # The values of E2M1, doubled; scales are halved.
-_FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 Decoded = tuple[Tensor, Tensor]
 """Levels in int8 and their scales in float32; both in the order of the columns, in any shape that begins with N."""
@@ -59,12 +59,12 @@ def _decode_iq4_xs(rows: Tensor) -> Decoded:
 
 def _decode_mxfp4(rows: Tensor) -> Decoded:
     exponents, qs = fields(rows, 1, 16)
-    return _nibbles(_FP4_VALUES, qs, 16), _powers_of_two()[exponents.int()]
+    return _nibbles(FP4_VALUES, qs, 16), _powers_of_two()[exponents.int()]
 
 
 def _decode_nvfp4(rows: Tensor) -> Decoded:
     scales, qs = fields(rows, 4, 32)
-    return _nibbles(_FP4_VALUES, qs, 8), _e4m3_halves()[scales.int()]
+    return _nibbles(FP4_VALUES, qs, 8), _e4m3_halves()[scales.int()]
 
 
 def _decode_tq1_0(rows: Tensor) -> Decoded:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.block_formats import BLOCK_FORMATS
+from pagewick.quantization.expansion import FP4_VALUES
 from pagewick.weights.packed.layout import NUMBERS
 
 # Numbers that are encoded at a time; temporary memory is a few times as many bytes.
 _CHUNK_SIZE: Final = 2**21
-# The values of E2M1, doubled: bit patterns 0 to 7, then the same with the sign.
-_FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 Values = Callable[[int, int], Tensor]
 """(first row, end) -> the values of these rows, [n, C], of a type of one byte."""
@@ -81,6 +80,6 @@ def scale_numbers(stored: Tensor) -> Tensor:
 
 def fp4_values(stored: Tensor) -> Tensor:
     """Return the values of E2M1, doubled, in bytes [n, C / 2] that hold two, the lower half first: [n, C] int8."""
-    table = torch.tensor(_FP4_VALUES, dtype=torch.int8)
+    table = torch.tensor(FP4_VALUES, dtype=torch.int8)
     pairs = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
     return table.index_select(0, pairs.flatten().int()).view(pairs.shape)

@@ -1,6 +1,7 @@
 """Measure what quantization costs the built-in model: python -m tests.weights.gguf.quality [TYPE ...] [--tokens N]
 
-Prints the table of docs/quantization.md, for formats that --quantization takes. The model continues held-out chats,
+Prints the table of docs/quantization.md, for formats that --quantization takes, for int4 in smaller groups, and for FP8
+as checkpoints of hubs have it. The model continues held-out chats,
 whose tokens are given (teacher forcing), and every prediction of a token of an answer is compared with that of the
 unquantized model: perplexity, the mean Kullback-Leibler divergence from the unquantized model, and how often the most
 likely token is the same one. Each format is measured with products as Pagewick computes them, from activations in
@@ -10,12 +11,15 @@ likely token is the same one. Each format is measured with products as Pagewick 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,11 +30,13 @@ from pagewick.demo import MODEL_DIR
 from pagewick.engine.messages import EngineRequest
 from pagewick.kernels import quantize_weight
 from pagewick.models.registry import read_config
+from pagewick.quantization import mixes as mixes_module
 from pagewick.quantization.ggml import dequantize
 from pagewick.quantization.plan import plan_quantization
 from pagewick.sampling_params import SamplingParams
 from pagewick.weights.opening import open_source
 from tests.models.answers import running
+from tests.weights.packed.byte_writers import Written, fp8, fp8_rows, fp8_whole
 from training.batches import UNLEARNT, Example, encode_documents
 from training.corpus import build_documents, held_out_questions
 from training.corpus.document import chat
@@ -40,7 +46,15 @@ NUM_TOKENS: Final = 13_000
 SEED: Final = 20_261_123
 MAX_LENGTH: Final = 2048
 MAX_LOSS: Final = 2.0
-MIXES: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k", "q4_0", "q3_k_m", "q2_k")
+MIXES: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k", "q4_0", "int4", "q3_k_m", "q2_k")
+# The mix int4 with another format for most weights.
+INT4: Final = ("int4_g64", "int4_g32")
+# FP8 checkpoints: the quantization_config, and the writer of a weight. The embedding and the head are not in FP8.
+FP8: Final[Mapping[str, tuple[Mapping[str, Any], Callable[[Tensor], Written]]]] = {
+    "fp8_blocks": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8),
+    "fp8_rows": ({"quant_method": "fbgemm_fp8"}, fp8_rows),
+    "fp8_tensor": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_whole),
+}
 DTYPES: Final = ("float32", "bfloat16")
 
 
@@ -142,15 +156,43 @@ def write_expanded(directory: Path, formats: Mapping[str, str]) -> Path:
     return directory
 
 
+def write_fp8(name: str, directory: Path) -> tuple[Path, Path]:
+    """Write the built-in model in FP8, and with the numbers that its weights stand for; return both directories."""
+    config, write = FP8[name]
+    packed, exact = {}, {}
+    for key, tensor in load_file(MODEL_DIR / "model.safetensors").items():
+        exact[key], parts = tensor.float(), {".weight": tensor}
+        if key.endswith("_proj.weight"):
+            parts, exact[key] = write(tensor.float())
+        packed |= {key.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
+    entries = json.loads((MODEL_DIR / "config.json").read_text())
+    for kind, tensors, added in (("packed", packed, {"quantization_config": dict(config)}), ("exact", exact, {})):
+        (directory / kind).mkdir()
+        save_file(tensors, directory / kind / "model.safetensors")
+        (directory / kind / "config.json").write_text(json.dumps({**entries, **added}))
+    return directory / "packed", directory / "exact"
+
+
+@contextmanager
+def written(name: str, directory: Path) -> Iterator[tuple[Path, dict[str, Any], Path]]:
+    """Give the model in a format, options with which it has it, and the model with the numbers of its weights."""
+    if name in FP8:
+        packed, exact = write_fp8(name, directory)
+        yield packed, {}, exact
+        return
+    mix = "int4" if name in INT4 else name
+    with patch.dict(mixes_module.MIXES, {"int4": name} if name in INT4 else {}):
+        yield MODEL_DIR, {"quantization": mix}, write_expanded(directory, formats_of(mix))
+
+
 def measure(mixes: Sequence[str], examples: Sequence[Example], dtype: str) -> Iterator[str]:
     """Yield the rows of the table for a data type of activations."""
     expected = list(predictions(MODEL_DIR, examples, dtype))
     base = quality(expected, iter(expected), examples)
     yield row("none", f"{base.perplexity:.4f}", *" " * 4)
     for mix in mixes:
-        with tempfile.TemporaryDirectory() as directory:
-            ours = quality(expected, predictions(MODEL_DIR, examples, dtype, quantization=mix), examples)
-            exact = write_expanded(Path(directory), formats_of(mix))
+        with tempfile.TemporaryDirectory() as directory, written(mix, Path(directory)) as (model, options, exact):
+            ours = quality(expected, predictions(model, examples, dtype, **options), examples)
             plain = quality(expected, predictions(exact, examples, dtype), examples)
             divergences = (f"{one.divergence:.1e}" for one in (ours, plain))
             agreements = (f"{one.agreement:.2%}" for one in (ours, plain))
@@ -163,11 +205,12 @@ def row(*cells: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mixes", nargs="*", default=MIXES, metavar="TYPE", help="names of --quantization")
+    parser.add_argument("mixes", nargs="*", default=(*MIXES, *INT4, *FP8), metavar="TYPE", help="formats")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens in the answers")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES, help="of activations")
     given = parser.parse_args()
     examples = held_out_chats(given.tokens)
-    for dtype in DTYPES:
+    for dtype in given.dtypes:
         print(f"\nactivations in {dtype}, {sum(map(len, map(learnt, examples))):,} tokens\n")
         print(row("format", "perplexity", "divergence", "weights alone", "same token", "weights alone"))
         print(row(*["---"] * 6), flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,16 @@ def fp8(
     each = _per_number(scales, weight.shape, block)
     values = (weight / each).clamp(-_E4M3_MAX, _E4M3_MAX).to(dtype)
     return {".weight": values, name: kept.reshape(shape or kept.shape)}, values.float() * each
+
+
+def fp8_rows(weight: Tensor, **options: Any) -> Written:
+    """A scale for each row."""
+    return fp8(weight, (1, weight.shape[1]), name=".weight_scale", **options)
+
+
+def fp8_whole(weight: Tensor, **options: Any) -> Written:
+    """One scale, without dimensions unless options say otherwise."""
+    return fp8(weight, None, **{"name": ".weight_scale", "shape": (), **options})
 
 
 def packed_int(words_of: Tensor, bits: int) -> Tensor:

@@ -62,7 +62,7 @@ def write_packed(
     *,
     name: str = "llama",
     entries: Mapping[str, Any] = SIZES,
-    is_packed: Callable[[str], bool] = lambda prefix: "_proj" in prefix,
+    is_packed: Callable[[str], object] = lambda prefix: "_proj" in prefix,
 ) -> Written:
     """Write the model `name` of VARIANTS with packed weights. quantization: the quantization_config of config.json.
 

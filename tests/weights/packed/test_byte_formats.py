@@ -45,6 +45,18 @@ def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _integers(
+    kind: str, kinds: Mapping[int, str], bits: int, group_size: int = -1, *, is_symmetric: bool = True, **options: Any
+) -> Case:
+    """compressed-tensors' whole numbers. options: of the writer."""
+    strategy = "group" if group_size > 0 else "tensor" if "scale_shape" in options else "channel"
+    entries: dict[str, Any] = {"num_bits": bits, "strategy": strategy, "symmetric": is_symmetric}
+    entries |= {"group_size": group_size} if group_size > 0 else {}
+    entries |= {"actorder": "group"} if "order" in options else {}
+    options |= {"bits": bits, "group_size": group_size, "is_symmetric": is_symmetric, "is_packed": kind == _PACKED}
+    return Case(_compressed(kind, **entries), partial(writers.integers, **options), kinds)
+
+
 def _hqq(bits: int, group_size: int, axis: int) -> dict[str, Any]:
     params = {"nbits": bits, "group_size": group_size, "axis": axis, "view_as_float": False, "channel_wise": True}
     whole = {"weight_quant_params": params, "scale_quant_params": None, "zero_quant_params": None}
@@ -59,6 +71,7 @@ def _bnb4(kind: str, *, is_nested: bool) -> dict[str, Any]:
 
 
 _FP8_KINDS = {256: "fp8_g128", 160: "fp8_g32", 33: NUMBERS}
+_PACKED = "pack-quantized"
 _INT8 = {"num_bits": 8, "strategy": "channel"}
 _ORDER = torch.randperm(128, generator=torch.Generator().manual_seed(3))
 _FLOAT = {"type": "float", "num_bits": 8}
@@ -83,24 +96,18 @@ CASES = {
         _fp8(weight_block_size=[7, 64]), partial(writers.fp8, block=(7, 64)), {128: "fp8_g32", 96: "fp8_g32"}
     ),
     "fp8-unnamed-blocks": Case(_fp8(), writers.fp8, {256: "fp8_g128"}),
-    "fp8-tensor": Case(
-        _fp8(activation_scheme="static"), partial(writers.fp8, block=None, name=".weight_scale", shape=()), _FP8_KINDS
-    ),
+    "fp8-tensor": Case(_fp8(activation_scheme="static"), writers.fp8_whole, _FP8_KINDS),
     "fp8-tensor-inv": Case(_fp8(weight_block_size=None), partial(writers.fp8, block=None, shape=()), {64: "fp8_g32"}),
-    "fp8-rows": Case(
-        _fp8(), lambda weight: writers.fp8(weight, (1, weight.shape[1]), name=".weight_scale"), {384: "fp8_g128"}
-    ),
-    "fp8-e5m2": Case(
-        _fp8(fmt="e5m2"), partial(writers.fp8, block=None, name=".weight_scale", shape=(1,), dtype=_E5M2), {64: NUMBERS}
-    ),
+    "fp8-rows": Case(_fp8(), writers.fp8_rows, {384: "fp8_g128"}),
+    "fp8-e5m2": Case(_fp8(fmt="e5m2"), partial(writers.fp8_whole, shape=(1,), dtype=_E5M2), {64: NUMBERS}),
     "fbgemm": Case(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
-        lambda weight: writers.fp8(weight, (1, weight.shape[1]), name=".weight_scale"),
+        writers.fp8_rows,
         {128: "fp8_g128"},
     ),
     "modelopt-fp8": Case(
         {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]},
-        partial(writers.fp8, block=None, name=".weight_scale", shape=()),
+        writers.fp8_whole,
         {128: "fp8_g128"},
     ),
     "modelopt-nvfp4": Case(
@@ -108,89 +115,32 @@ CASES = {
         partial(writers.nvfp4, is_modelopt=True),
         {64: "int8_g16", 48: NUMBERS},
     ),
-    "packed-int4": Case(
-        _compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
-        partial(writers.integers, bits=4, group_size=128),
-        {256: "int4_g128"},
+    "packed-int4": _integers(_PACKED, {256: "int4_g128"}, 4, 128),
+    "packed-int4-zeros": _integers(_PACKED, {96: "int4_g32"}, 4, 32, is_symmetric=False),
+    "packed-int4-rows": _integers(_PACKED, {192: "int4_g64"}, 4, scale_dtype=torch.float16),
+    "packed-int4-order": _integers(_PACKED, {128: "int4_g32"}, 4, 32, order=_ORDER),
+    "packed-int4-small-groups": _integers(_PACKED, {64: NUMBERS}, 4, 16),
+    "packed-int3": _integers(_PACKED, {64: "int4_g64"}, 3, 64),
+    "packed-int3-loose": _integers(
+        _PACKED, {64: "int4_g64", 192: "int4_g64"}, 3, 64, is_symmetric=False, pack=writers.loose_int
     ),
-    "packed-int4-zeros": Case(
-        _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
-        partial(writers.integers, bits=4, group_size=32, is_symmetric=False),
-        {96: "int4_g32"},
-    ),
-    "packed-int4-rows": Case(
-        _compressed("pack-quantized", num_bits=4, strategy="channel"),
-        partial(writers.integers, bits=4, group_size=-1, scale_dtype=torch.float16),
-        {192: "int4_g64"},
-    ),
-    "packed-int4-order": Case(
-        _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, actorder="group"),
-        partial(writers.integers, bits=4, group_size=32, order=_ORDER),
-        {128: "int4_g32"},
-    ),
-    "packed-int4-small-groups": Case(
-        _compressed("pack-quantized", num_bits=4, strategy="group", group_size=16),
-        partial(writers.integers, bits=4, group_size=16),
-        {64: NUMBERS},
-    ),
-    "packed-int3": Case(
-        _compressed("pack-quantized", num_bits=3, strategy="group", group_size=64),
-        partial(writers.integers, bits=3, group_size=64),
-        {64: "int4_g64"},
-    ),
-    "packed-int3-loose": Case(
-        _compressed("pack-quantized", num_bits=3, strategy="group", group_size=64, symmetric=False),
-        partial(writers.integers, bits=3, group_size=64, is_symmetric=False, pack=writers.loose_int),
-        {64: "int4_g64", 192: "int4_g64"},
-    ),
-    "packed-int2-zeros": Case(
-        _compressed("pack-quantized", num_bits=2, strategy="group", group_size=32, symmetric=False),
-        partial(writers.integers, bits=2, group_size=32, is_symmetric=False),
-        {64: "int4_g32"},
-    ),
-    "packed-int8": Case(
-        _compressed("pack-quantized", num_bits=8, strategy="group", group_size=64),
-        partial(writers.integers, bits=8, group_size=64),
-        {128: "int8_g32"},
-    ),
-    "packed-int8-zeros": Case(
-        _compressed("pack-quantized", num_bits=8, strategy="channel", symmetric=False),
-        partial(writers.integers, bits=8, group_size=-1, is_symmetric=False),
-        {64: NUMBERS},
-    ),
-    "w8a8": Case(
-        _compressed("int-quantized", **_INT8),
-        partial(writers.integers, bits=8, group_size=-1, is_packed=False),
-        {64: "int8_g32", 33: NUMBERS},
-    ),
-    "w8a8-half": Case(
-        _compressed("naive-quantized", **_INT8),
-        partial(writers.integers, bits=8, group_size=-1, is_packed=False, scale_dtype=torch.float16),
-        {64: "Q8_0"},
-    ),
-    "w8a8-tensor": Case(
-        _compressed("int-quantized", num_bits=8, strategy="tensor"),
-        partial(writers.integers, bits=8, group_size=-1, is_packed=False, scale_shape=(1,)),
-        {64: "int8_g32"},
-    ),
-    "w8a8-zeros": Case(
-        _compressed("int-quantized", **_INT8, symmetric=False),
-        partial(writers.integers, bits=8, group_size=-1, is_packed=False, is_symmetric=False),
-        {64: NUMBERS},
-    ),
-    "w4-bytes-zeros": Case(
-        _compressed("int-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
-        partial(writers.integers, bits=4, group_size=32, is_packed=False, is_symmetric=False),
-        {64: "int4_g32"},
-    ),
+    "packed-int2-zeros": _integers(_PACKED, {64: "int4_g32"}, 2, 32, is_symmetric=False),
+    "packed-int8": _integers(_PACKED, {128: "int8_g32"}, 8, 64),
+    "packed-int8-zeros": _integers(_PACKED, {64: NUMBERS}, 8, is_symmetric=False),
+    "w8a8": _integers("int-quantized", {64: "int8_g32", 33: NUMBERS}, 8),
+    "w8a8-half": _integers("naive-quantized", {64: "Q8_0"}, 8, scale_dtype=torch.float16),
+    "w8a8-tensor": _integers("int-quantized", {64: "int8_g32"}, 8, scale_shape=(1,)),
+    "w8a8-zeros": _integers("int-quantized", {64: NUMBERS}, 8, is_symmetric=False),
+    "w4-bytes": _integers("int-quantized", {64: "int4_g64"}, 4),
+    "w4-bytes-zeros": _integers("int-quantized", {64: "int4_g32"}, 4, 32, is_symmetric=False),
     "float-tensor": Case(
         _compressed("float-quantized", **_FLOAT, strategy="tensor"),
-        partial(writers.fp8, block=None, name=".weight_scale", shape=(1,), scale_dtype=torch.bfloat16),
+        partial(writers.fp8_whole, shape=(1,), scale_dtype=torch.bfloat16),
         {128: "fp8_g128"},
     ),
     "float-rows": Case(
         _compressed("float-quantized", **_FLOAT, strategy="channel"),
-        lambda weight: writers.fp8(weight, (1, weight.shape[1]), name=".weight_scale", scale_dtype=torch.bfloat16),
+        partial(writers.fp8_rows, scale_dtype=torch.bfloat16),
         {128: "fp8_g128"},
     ),
     "float-blocks": Case(
@@ -331,12 +281,9 @@ def test_contents_that_contradict_each_other_are_errors() -> None:
 _W4 = _compressed("pack-quantized", num_bits=4, group_size=32)
 
 
-@pytest.mark.parametrize("name", ["float-rows", "nvfp4", "w8a8", "w4-bytes-symmetric"])
+@pytest.mark.parametrize("name", ["float-rows", "nvfp4", "w8a8", "w4-bytes"])
 def test_symmetric_weights_may_have_zero_points(name: str) -> None:
-    config = _compressed("int-quantized", num_bits=4, strategy="channel") if name not in CASES else CASES[name].config
-    write = (
-        partial(writers.integers, bits=4, group_size=-1, is_packed=False) if name not in CASES else CASES[name].write
-    )
+    config, write, _ = CASES[name]
     tensors, numbers = write(weight_of(name, 64))
     weight, get = described(config, {**tensors, ".weight_zero_point": torch.zeros(131, 1, dtype=torch.int8)})
     assert torch.equal(weight.format.numbers(weight, get), numbers)

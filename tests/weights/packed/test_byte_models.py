@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -105,8 +104,7 @@ def test_fused_weights_and_experts_of_other_names(name: str, case: str, tmp_path
 def test_constant_scales_of_activations_and_of_the_cache(tmp_path: Path) -> None:
     """Scales of activations are not needed; those of keys and values are for an FP8 cache, wherever they are named."""
     config = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}
-    write = partial(byte_writers.fp8, block=None, name=".weight_scale", shape=())
-    write_packed(tmp_path, config, writer(write, has_input_scales=True))
+    write_packed(tmp_path, config, writer(byte_writers.fp8_whole, has_input_scales=True))
     tensors = load_file(tmp_path / "model.safetensors")
     for layer in range(2):
         for name, scale in (("k", 0.5), ("v", 0.25)):

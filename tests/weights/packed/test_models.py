@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError
+from tests.models.variants import VARIANTS
 from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, logits_on, write_packed
 from tests.weights.packed.test_readers import AWQ, GPTQ, ROUND
 from tests.weights.packed.writers import awq, gptq, marlin
@@ -56,6 +58,34 @@ def test_act_order(tmp_path: Path) -> None:
     check_logits(written, tmp_path)
     with pytest.raises(ConfigError, match=r"does not fit the model's .*down_proj.*sorted by group \(desc_act\)"):
         check_models(EngineConfig(model=str(tmp_path), tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "packed", "has_order"),
+    [
+        pytest.param("phi-3-mini-4k", r"_proj$|lm_head", True, id="phi-3 act-order"),
+        pytest.param("phi-3-mini-4k", r"_proj$|lm_head", False, id="phi-3"),
+        pytest.param("starcoder", r"c_(attn|fc|proj)$", True, id="starcoder act-order", marks=MORE),
+        pytest.param("gpt-bigcode-mha", r"c_(attn|fc|proj)$", True, id="heads in turn, act-order"),
+        pytest.param("starcoder", r"c_(attn|fc|proj)$", False, id="starcoder", marks=MORE),
+        pytest.param("glm-4-0414", r"_proj$|lm_head", False, id="glm-4", marks=MORE),
+        pytest.param("llama-3.2-tied", r"_proj$|embed_tokens", True, id="tied embedding, act-order"),
+        pytest.param("llama-3.2-tied", r"_proj$|embed_tokens", False, id="tied embedding", marks=MORE),
+    ],
+)
+def test_weights_in_one_tensor_embeddings_and_heads(name: str, packed: str, has_order: bool, tmp_path: Path) -> None:
+    """GPTQ of architectures that store queries, keys and values, or gates and inputs, in one tensor."""
+    sizes = {**SIZES, "n_embd": 128, "n_inner": 256, "n_head": 8, "n_layer": 2}
+    entries = {key: value for key, value in sizes.items() if key in VARIANTS[name].all_entries()}
+    quantization = {**GPTQ, "group_size": 32, "desc_act": has_order, "lm_head": True}
+    write = gptq(group_size=32, desc_act=has_order)
+    written = write_packed(
+        tmp_path, quantization, write, name=name, entries=entries, is_packed=re.compile(packed).search
+    )
+    assert len(written.packed) >= 8
+    alone = check_logits(written, tmp_path)
+    if not has_order:
+        check_two_ranks(written, alone)
 
 
 @pytest.mark.parametrize(

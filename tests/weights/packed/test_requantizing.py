@@ -111,6 +111,15 @@ def test_marlin_and_int4(
     )
 
 
+def test_a_checkpoint_may_have_all_weights_in_int4(tmp_path: Path) -> None:
+    write = gptq(group_size=32)
+    written = write_packed(
+        tmp_path, {**GPTQ, "group_size": 32}, write, name="llama-3.2-tied", entries=SIZES, is_packed=lambda prefix: True
+    )
+    given = EngineConfig(model=str(written.directory), quantization="int4", device="cpu")
+    assert load_model(given, Collectives.single(), torch.device("cpu")).weights == "GPTQ int4 g32"
+
+
 def test_ranks_share_columns_that_are_quantized_in_the_models_order(written: Written) -> None:
     """Ranks cannot share columns that are sorted (desc_act)."""
     for quantization, error in (("q4_0", ""), ("int4", "sorted by group"), (None, "sorted by group")):
