@@ -35,6 +35,10 @@ _DTYPES: Final = {
 }
 
 
+DTYPE_WORDS: Final = {dtype: word for word, dtype in _DTYPES.items()}
+"""Data type -> the format's word."""
+
+
 class SafetensorsSource(TensorSource):
     """The safetensors checkpoint in a directory.
 

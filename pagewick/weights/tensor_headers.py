@@ -156,9 +156,14 @@ def file_tensors(path: Path) -> list[TensorInfo]:
 
 def safetensors_header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str]) -> bytes:
     """Return the header of a file with these tensors, one after the other, all of a dtype of whole bytes."""
+    return header_of(((name, dtype, shape) for name, shape in shapes.items()), metadata)
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a file with these tensors, one after the other: name, dtype in the format's words, shape."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     stop = 0
-    for name, shape in shapes.items():
+    for name, dtype, shape in tensors:
         start, stop = stop, stop + math.prod(shape) * _BITS[dtype] // 8
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
