@@ -1,22 +1,34 @@
-"""Convert an unquantized model to 4-bit GPTQ weights. Pagewick cannot do this yet, and says so."""
+"""Quantize a model to weights of 4 bits that Marlin kernels can read: GPTQ, symmetric, in groups, without act-order.
+
+python3 examples/convert_marlin.py --src ./Qwen3-0.6B --dst ./Qwen3-0.6B-GPTQ
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+
+from pagewick.cli.convert import write_checkpoint
+from pagewick.cli.converting.conversion import Conversion
+from pagewick.errors import PagewickError
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Convert a model to 4-bit weights.")
-    parser.add_argument("--src", required=True, help="directory of the model")
-    parser.add_argument("--dst", required=True, help="directory to write")
-    parser.add_argument("--bits", type=int, default=4)
-    parser.add_argument("--method", choices=["awq", "gptq"], default="gptq")
-    parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--nk", help="whether the source's weights are stored as [n, k]")
-    arguments = parser.parse_args()
-    fix = f"serve the unquantized model: pagewick serve {arguments.src}"
-    sys.exit(f"error: checkpoints cannot be quantized yet; {fix}")
+    parser = argparse.ArgumentParser(description="Quantize a model to 4-bit weights.")
+    parser.add_argument("--src", required=True, help="the unquantized model: a directory, or an id on a hub")
+    parser.add_argument("--dst", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--bits", type=int, help="size of a weight: 4 for Marlin kernels")
+    parser.add_argument("--method", choices=["gptq", "awq"], default="gptq", help="the format to write")
+    parser.add_argument("--group", type=int, help="columns that share a scale: 128, or -1 for all")
+    parser.add_argument("--nk", help="without effect: a format has one order of weights")
+    parser.add_argument("--text", type=Path, help="a text to calibrate on, instead of the built-in one")
+    given = parser.parse_args()
+    wanted = Conversion(to=given.method, bits=given.bits, group_size=given.group, text=given.text)
+    try:
+        write_checkpoint(given.src, given.dst, wanted)
+    except PagewickError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

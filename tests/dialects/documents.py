@@ -13,10 +13,6 @@ from typing import Any
 HERE = Path(__file__).parent
 DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 
-# Missing features: words of the one error that names each.
-MISSING = {
-    "conversion": "checkpoints cannot be quantized yet",
-}
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.
 PROGRAMS = {
     r"sudo mpirun .* target/release/candle-vllm": "pagewick serve",
@@ -36,7 +32,6 @@ class Line:
     document: str
     printed: str
     expect: dict[str, Any]
-    missing: tuple[str, ...] = ()
     real: bool = False
 
     @property
@@ -100,7 +95,7 @@ class Snippet:
 
 
 def read_lines() -> list[Line]:
-    return [Line(**{**entry, "missing": tuple(entry.get("missing", ()))}) for entry in _read("lines.toml")["line"]]
+    return [Line(**entry) for entry in _read("lines.toml")["line"]]
 
 
 def read_snippets() -> list[Snippet]:

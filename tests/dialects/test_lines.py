@@ -1,4 +1,4 @@
-"""Every command line of the documents means what it means there, and runs or names what is missing."""
+"""Every command line of the documents means what it means there, and runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ import pytest
 
 from pagewick import log
 from pagewick.cli import cli
+from pagewick.cli.converting import conversion
+from pagewick.cli.converting.text import calibration_tokens
 from pagewick.config import EngineConfig
+from pagewick.demo import MODEL_DIR
 from pagewick.engine.preflight import check_models
 from pagewick.errors import PagewickError
 from pagewick.local_models import with_local_models
 from pagewick.server.settings import ANY_NAME, ServerSettings
 from pagewick.vllm_rs.__main__ import main as vllm_rs_main
 from tests.architecture.source import ROOT
-from tests.dialects.documents import MISSING, Line, read_lines
+from tests.dialects.documents import Line, read_lines
 from tests.weights.conftest import HubServer
-from tests.weights.packed.harness import write_zeros
+from tests.weights.packed.harness import write_packed, write_zeros
+from tests.weights.packed.test_readers import AWQ
+from tests.weights.packed.writers import awq
 
 LINES = read_lines()
 COMMANDS = [line for line in LINES if line.expect["command"] in ("serve", "chat", "complete", "help")]
@@ -135,16 +140,41 @@ def test_weights_of_every_format_can_be_quantized(
     [line for line in LINES if line.expect["command"] == "convert"],
     ids=lambda line: f"{line.document}: {line.printed[-60:]}",
 )
-def test_a_converter_says_what_to_do_instead(
-    line: Line, tiny_model: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_converter_writes_a_model_that_the_next_line_serves(
+    line: Line, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, script, *arguments = line.words(tiny_model, gguf)
+    _, script, *arguments = line.words(MODEL_DIR, gguf)
+    is_awq = script.endswith("convert_awq_marlin.py")
+    source = write_packed(tmp_path / "awq", AWQ, awq()).directory if is_awq else MODEL_DIR
+    for flag, path in (("--src", source), ("--dst", tmp_path / "converted")):
+        arguments[arguments.index(flag) + 1] = str(path)
+    few = lambda text, tokenizer, _, *others: calibration_tokens(text, tokenizer, 128, *others)  # noqa: E731
+    monkeypatch.setattr(conversion, "calibration_tokens", few)
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    runpy.run_path(str(ROOT / script), run_name="__main__")
+    label = "14 weights as AWQ int4 g128 with zero points for Marlin" if is_awq else "35 weights as GPTQ int4 g128"
+    assert label in capsys.readouterr().out
+    check_models(EngineConfig(model=str(tmp_path / "converted"), quantization="awq" if is_awq else "gptq"))
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "complaint"),
+    [
+        (MODEL_DIR, [], "is not quantized, and --method is awq\n  quantize it first: pagewick convert "),
+        ("awq", ["--method", "gptq"], "is AWQ, and --method is gptq\n  give --method awq"),
+        ("awq", ["--group", "64"], "--group 64 has no effect: the checkpoint is quantized already"),
+    ],
+)
+def test_a_converter_of_another_model(
+    source: Path | str, flags: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path / "awq", AWQ, awq())
+    arguments = ["--src", str(tmp_path / source), "--dst", str(tmp_path / "converted"), *flags]
+    monkeypatch.setattr(sys, "argv", ["convert_awq_marlin.py", *arguments])
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    answer = MISSING["conversion"] if line.missing else "AWQ models run as they are: pagewick serve"
-    assert str(end.value.code).count(answer) == 1
+        runpy.run_path(str(ROOT / "examples" / "convert_awq_marlin.py"), run_name="__main__")
+    assert complaint in str(end.value.code) and not (tmp_path / "converted").exists()
 
 
 @pytest.fixture(autouse=True)

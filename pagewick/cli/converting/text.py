@@ -10,14 +10,19 @@ from pagewick.errors import ConfigError
 from pagewick.text.tokenizer import Tokenizer
 
 _SEQUENCE = 512
+# English, code, a few other languages: a text of this project's.
+_BUILTIN = Path(__file__).with_name("text.txt")
 
 
-def calibration_tokens(text: Path, tokenizer: Tokenizer, num_tokens: int, longest: int, seed: int) -> list[list[int]]:
+def calibration_tokens(
+    text: Path | None, tokenizer: Tokenizer, num_tokens: int, longest: int, seed: int
+) -> list[list[int]]:
     """Return num_tokens tokens of a text in sequences, taken from anywhere in it.
 
-    longest: what the model reads together. seed: of the choice. Raises ConfigError if the text cannot be read, or is
-    too short.
+    text: a file; None: the built-in text. longest: what the model reads together. seed: of the choice. Raises
+    ConfigError if the text cannot be read, or is too short.
     """
+    text = text or _BUILTIN
     chunks = read_chunks(text, tokenizer, min(_SEQUENCE, longest))
     there = sum(map(len, chunks))
     if there < num_tokens:
