@@ -58,8 +58,13 @@ class UnfinishedCheckpoint:
 
     def reader(self, index: int) -> Callable[[str], Tensor]:
         """Return what reads a tensor of a part by its name, mapped."""
-        file = safe_open(self._part(index), framework="pt", device="cpu")
-        return lambda name: file.get_tensor(name)  # type: ignore[no-any-return]
+        file: Any = safe_open(self._part(index), framework="pt", device="cpu")
+
+        def read(name: str) -> Tensor:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+
+        return read
 
     def write(self, index: int, tensors: Mapping[str, Tensor], texts: Mapping[str, str] | None = None) -> None:
         """Write a part with these tensors. Raises ConfigError if the disk is full."""
@@ -231,7 +236,7 @@ def _write_file(
         for name, (dtype, shape) in tensors.items():
             tensor = get(name)
             assert tensor.dtype == dtype and tuple(tensor.shape) == shape, name
-            for chunk in tensor.contiguous().flatten().view(torch.uint8).split(_CHUNK_BYTES):
+            for chunk in torch.split(tensor.contiguous().flatten().view(torch.uint8), _CHUNK_BYTES):
                 file.write(chunk.numpy().data)
             release(tensor)
         file.flush()

@@ -155,7 +155,8 @@ def test_a_converter_writes_a_model_that_the_next_line_serves(
     runpy.run_path(str(ROOT / script), run_name="__main__")
     label = "14 weights as AWQ int4 g128 with zero points for Marlin" if is_awq else "35 weights as GPTQ int4 g128"
     assert label in capsys.readouterr().out
-    check_models(EngineConfig(model=str(tmp_path / "converted"), quantization="awq" if is_awq else "gptq"))
+    config = EngineConfig(model=str(tmp_path / "converted"), quantization="awq" if is_awq else "gptq")
+    check_models(with_local_models(config))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pagewick
 from pagewick.cli.converting.calibrating import Calibration
@@ -15,7 +15,7 @@ from pagewick.cli.converting.repacking import Repacking, check_marlin, planned_r
 from pagewick.cli.converting.text import calibration_tokens
 from pagewick.errors import ConfigError
 from pagewick.models.registry import read_config
-from pagewick.quantization.calibrated.results import Recipe
+from pagewick.quantization.calibrated.results import Method, Recipe
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.description import is_gguf
 from pagewick.weights.files import CONFIG_NAME, read_json_object
@@ -30,7 +30,7 @@ from pagewick.weights.unfinished import UnfinishedCheckpoint, check_place, unfin
 
 LAYOUTS: Final = ("gptq", "awq", "marlin")
 # The method of a layout, unless another is chosen.
-_METHODS: Final[Mapping[str, Any]] = {"gptq": "gptq", "awq": "awq", "marlin": "gptq"}
+_METHODS: Final[Mapping[str, Method]] = {"gptq": "gptq", "awq": "awq", "marlin": "gptq"}
 _VERSION: Final = 1  # of what a part holds
 _HEAD_BYTES: Final = 2**20
 
@@ -44,7 +44,7 @@ class Conversion:
     """
 
     to: str
-    method: str | None = None
+    method: Method | None = None
     bits: int | None = None
     group_size: int | None = None
     symmetric: bool | None = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pagewick.errors import ConfigError
 from pagewick.weights.packed.awq import AwqFormat
 from pagewick.weights.packed.gptq import GptqFormat
@@ -167,7 +169,8 @@ def _zero_points(form: IntegerFormat, weights: Iterable[PackedWeight], source: S
     """Return the zero points that occur, of all weights."""
     found: set[int] = set()
     for weight in weights:
-        found.update(form.integers(weight, source.get).zeros.unique().tolist())
+        counts = torch.bincount(form.integers(weight, source.get).zeros.flatten().long())
+        found.update(counts.nonzero().flatten().tolist())
     return found
 
 
