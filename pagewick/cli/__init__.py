@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "complete": "Complete prompts and print the responses.",
     "bench": "Measure tokens per second of this machine or of a server.",
-    "convert": "Write a model as a GPTQ, AWQ or Marlin checkpoint, or as a GGUF file.",
+    "convert": "Write a model as a GPTQ, AWQ, Marlin or GGUF checkpoint.",
     "quantize": "Write a model as a GGUF file, quantized or not.",
     "imatrix": "Measure which weights matter most on a text, for quantize.",
     "doctor": "Check what this machine can run, and how.",

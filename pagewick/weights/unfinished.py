@@ -235,7 +235,7 @@ def _write_file(
         file.write(header)
         for name, (dtype, shape) in tensors.items():
             tensor = get(name)
-            assert tensor.dtype == dtype and tuple(tensor.shape) == shape, name
+            assert tensor.dtype == dtype and tensor.shape == shape, name
             for chunk in torch.split(tensor.contiguous().flatten().view(torch.uint8), _CHUNK_BYTES):
                 file.write(chunk.numpy().data)
             release(tensor)

@@ -56,7 +56,7 @@ class Calibration:
 
     @property
     def key(self) -> dict[str, str]:
-        """What the numbers depend on besides the source."""
+        """The recipe and the text, on which the numbers depend besides the source."""
         digest = hashlib.blake2b(json.dumps([list(ids) for ids in self.token_ids]).encode(), digest_size=16)
         return {"recipe": json.dumps(asdict(self.recipe), sort_keys=True), "text": digest.hexdigest()}
 
