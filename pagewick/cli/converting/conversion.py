@@ -37,10 +37,10 @@ _HEAD_BYTES: Final = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The checkpoint to write. to: gptq, awq or marlin. None stands for the layout's default, or what a packed source has.
+    """The checkpoint to write. None stands for the layout's default, or what a packed source has.
 
-    method: gptq, awq or rtn. text: the file to calibrate on; None: the built-in text. seed: chooses the text's parts.
-    is_resumed: whether what an interrupted run has written is used.
+    to: gptq, awq or marlin. method: gptq, awq or rtn. text: the file to calibrate on; None: the built-in text. seed:
+    chooses the text's parts. is_resumed: whether what an interrupted run has written is used.
     """
 
     to: str
