@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import platform
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
-from pagewick.kernels.cpu.build import COMPILE_FLAGS, SOURCE_DIR, Job, compile_objects, find_compiler, library_jobs, run
+from pagewick.kernels.cpu.build import (
+    COMPILE_FLAGS,
+    SOURCE_DIR,
+    Job,
+    compile_objects,
+    find_compiler,
+    instruction_sets,
+    library_jobs,
+    run,
+)
 
 SOURCES = Path(__file__).parent / "native"
 # A separate program, which uses the internals of the thread pool.
 POOL_TEST = "test_pool.cpp"
+# The other tests call its functions for every number that they compare.
+SUPPORT = "testing.cpp"
 
 TEST_FLAGS = ("-O1",)
 # Not optimised: optimising instrumented code takes far longer than running it.
@@ -27,14 +39,23 @@ def build_native_test(output: Path, library: Path, machine: str | None = None) -
         run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
 
 
-def build_sanitized_test(output: Path) -> None:
-    """Compile the C++ test program and all sources of the library into one sanitized program."""
+def build_sanitized_test(output: Path, isas: Collection[str]) -> None:
+    """Compile the C++ test program and all sources of the library into one sanitized program.
+
+    isas: the instruction sets of this processor. The library names the kernels for others too, but nothing runs them
+    here: they are compiled without the sanitizers, and linked last, so that no function that several objects have is
+    taken from them.
+    """
     compiler = find_compiler()
     flags = (*COMPILE_FLAGS, *SANITIZE_FLAGS)
+    not_here = {f"-DPW_ISA={isa}" for isa in instruction_sets(platform.machine()) if isa not in isas}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         jobs = library_jobs(path, flags, platform.machine()) + _jobs(path, flags)
-        run((compiler, *flags, *compile_objects(compiler, jobs), "-pthread", "-o", str(output)))
+        idle = [job for job in jobs if not_here.intersection(job[2])]
+        plain = [(source, target, (*COMPILE_FLAGS, *own[len(flags) :])) for source, target, own in idle]
+        objects = compile_objects(compiler, [job for job in jobs if job not in idle])
+        run((compiler, *flags, *objects, *compile_objects(compiler, plain), "-pthread", "-o", str(output)))
 
 
 def build_pool_test(output: Path) -> None:
@@ -47,4 +68,5 @@ def build_pool_test(output: Path) -> None:
 def _jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
     """List the compiler jobs of the C++ test program, without the library."""
     sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != POOL_TEST]
-    return [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
+    jobs = [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
+    return [(source, target, (*own, "-O2") if source.name == SUPPORT else own) for source, target, own in jobs]

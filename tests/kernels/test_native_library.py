@@ -208,8 +208,8 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "test_native"
-    build_sanitized_test(program)
     supported = required_library().supported_isas()
+    build_sanitized_test(program, supported)
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
 
