@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import cProfile
 import json
+import math
 import os
 import re
 import selectors
@@ -162,14 +163,16 @@ async def serve(max_num_seqs: int) -> None:
 async def serve_in_processes(max_num_seqs: int, count: int) -> None:
     """Serve with several API processes, without a model, until this process is ended."""
     from pagewick.engine.messages import ModelInfo
-    from pagewick.engine.supervisor import Supervisor
+    from pagewick.engine.supervisor import Supervisor, Timing
     from pagewick.local_models import with_local_models
     from pagewick.server.guard.api_keys import ApiKeys
     from pagewick.server.hub.run import Hub
     from pagewick.server.settings import ServerSettings
 
     async def start_engine(config: EngineConfig, settings: ServerSettings) -> Supervisor:
-        return await Supervisor.start(config, module="benchmarks.steady_engine")
+        # It does not tell that it makes progress.
+        timing = Timing(hang_timeout_s=0, hung_after_s=math.inf)
+        return await Supervisor.start(config, module="benchmarks.steady_engine", timing=timing)
 
     def announce(info: ModelInfo) -> None:
         print(f"ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
