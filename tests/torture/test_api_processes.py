@@ -231,7 +231,7 @@ def test_a_killed_process_loses_its_own_streams_only_and_is_started_again(hub: S
         "before",
         "again",
     ]
-    assert any("API process 0 was killed" in trouble and "1 running requests" in trouble for trouble in hub.troubles())
+    assert any("API process 0 was killed" in trouble and "are lost: 1" in trouble for trouble in hub.troubles())
 
 
 def test_all_processes_tell_that_the_engine_is_gone_and_serve_with_the_next(hub: Server, clients: list[Client]) -> None:

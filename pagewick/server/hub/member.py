@@ -24,8 +24,8 @@ from pagewick.server.hub.state import HubState
 from pagewick.server.lifecycle import first_done
 
 API_MODULE = "pagewick.server.hub.api_process"
-# Seconds for a process to end by itself, once it was asked to or its connection has ended.
-_EXIT_GRACE_S = 3.0
+# Seconds for a process to end by itself, once its connection has ended.
+_EXIT_GRACE_S = 1.0
 
 _logger = get_logger(__name__)
 
@@ -99,13 +99,14 @@ class Member:
             self._state.part_with(self._index, peer)
             how = await _end_of(process)
             self._counts.clear(self._index)
+        if self._closing.is_set():
+            return
         if not peer.loaded.done():
             raise EngineDeadError(f"an API process {how} before it had loaded; see the log")
         if (failure := peer.loaded.exception()) is not None:
             raise failure
-        if not self._closing.is_set():
-            message = "API process %d %s; it is started again, and its %d running requests are lost"
-            _logger.error(message, self._index, how, num_lost)
+        message = "API process %d %s; it is started again. Requests that are lost: %d"
+        _logger.error(message, self._index, how, num_lost)
 
     def _note_loaded(self, loaded: asyncio.Future[None]) -> None:
         if loaded.exception() is None and self.peer is not None:
@@ -135,7 +136,7 @@ async def _launch(index: int, inheritance: Inheritance) -> tuple[Process, Connec
 
 
 async def _end_of(process: Process) -> str:
-    """Wait until a process has ended, or kill it; return how it ended."""
+    """Wait until a process has ended, or kill it; return how it ended. Its connection has ended already."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_EXIT_GRACE_S):
             await process.wait()
@@ -144,5 +145,5 @@ async def _end_of(process: Process) -> str:
         await process.wait()
     status = process.returncode
     if status == -signal.SIGKILL:
-        return "was killed, by hand or because the machine has no memory left,"
+        return "was killed (by hand, or because the machine has no memory left)"
     return f"ended with exit status {status}"

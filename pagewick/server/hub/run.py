@@ -24,9 +24,10 @@ from pagewick.server.hub.state import HubState
 from pagewick.server.lifecycle import LAST_RESPONSES_S, first_done, stop_signals
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
+from pagewick.server.telemetry.tracing import CLOSE_TIMEOUT_S
 
 # Seconds for the API processes to end once their last responses are on their way; then they are killed.
-_CLOSE_GRACE_S = LAST_RESPONSES_S + 5.0
+_CLOSE_GRACE_S = LAST_RESPONSES_S + CLOSE_TIMEOUT_S + 2.0
 
 StartEngine = Callable[[EngineConfig, ServerSettings], Awaitable[Supervisor]]
 
