@@ -51,14 +51,15 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Streams:
-    """The columns of StreamWork as arrays."""
+    """The columns of StreamWork as arrays, which are made once for all of the sampling of a step."""
 
+    given: StreamWork
     slots: Array
     starts: Array
 
     @classmethod
     def of(cls, given: StreamWork) -> _Streams:
-        return cls(np.array(given.slots, np.int64), np.array(given.starts, np.int64))
+        return cls(given, np.array(given.slots, np.int64), np.array(given.starts, np.int64))
 
     def with_works(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> Array:
         """Return the slots of the streams and of the works after them."""
@@ -99,17 +100,20 @@ class SlotSampler:
     def sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> StepResults:
         """Return the results of a plan. output: of all its tokens in order, at least up to their forward_stage."""
         found = StepResults([SlotResult() for _ in plan.work])
+        streams = _Streams.of(plan.streams)
         if output.logits is None:
-            self._sample_some(plan, output.hidden_states, masks, found)
+            self._sample_some(plan, streams, output.hidden_states, masks, found)
             return found
         pairs = list(zip(plan.work, found.results, strict=True))
         if output.most_likely is None or output.highest is None:
-            self._sample(plan.streams, pairs, output.logits, masks, found)
+            self._sample(streams, pairs, output.logits, masks, found)
         else:
-            self._take_most_likely(plan.streams, pairs, output, found)
+            self._take_most_likely(streams, pairs, output, found)
         return found
 
-    def _sample_some(self, plan: StepPlan, hidden_states: Tensor, masks: Masks, found: StepResults) -> None:
+    def _sample_some(
+        self, plan: StepPlan, streams: _Streams, hidden_states: Tensor, masks: Masks, found: StepResults
+    ) -> None:
         """Sample the streams and the works that want a token, and compute logits only for these."""
         beams: list[tuple[SlotWork, SlotResult]] = []
         others: list[tuple[SlotWork, SlotResult]] = []
@@ -140,7 +144,7 @@ class SlotSampler:
                 self._take_candidates(work, logits[place : place + 1], result)
         if rows:
             logits = self._logits(self._rows(hidden_states, rows), num_rows)
-            self._sample(plan.streams, others, logits, masks, found)
+            self._sample(streams, others, logits, masks, found)
 
     def _logits(self, hidden_states: Tensor, num_rows: Sequence[int]) -> Tensor:
         """Compute logits. num_rows: how many of the hidden states belong to each work."""
@@ -156,7 +160,7 @@ class SlotSampler:
 
     def _sample(
         self,
-        given: StreamWork,
+        streams: _Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         logits: Tensor,
         masks: Masks,
@@ -166,7 +170,7 @@ class SlotSampler:
 
         A work has one row more than draft tokens.
         """
-        columns, streams = self._slots.columns, _Streams.of(given)
+        columns, given = self._slots.columns, streams.given
         positions = streams.starts + 1
         needs_row = columns.needs_row[streams.slots] | (positions < columns.min_position[streams.slots])
         rows = {place: self._row(given.work(place), None) for place in np.flatnonzero(needs_row).tolist()}
@@ -188,11 +192,11 @@ class SlotSampler:
             sampled.is_poisoned.tolist(),
             sampled.mirostat_mu,
         )
-        self._take_all(given, pairs, drawn, sampled.token_ids, found)
+        self._take_all(streams, pairs, drawn, sampled.token_ids, found)
 
     def _take_most_likely(
         self,
-        given: StreamWork,
+        streams: _Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         output: ForwardOutput,
         found: StepResults,
@@ -200,14 +204,13 @@ class SlotSampler:
         """Take the most likely token of each row; no sampling parameter has changed these logits."""
         logits, token_ids, highest = output.logits, output.most_likely, output.highest
         assert logits is not None and token_ids is not None and highest is not None
-        streams = _Streams.of(given)
         if self._can_wait(streams, pairs):
             is_valid = highest.isfinite()
             self._leave(streams, pairs, logits, token_ids, is_valid, ~is_valid, found)
             return
         valid = np.isfinite(highest.tolist()).tolist()
         drawn = _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid])
-        self._take_all(given, pairs, drawn, token_ids, found)
+        self._take_all(streams, pairs, drawn, token_ids, found)
 
     def _can_wait(self, streams: _Streams, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
         """Whether the host can prepare the next step without these tokens."""
@@ -239,27 +242,31 @@ class SlotSampler:
 
     def _take_all(
         self,
-        given: StreamWork,
+        streams: _Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         drawn: _Drawn,
         token_ids: Tensor,
         found: StepResults,
     ) -> None:
         """Store the tokens of every row in the results and the slots. token_ids: drawn.token_ids, on the device."""
-        streams = _Streams.of(given)
         first = len(streams.slots)
         found.streams.token_ids = drawn.token_ids[:first]
         if first:
-            self._slots.remember_last(streams.slots, token_ids[:first])
-        is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
-        if not all(drawn.is_valid[:first]):
-            is_rare |= ~np.array(drawn.is_valid[:first])
-        for place in np.flatnonzero(is_rare).tolist():
-            result = found.streams.details[place] = SlotResult()
-            self._take(given.work(place), drawn, place, result)
+            self._take_streams(streams, drawn, token_ids[:first], found)
         for work, result in pairs:
             self._take(work, drawn, first, result)
             first += work.num_draft_tokens + 1
+
+    def _take_streams(self, streams: _Streams, drawn: _Drawn, token_ids: Tensor, found: StepResults) -> None:
+        """Store the tokens of the streams, and make results of those whose token alone does not say everything."""
+        self._slots.remember_last(streams.slots, token_ids)
+        is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
+        valid = drawn.is_valid[: len(streams.slots)]
+        if not all(valid):
+            is_rare |= ~np.array(valid)
+        for place in np.flatnonzero(is_rare).tolist():
+            result = found.streams.details[place] = SlotResult()
+            self._take(streams.given.work(place), drawn, place, result)
 
     def _row(self, work: SlotWork, mask: bytes | None) -> SampleRow:
         """Return the row of the first token to be drawn."""
