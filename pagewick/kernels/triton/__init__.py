@@ -25,6 +25,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "fused_moe": ("moe", _FLOATS),
     "gather_quantized_rows": ("quantized", (torch.int64,)),
     "grouped_linear": ("moe", _FLOATS),
+    "paged_attention": ("attention", _FLOATS),
     "quantized_linear": ("quantized", _FLOATS),
 }
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))

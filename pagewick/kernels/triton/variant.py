@@ -36,7 +36,8 @@ class Variant:
     signature: Triton's type of every argument that is no constant, in the kernel's order: "*bf16", "i32", "fp32". Such
     pointers are multiples of 16 bytes; ":16" behind "i32" says so of a number. num_stages: how many iterations of a
     loop may load at once. uses_tensor_cores: whether its products must be instructions of tensor cores. in_sample:
-    whether every run of the tests compiles it. targets: those on which it is chosen.
+    whether every run of the tests compiles it. targets: those on which it is chosen. fuses: whether the compiler may
+    fuse a multiplication and an addition, so that a sum's bits depend on the code around it.
     """
 
     name: str
@@ -48,12 +49,16 @@ class Variant:
     uses_tensor_cores: bool = False
     in_sample: bool = False
     targets: tuple[str, ...] = TARGETS
+    fuses: bool = True
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
-        self.kernel[grid](
-            **arguments, **self.constexprs, num_warps=self.num_warps, num_stages=self.num_stages, enable_fp_fusion=True
-        )
+        self.kernel[grid](**arguments, **self.constexprs, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How Triton is to compile the kernel."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fuses}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pagewick.kernels.triton import MODULES
 from tests.kernels.triton.harness import IS_DEEP, compile_module
 
 
-@pytest.mark.timeout(3600 if IS_DEEP else 300)
+@pytest.mark.timeout(36000 if IS_DEEP else 900)
 @pytest.mark.parametrize("module", MODULES)
 def test_variants_compile_within_the_limits(module: str) -> None:
     compiled = compile_module(module, sample_only=not IS_DEEP)

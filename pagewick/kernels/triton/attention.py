@@ -1,0 +1,452 @@
+"""Paged attention over plain caches: reference.paged_attention.
+
+Dimensions: T tokens, B sequences, H query heads, KVH key/value heads, G = H / KVH, D head size.
+
+The rows of a tile are the queries of one sequence that read one KV head: row r is token r // G and its query head
+r % G of the group, so that G heads share every key that is loaded, whatever G is. Two kernels divide the sequences
+between them by their number of new tokens, and by nothing else:
+
+    short    up to MAX_SHORT_ROWS rows: a step of decoding, or drafts to verify. Bound by bandwidth, so that programs
+             split the keys, SPLIT of them each; merge_splits merges them in order.
+    long     the rest, prompts: a tile of queries goes over all keys that it sees. Bound by tensor cores.
+
+A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). With
+bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that for products.
+Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.options import AttentionMetadata, ScoreOptions
+from pagewick.kernels.triton.online_softmax import (
+    MERGE_TILE,
+    STORED,
+    converted,
+    decoded,
+    dot_type,
+    merge_splits,
+    next_weights,
+    pointer_type,
+    row_of,
+    with_sink,
+)
+from pagewick.kernels.triton.variant import TARGETS, TYPE_NAMES, Variant, Workload, target_of
+
+# Keys of a split. Eight KV heads and 8,192 keys make 256 programs for one sequence, more than a GPU's multiprocessors.
+SPLIT = 256
+MAX_SHORT_ROWS = 16
+# Bytes for the results of splits. A batch that needs more is attended in several launches.
+PARTS_BYTES = 256 * 2**20
+# Without a window, queries see this number of tokens.
+NO_WINDOW = 2**30
+HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 192, 256)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def attend_rows(
+    q, cache, scales, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len, kv_head,
+    num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, scale, cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Attend with rows first_row .. of a sequence, whose first new token is first_query, to keys first_key .. end_key.
+
+    Returns (acc [M, BLOCK_D], m [M], l [M], tokens [M], heads [M], is_row [M]); tokens count from first_query.
+    """
+    rows = first_row + tl.arange(0, BLOCK_M)
+    is_row = rows < num_rows
+    tokens = tl.where(is_row, rows // group, 0)
+    heads = kv_head * group + rows % group
+    d = tl.arange(0, BLOCK_D)
+    is_dim = d < HEAD_DIM
+    q_address = (first_query + tokens).to(tl.int64)[:, None] * q_stride + heads[:, None] * HEAD_DIM + d[None, :]
+    queries = converted(tl.load(q + q_address, mask=is_row[:, None] & is_dim[None, :], other=0), DOT)
+    positions = context_len - q_len + tokens
+    first_position = context_len - q_len + first_row // group
+    last_position = context_len - q_len + (tl.minimum(first_row + BLOCK_M, num_rows) - 1) // group
+    begin = tl.maximum(first_key, tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N)
+    end = tl.minimum(end_key, last_position + 1)
+    block_size = 1 << block_shift
+    keys = cache + kv_head * (HEAD_DIM * block_size)
+    values = cache + (num_kv_heads + kv_head) * (HEAD_DIM * block_size)
+    factor = 1.4426950408889634 if HAS_CAP else scale * 1.4426950408889634
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        exists = n < end
+        block_ids = tl.load(table + (n >> block_shift), mask=exists, other=0).to(tl.int64)
+        offsets = n & (block_size - 1)
+        address = (block_ids * block_stride + offsets * HEAD_DIM)[:, None] + d[None, :]
+        is_stored = exists[:, None] & is_dim[None, :]
+        k = decoded(tl.load(keys + address, mask=is_stored, other=0), STORED_AS, DOT)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+        if scales is not None:
+            scale_address = scales + block_ids * scale_stride + offsets
+            key_scales = tl.load(scale_address + kv_head * block_size, mask=exists, other=0.0)
+            value_scales = tl.load(scale_address + (num_kv_heads + kv_head) * block_size, mask=exists, other=0.0)
+            scores *= key_scales[None, :]
+        if HAS_CAP:
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+            grown = tl.exp2(scores * (2.0 * 1.4426950408889634 * scale / cap))
+            scores = cap * (1.0 - 2.0 / (grown + 1.0))
+        distance = positions[:, None] - n[None, :]
+        scores = tl.where((distance >= 0) & (distance < window), scores, float("-inf"))
+        weights, correction, m, total = next_weights(scores, factor, m, total)
+        if scales is not None:
+            weights *= value_scales[None, :]
+        v = decoded(tl.load(values + address, mask=is_stored, other=0), STORED_AS, DOT)
+        acc = tl.dot(weights.to(DOT), v, acc * correction[:, None], input_precision="ieee")
+    return acc, m, total, tokens, heads, is_row
+
+
+@triton.jit
+def find_sequence(cu_seqlens_q, tile, num_seqs, group, BLOCK_M: tl.constexpr):
+    """Return the sequence of a tile: the last one whose first tile is not behind it.
+
+    The tiles of sequence b are those from cu_seqlens_q[b] * group // BLOCK_M + b on: at most one more than it needs.
+    """
+    seq, behind = 0, num_seqs
+    while behind - seq > 1:
+        middle = (seq + behind) // 2
+        first_tile = tl.load(cu_seqlens_q + middle) * group // BLOCK_M + middle
+        seq = tl.where(first_tile <= tile, middle, seq)
+        behind = tl.where(first_tile <= tile, behind, middle)
+    return seq
+
+
+# Numbers that vary; those that do not are multiples of 16.
+_NUMBERS = [
+    "num_seqs", "num_kv_heads", "group", "table_stride", "scale_stride", "block_shift", "window", "num_sinks",
+    "max_short", "num_tiles", "first_seq", "row_unit", "num_splits",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def attend_short(
+    q, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out, parts, stats,
+    num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks, max_short,
+    num_tiles, first_seq, row_unit, num_splits, scale, cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Attend with a tile of a short sequence to a split of its keys.
+
+    One program for each sequence from first_seq on, tile and KV head, and split. parts, stats: as merge_splits reads
+    them; they are not written if there is one split only, but out [T, H, D].
+    """
+    seq, split = first_seq + tl.program_id(0), tl.program_id(2)
+    kv_head, tile = tl.program_id(1) // num_tiles, tl.program_id(1) % num_tiles
+    begin = tl.load(cu_seqlens_q + seq)
+    q_len = tl.load(cu_seqlens_q + seq + 1) - begin
+    context_len = tl.load(context_lens + seq)
+    num_rows, first_row, first_key = q_len * group, tile * BLOCK_M, split * SPLIT
+    first_position = context_len - q_len + first_row // group
+    if (q_len > max_short) | (first_row >= num_rows):
+        return
+    if (first_key >= context_len) | (first_key + SPLIT <= first_position - window + 1):
+        return
+    acc, m, total, tokens, heads, is_row = attend_rows(
+        q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, first_key,
+        first_key + SPLIT, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride,
+        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+    )  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    is_stored = is_row[:, None] & (d < HEAD_DIM)[None, :]
+    num_heads = num_kv_heads * group
+    if num_splits == 1:
+        sink = tl.load(sinks + heads, mask=is_row & (heads < num_sinks), other=float("-inf")) * 1.4426950408889634
+        address = ((begin + tokens).to(tl.int64) * num_heads + heads) * HEAD_DIM
+        mean = with_sink(acc, m, total, sink)
+        tl.store(out + address[:, None] + d[None, :], mean.to(out.dtype.element_ty), mask=is_stored)
+    else:
+        row = row_of(begin, tokens, seq - first_seq, row_unit).to(tl.int64)
+        row = (row * num_heads + heads) * num_splits + split
+        tl.store(parts + row[:, None] * HEAD_DIM + d[None, :], acc, mask=is_stored)
+        tl.store(stats + 2 * row, m, mask=is_row)
+        tl.store(stats + 2 * row + 1, total, mask=is_row)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def attend_long(
+    q, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out,
+    num_seqs, num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks,
+    max_short, scale, cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Attend with a tile of a long sequence to all keys that it sees. One program for each tile and KV head."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = find_sequence(cu_seqlens_q, tile, num_seqs, group, BLOCK_M)
+    begin = tl.load(cu_seqlens_q + seq)
+    q_len = tl.load(cu_seqlens_q + seq + 1) - begin
+    context_len = tl.load(context_lens + seq)
+    num_rows = q_len * group
+    first_row = (tile - (begin * group // BLOCK_M + seq)) * BLOCK_M
+    if (q_len <= max_short) | (first_row >= num_rows):
+        return
+    acc, m, total, tokens, heads, is_row = attend_rows(
+        q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, 0, context_len,
+        q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window,
+        scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+    )  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    sink = tl.load(sinks + heads, mask=is_row & (heads < num_sinks), other=float("-inf")) * 1.4426950408889634
+    address = ((begin + tokens).to(tl.int64) * (num_kv_heads * group) + heads) * HEAD_DIM
+    mean = with_sink(acc, m, total, sink)
+    mask = is_row[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(out + address[:, None] + d[None, :], mean.to(out.dtype.element_ty), mask=mask)
+
+
+class Tile(NamedTuple):
+    """num_rows, num_keys: of a tile; how it is compiled: see Variant."""
+
+    num_rows: int
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+class Key(NamedTuple):
+    """The conditions by which a variant is chosen. stored: as decoded says; "": in the dtype of the queries."""
+
+    is_long: bool
+    target: str
+    dtype: torch.dtype
+    stored: str
+    head_dim: int
+    has_cap: bool
+
+
+def _tile(key: Key, block_dim: int) -> Tile:
+    """Return the tile of a variant. Chosen so that registers and shared memory suffice; no GPU was there to measure."""
+    is_wide, is_hopper = block_dim > 128, key.target == "sm_90"
+    num_stages = 2 if is_wide or key.target in ("sm_89", "gfx942") else 3
+    if key.dtype == torch.float32:
+        return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
+    if not key.is_long:
+        return Tile(MAX_SHORT_ROWS, 32 if is_wide or key.stored else 64, 4, num_stages)
+    if is_hopper:
+        return Tile(128, 32 if is_wide else 64, 8, num_stages)
+    if key.stored:
+        return Tile(64, 16 if is_wide else 32, 8, 2)
+    return Tile(64 if is_wide else 128, 64 if block_dim <= 64 else 32, 8, num_stages)
+
+
+_SHARED_SIGNATURE = {
+    "block_tables": "*i32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32", "num_kv_heads": "i32",
+    "group": "i32", "q_stride": "i32:16", "table_stride": "i32", "block_stride": "i32:16", "scale_stride": "i32",
+    "block_shift": "i32", "window": "i32", "num_sinks": "i32", "max_short": "i32", "scale": "fp32", "cap": "fp32",
+}  # fmt: skip
+_SHORT_SIGNATURE = {
+    "parts": "*fp32", "stats": "*fp32", "num_tiles": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
+}  # fmt: skip
+# Compiled in every run of the tests: is_long, dtype, stored, head_dim, has_cap.
+_SAMPLE = {
+    (False, torch.bfloat16, "", 128, False),
+    (True, torch.bfloat16, "", 128, False),
+    (False, torch.float16, "fp8_e4m3", 80, True),
+}
+
+
+def _variant(key: Key) -> Variant:
+    name = TYPE_NAMES[key.dtype]
+    block_dim = triton.next_power_of_2(key.head_dim)
+    tile = _tile(key, block_dim)
+    cache = pointer_type(key.dtype, key.stored)
+    signature = {"q": f"*{name}", "cache": cache, "out": f"*{name}", **_SHARED_SIGNATURE}
+    constexprs = {
+        "HEAD_DIM": key.head_dim, "BLOCK_D": block_dim, "BLOCK_M": tile.num_rows, "BLOCK_N": tile.num_keys,
+        "STORED_AS": key.stored, "HAS_CAP": key.has_cap, "DOT": dot_type(key.dtype),
+    }  # fmt: skip
+    if key.stored:
+        signature["scales"] = "*fp32"
+    else:
+        constexprs["scales"] = None
+    if key.is_long:
+        signature["num_seqs"] = "i32"
+    else:
+        signature |= _SHORT_SIGNATURE
+        constexprs["SPLIT"] = SPLIT
+    return Variant(
+        name=f"{'long' if key.is_long else 'short'} {name} {key.stored or name} {key.head_dim}"
+        f"{' cap' if key.has_cap else ''} {key.target}",
+        kernel=attend_long if key.is_long else attend_short,
+        signature=signature,
+        constexprs=constexprs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        uses_tensor_cores=key.dtype != torch.float32,
+        in_sample=(key.is_long, *key[2:]) in _SAMPLE,
+        targets=(key.target,),
+        fuses=False,
+    )
+
+
+def merge_variant(dtype: torch.dtype, width: int) -> Variant:
+    """Return the variant of merge_splits for results [T, H, width]."""
+    return Variant(
+        name=f"merge {TYPE_NAMES[dtype]} {width}",
+        kernel=merge_splits,
+        signature={
+            "parts": "*fp32", "stats": "*fp32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32",
+            "out": f"*{TYPE_NAMES[dtype]}", "max_short": "i32", "num_heads": "i32", "window": "i32",
+            "num_sinks": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
+        },
+        constexprs={"WIDTH": width, "BLOCK_D": triton.next_power_of_2(width), "SPLIT": SPLIT, "TILE": MERGE_TILE},
+        in_sample=(dtype, width) in ((torch.bfloat16, 128), (torch.bfloat16, 512)),
+        fuses=False,
+    )  # fmt: skip
+
+
+_ATTEND = {
+    key: _variant(key)
+    for key in (
+        Key(is_long, target, dtype, stored, head_dim, has_cap)
+        for is_long in (False, True)
+        for target in TARGETS
+        for dtype in _DTYPES
+        for stored in ("", *STORED.values())
+        for head_dim in HEAD_DIMS
+        for has_cap in (False, True)
+    )
+}
+_MERGE = {(dtype, width): merge_variant(dtype, width) for dtype in _DTYPES for width in HEAD_DIMS}
+VARIANTS = (*_ATTEND.values(), *_MERGE.values())
+
+
+def workload(q_len: int, num_seqs: int, context_len: int, num_heads: int, num_kv_heads: int, head_dim: int) -> Workload:
+    """Return the work of a batch of sequences of equal lengths with bfloat16 everywhere."""
+    num_seen = context_len - (q_len - 1) / 2
+    numbers = num_seqs * head_dim * (2 * q_len * num_heads + 2 * context_len * num_kv_heads)
+    operations = int(4 * num_seqs * q_len * num_seen * num_heads * head_dim)
+    shape = f"{num_seqs} x {q_len} tokens, contexts of {context_len}, {num_heads} / {num_kv_heads} heads of {head_dim}"
+    return Workload("paged_attention", shape, 2 * numbers, operations)
+
+
+# Llama 3.1 8B and Qwen3-0.6B.
+WORKLOADS = (
+    workload(1, 1, 8192, 32, 8, 128),
+    workload(1, 64, 4096, 32, 8, 128),
+    workload(8192, 1, 8192, 32, 8, 128),
+    workload(1, 256, 1024, 16, 8, 128),
+)
+
+
+def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
+    """reference.paged_attention; see the module."""
+    if not _is_served(q, cache):
+        return reference.paged_attention(q, cache, metadata, scores)
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    if num_tokens == 0:
+        return out
+    if q.stride(2) != 1 or q.stride(1) != head_dim or q.stride(0) % 16:
+        q = q.contiguous()
+    group = num_heads // cache.num_kv_heads
+    max_short = max(1, MAX_SHORT_ROWS // group)
+    sinks = scores.sinks
+    shared = {
+        "q": q, "cache": bytes_of_fp8(cache.data), "out": out, "block_tables": metadata.block_tables,
+        "context_lens": metadata.context_lens, "cu_seqlens_q": metadata.cu_seqlens_q,
+        "sinks": torch.empty(1, device=q.device) if sinks is None else sinks, "num_kv_heads": cache.num_kv_heads,
+        "group": group, "q_stride": q.stride(0), "table_stride": metadata.block_tables.stride(0),
+        "block_stride": cache.data.stride(0), "scale_stride": 0 if cache.scales is None else cache.scales.stride(0),
+        "block_shift": cache.block_size.bit_length() - 1, "window": scores.sliding_window or NO_WINDOW,
+        "num_sinks": 0 if sinks is None else num_heads, "max_short": max_short, "scale": scores.softmax_scale,
+        "cap": scores.logit_soft_cap or 0.0,
+    }  # fmt: skip
+    if cache.scales is not None:
+        shared["scales"] = cache.scales
+    key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, bool(scores.logit_soft_cap))
+    _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim])
+    if num_tokens > max_short:
+        long = _ATTEND[key._replace(is_long=True)]
+        num_seqs = len(metadata.context_lens)
+        num_tiles = num_tokens * group // long.constexprs["BLOCK_M"] + num_seqs
+        long.launch((num_tiles, cache.num_kv_heads), num_seqs=num_seqs, **shared)
+    return out
+
+
+def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> None:
+    """Attend with the short sequences of a batch."""
+    out, max_short, group = shared["out"], shared["max_short"], shared["group"]
+    num_seqs, num_tiles = len(shared["context_lens"]), -(-max_short * group // attend.constexprs["BLOCK_M"])
+    num_splits = -(-(shared["block_tables"].shape[1] << shared["block_shift"]) // SPLIT)
+    for part in split_slices(out, num_seqs, num_splits, max_short):
+        own = part.arguments(num_splits)
+        attend.launch(
+            (part.num_seqs, num_tiles * shared["num_kv_heads"], num_splits), num_tiles=num_tiles, **own, **shared
+        )
+        if num_splits > 1:
+            names = ("context_lens", "cu_seqlens_q", "sinks", "out", "max_short", "window", "num_sinks")
+            arguments = {name: shared[name] for name in names}
+            merge.launch((part.num_seqs, out.shape[1]), num_heads=out.shape[1], **own, **arguments)
+
+
+class Slice(NamedTuple):
+    """Sequences that are attended in one launch, and memory for the results of their splits (merge_splits)."""
+
+    first_seq: int
+    num_seqs: int
+    row_unit: int
+    parts: Tensor
+    stats: Tensor
+
+    def arguments(self, num_splits: int) -> dict[str, Any]:
+        """Return what kernels take of it."""
+        return {
+            "first_seq": self.first_seq, "row_unit": self.row_unit, "num_splits": num_splits, "parts": self.parts,
+            "stats": self.stats,
+        }  # fmt: skip
+
+
+def split_slices(out: Tensor, num_seqs: int, num_splits: int, max_short: int) -> Iterator[Slice]:
+    """Divide a batch so that the results of its splits need at most PARTS_BYTES, or one sequence at a time.
+
+    out: the batch's results [T, H, D].
+    """
+    num_tokens, num_heads, width = out.shape
+    row_bytes = 4 * num_heads * num_splits * (width + 2)
+    if num_splits == 1:
+        nothing = torch.empty(1, device=out.device)
+        yield Slice(0, num_seqs, 0, nothing, nothing)
+        return
+    if num_tokens * row_bytes <= PARTS_BYTES:
+        num_rows, row_unit, step = num_tokens, 0, num_seqs
+    else:
+        step = min(num_seqs, max(1, PARTS_BYTES // (max_short * row_bytes)))
+        num_rows, row_unit = step * max_short, max_short
+    parts = torch.empty(num_rows, num_heads, num_splits, width, device=out.device)
+    stats = torch.empty(num_rows, num_heads, num_splits, 2, device=out.device)
+    for first in range(0, num_seqs, step):
+        yield Slice(first, min(step, num_seqs - first), row_unit, parts, stats)
+
+
+def _is_served(q: Tensor, cache: KVCache) -> bool:
+    """Whether there is a variant for these."""
+    return (
+        not cache.is_packed
+        and q.shape[2] in HEAD_DIMS
+        and (cache.dtype == q.dtype or cache.dtype in STORED)
+        and cache.data.stride(0) % 16 == 0
+        and cache.block_size.bit_count() == 1
+        and not (torch.is_grad_enabled() and q.requires_grad)
+    )
+
+
+def bytes_of_fp8(data: Tensor) -> Tensor:
+    """Return numbers of a cache in the dtype in which kernels read them."""
+    return data.view(torch.uint8) if data.dtype.is_floating_point and data.dtype.itemsize == 1 else data

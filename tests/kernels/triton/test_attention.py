@@ -1,0 +1,111 @@
+"""Paged attention in Triton, interpreted: against attention in float64, and bit for bit against itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.options import ScoreOptions
+from tests.kernels.paged import Paged, assert_is_expected, expected_attention, make_paged, packed_copy, plain_cache
+from tests.kernels.scaled import make_scaled
+from tests.kernels.triton.harness import IS_DEEP, assert_close
+
+from pagewick.kernels.triton import attention  # isort: skip  (the harness skips this module without Triton)
+
+# Contexts at the edges of tiles (32 and 64 keys) and splits (256), queries of short and of long sequences.
+Q_LENS, CONTEXT_LENS = [1, 0, 3, 18, 1], [1, 0, 257, 66, 300]
+
+
+def attend(paged: Paged, cache: KVCache | None = None, **options: Any) -> Tensor:
+    scores = ScoreOptions(**{"softmax_scale": paged.q.shape[-1] ** -0.5, **options})
+    return attention.paged_attention(paged.q, cache or plain_cache(paged.kv_cache), paged.metadata, scores)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_ragged_batch(dtype: torch.dtype) -> None:
+    paged = make_paged(Q_LENS, CONTEXT_LENS, head_dim=16, dtype=dtype)
+    assert_is_expected(attend(paged), paged)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"), [((7, 1), 80, 16), ((3, 3), 16, 1), ((35, 1), 16, 64), ((16, 2), 112, 32)]
+)
+def test_groups_head_sizes_and_block_sizes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+    paged = make_paged([2, 20], [270, 21], heads=heads, head_dim=head_dim, block_size=block_size)
+    assert_is_expected(attend(paged), paged)
+
+
+@pytest.mark.parametrize("window", [1, 33, 64, 5000] if IS_DEEP else [1, 40])
+def test_sliding_windows_read_no_block_before_them(window: int) -> None:
+    paged = make_paged([1, 20, 2], [300, 70, 600], head_dim=16)
+    for table, q_len, context_len in zip(paged.block_tables, [1, 20, 2], [300, 70, 600], strict=True):
+        table[: max(0, context_len - q_len + 1 - window) // 32] = -1
+    assert_is_expected(attend(paged, sliding_window=window), paged, sliding_window=window)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 9, "logit_soft_cap": 3.0}], ids=str)
+def test_sinks_and_soft_caps(options: dict[str, Any]) -> None:
+    paged = make_paged([1, 12], [290, 20], heads=(6, 2), head_dim=32)
+    sinks = torch.tensor([-30.0, 0.0, 1.0, 2.5, 5.0, 20.0])
+    expected = expected_attention(paged, sinks=sinks, **options)
+    assert_close(attend(paged, sinks=sinks, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if IS_DEEP else [torch.float32])
+def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
+    scaled = make_scaled(name, [1, 20], [290, 40], head_dim=16, dtype=dtype)
+    found = attend(scaled.paged, scaled.plain)
+    assert_close(found, expected_attention(scaled.paged))
+
+
+def test_a_sequence_has_the_same_bits_in_any_company_and_in_any_chunks() -> None:
+    paged = make_paged(Q_LENS, CONTEXT_LENS, head_dim=16)
+    together = attend(paged)
+    for seq in (2, 3):
+        first, last = paged.cu_seqlens_q[seq : seq + 2].tolist()
+        assert torch.equal(attend(paged.only(seq)), together[first:last])
+    # A long sequence in two chunks, both long as well.
+    first = int(paged.cu_seqlens_q[3])
+    for begin, end in ((0, 9), (9, 18)):
+        assert torch.equal(attend(paged.only(3, begin, end)), together[first + begin : first + end])
+
+
+def test_one_split_has_the_bits_of_several() -> None:
+    paged = make_paged([1, 2], [200, 31], head_dim=16)
+    wider = torch.nn.functional.pad(paged.block_tables, (0, 40), value=-1)
+    assert torch.equal(attend(paged), attend(replace(paged, block_tables=wider)))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10_000])
+def test_a_batch_whose_splits_need_much_memory_is_divided(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    paged = make_paged([1, 3, 1], [300, 270, 70], heads=(2, 1), head_dim=16)
+    expected = attend(paged)
+    monkeypatch.setattr(attention, "PARTS_BYTES", num_bytes)
+    assert torch.equal(attend(paged), expected)
+
+
+def test_queries_may_lie_in_a_fused_product() -> None:
+    paged = make_paged([1, 20], [40, 20], head_dim=16)
+    fused = torch.cat((paged.q.flatten(1), torch.full((21, 64), float("nan"))), dim=1)
+    apart = replace(paged, q=fused[:, :64].unflatten(1, (4, 16)))
+    assert torch.equal(attend(apart), attend(paged))
+
+
+def test_an_empty_batch() -> None:
+    assert attend(make_paged([0], [0], head_dim=16)).shape == (0, 4, 16)
+
+
+def test_unsupported_calls_go_to_the_definition() -> None:
+    for shape in ({"head_dim": 24}, {"block_size": 7}, {"dtype": torch.float32, "kv_dtype": torch.bfloat16}):
+        paged = make_paged([1], [40], **shape)
+        assert torch.equal(attend(paged), paged.attend(reference.paged_attention))
+    paged = make_paged([1], [40])
+    with pytest.raises(ValueError, match="over a packed cache"):
+        attend(paged, packed_copy(paged.kv_cache))
