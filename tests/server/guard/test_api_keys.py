@@ -175,3 +175,12 @@ def test_only_digests_are_kept(tmp_path: Path) -> None:
     assert b"eve" in kept
     assert not any(key.encode() in text for key in KEYS for text in kept)
     assert not any(key in repr(keys) for key in KEYS)
+
+
+def test_another_process_can_use_the_same_keys_without_knowing_them(tmp_path: Path) -> None:
+    keys = load({VARIABLES[0]: KEYS[1]}, api_key_file=key_file(tmp_path, f"eve:{KEYS[2]}"))
+    others = load({})
+    others.take(keys.known)
+    assert [others.check(key.encode()) for key in KEYS] == [keys.check(key.encode()) for key in KEYS]
+    assert others.check(KEYS[2].encode()) == "eve" and len(others) == 2
+    assert not any(key.encode() in text for key in KEYS for text in strings_in(others))
