@@ -30,12 +30,7 @@ struct Int4Tile : LevelTile<4> {
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
-      Vec total[R][V];
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
-      for (int64_t block = 0; block < chunk.num_blocks; ++block) {
-        const uint8_t* const head = chunk.heads + block * chunk.head_stride;
-        const uint8_t* unit = chunk.levels + block * chunk.level_stride + col * kQuad;
+      const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         ShortVec zeros[V];
         Vec scales[V];
         for (int v = 0; v < V; ++v) {
@@ -46,9 +41,8 @@ struct Int4Tile : LevelTile<4> {
           if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
           add_unit(x, block * chunk.num_units + i, unit, zeros, scales, total);
         }
-      }
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
+      };
+      add_blocks<R, V>(chunk, col, sums, add);
     }
 
     // The zero points of kLanes rows with their signs turned, two for each lane.

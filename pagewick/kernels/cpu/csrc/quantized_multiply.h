@@ -36,7 +36,7 @@ struct Layout {
                 "a panel takes the bytes of its rows");
 };
 
-// What activations are rounded to for fp8 formats: bf16, in a float where there is no dot product of bf16.
+// Activations are rounded to bf16 for fp8 formats; a float holds the result where there is no dot product of bf16.
 #if defined(PW_HAS_BF16_DOT)
 using Wide = BFloat16;
 #else
@@ -117,6 +117,20 @@ void multiply_tile(const typename Tile::Prepared* const* x, const Chunk& chunk, 
   constexpr int kVectors = tile_vectors<R>(Tile::kRegisters);
   for (int64_t col = 0; col < kPanelRows; col += kVectors * kLanes)
     Tile::template Of<R, kVectors>::run(x, chunk, col, sums);
+}
+
+// Calls add(block, head, unit, total) for every block of a chunk, and adds the totals, V vectors for R rows, to sums.
+template <int R, int V, class Add>
+inline void add_blocks(const Chunk& chunk, int64_t col, float (*sums)[kPanelRows], const Add& add) {
+  Vec total[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
+  for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+    const uint8_t* const head = chunk.heads + block * chunk.head_stride;
+    add(block, head, chunk.levels + block * chunk.level_stride + col * kQuad, total);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
 }
 
 // The parts that tiles of whole numbers of kBits bits share.
@@ -265,7 +279,7 @@ constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 // By format: those with blocks of 32 columns, and the K types.
 extern const Multiply kSmallProducts[];
 extern const Multiply kLargeProducts[];
-// Of all int4 formats, and of all fp8 formats.
+// These two serve all int4 formats and all fp8 formats.
 extern const Multiply kInt4Product;
 extern const Multiply kFp8Product;
 

@@ -31,18 +31,12 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
-      Vec total[R][V];
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
-      for (int64_t block = 0; block < chunk.num_blocks; ++block) {
-        const uint8_t* const head = chunk.heads + block * chunk.head_stride;
-        const uint8_t* const unit = chunk.levels + block * chunk.level_stride + col * kQuad;
+      const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
         for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, total);
         if constexpr (L::kBlock.has_minimum()) add_minima(x, block, head + L::kMinimaAt, col, total);
-      }
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
+      };
+      add_blocks<R, V>(chunk, col, sums, add);
     }
 
     static void add_part(const Prepared* const* x, int64_t block, const uint8_t* head, const uint8_t* unit, int64_t col,

@@ -38,6 +38,28 @@ Vec peak(const float* x, int64_t stride) {
   return best;
 }
 
+// refine_scale of the reference for columns of x and weights [Size][stride].
+struct Refined {
+  Vec scale, weight, gain;
+};
+
+template <int Size>
+Refined refine_scale(const float* x, const float* weights, int64_t stride, Vec factor, Vec lowest, Vec highest) {
+  Vec products = zero(), squares = zero();
+  for (int round = 0; round < kRounds; ++round) {
+    products = squares = zero();
+    for (int k = 0; k < Size; ++k) {
+      const Vec value = load(x + k * stride), level = nearest(value * factor, lowest, highest);
+      const Vec weighted = load(weights + k * stride) * level;
+      products += weighted * value;
+      squares += weighted * level;
+    }
+    factor = squares * inverse(products);
+  }
+  const Vec scale = products * inverse(squares);
+  return {scale, squares, scale * products};
+}
+
 // fit_scale of the reference for columns of x and weights [Size][stride].
 template <int Size>
 Fit fit_scale(const float* x, const float* weights, int64_t stride, int low, int top) {
@@ -47,22 +69,11 @@ Fit fit_scale(const float* x, const float* weights, int64_t stride, int low, int
     return {low == -top ? magnitude(largest) / highest : largest / set1(outermost), zero(), zero()};
   Vec scale = zero(), scale_weight = zero(), best = zero();
   for (int start = 0; start < kStarts; ++start) {
-    Vec factor = inverse(largest, outermost + (kFirstOffset + start * kOffsetStep));
-    Vec products = zero(), squares = zero();
-    for (int round = 0; round < kRounds; ++round) {
-      products = squares = zero();
-      for (int k = 0; k < Size; ++k) {
-        const Vec value = load(x + k * stride), level = nearest(value * factor, lowest, highest);
-        const Vec weighted = load(weights + k * stride) * level;
-        products += weighted * value;
-        squares += weighted * level;
-      }
-      factor = squares * inverse(products);
-    }
-    const Vec fitted = products * inverse(squares), gain = fitted * products;
-    scale = gain > best ? fitted : scale;
-    scale_weight = gain > best ? squares : scale_weight;
-    best = gain > best ? gain : best;
+    const Vec factor = inverse(largest, outermost + (kFirstOffset + start * kOffsetStep));
+    const Refined found = refine_scale<Size>(x, weights, stride, factor, lowest, highest);
+    scale = found.gain > best ? found.scale : scale;
+    scale_weight = found.gain > best ? found.weight : scale_weight;
+    best = found.gain > best ? found.gain : best;
   }
   return {scale, scale_weight, zero()};
 }
@@ -139,23 +150,12 @@ Fit fit_scale_and_zero(const float* x, const float* weights) {
   if (weights == nullptr) return {span / top, zero(), nearest(-low * inverse(span, S::kTop), zero(), top)};
   Vec scale = zero(), zeros = zero(), best = zero();
   for (int start = 0; start < kStarts; ++start) {
-    Vec factor = inverse(span, S::kTop + (kFirstOffset + start * kOffsetStep));
+    const Vec factor = inverse(span, S::kTop + (kFirstOffset + start * kOffsetStep));
     const Vec shift = nearest(-low * factor, zero(), top);
-    Vec products = zero(), squares = zero();
-    for (int round = 0; round < kRounds; ++round) {
-      products = squares = zero();
-      for (int k = 0; k < S::kGroup; ++k) {
-        const Vec value = load(x + k * kStride), level = nearest(value * factor, -shift, top - shift);
-        const Vec weighted = load(weights + k * kStride) * level;
-        products += weighted * value;
-        squares += weighted * level;
-      }
-      factor = squares * inverse(products);
-    }
-    const Vec fitted = products * inverse(squares), gain = fitted * products;
-    scale = gain > best ? fitted : scale;
-    zeros = gain > best ? shift : zeros;
-    best = gain > best ? gain : best;
+    const Refined found = refine_scale<S::kGroup>(x, weights, kStride, factor, -shift, top - shift);
+    scale = found.gain > best ? found.scale : scale;
+    zeros = found.gain > best ? shift : zeros;
+    best = found.gain > best ? found.gain : best;
   }
   return {scale, zero(), zeros};
 }
