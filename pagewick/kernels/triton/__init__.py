@@ -19,14 +19,35 @@ from pagewick.kernels.dispatch import Backend, Function
 from pagewick.kernels.triton import layouts
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOAT32 = (torch.float32,)
+_INT64 = (torch.int64,)
 
 # The module of each operation, and the dtypes that its first tensor may have.
 OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
+    "activation": ("elementwise", _FLOATS),
+    "add_layer_norm": ("norm", _FLOATS),
+    "add_rms_norm": ("norm", _FLOATS),
+    "argmax_rows": ("logits", _FLOAT32),
+    "combine": ("routing", _FLOATS),
+    "dynamic_rotary_angles": ("angles", _INT64),
     "fused_moe": ("moe", _FLOATS),
-    "gather_quantized_rows": ("quantized", (torch.int64,)),
+    "gated_activation": ("elementwise", _FLOATS),
+    "gather_quantized_rows": ("quantized", _INT64),
     "grouped_linear": ("moe", _FLOATS),
+    "layer_norm": ("norm", _FLOATS),
+    "log_softmax_stats": ("logits", _FLOAT32),
+    "mask_rows": ("logits", _FLOAT32),
+    "philox_uniform": ("logits", _INT64),
     "paged_attention": ("attention", _FLOATS),
     "quantized_linear": ("quantized", _FLOATS),
+    "rms_norm": ("norm", _FLOATS),
+    "rope_and_store": ("rope", _FLOATS),
+    "rotary_angles": ("angles", _INT64),
+    "route": ("routing", _FLOAT32),
+    "sample_tokens": ("sampling", _FLOAT32),
+    "scale": ("elementwise", _FLOATS),
+    "soft_cap": ("elementwise", _FLOATS),
+    "store_kv": ("rope", _FLOATS),
 }
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))
 

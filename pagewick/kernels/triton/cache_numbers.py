@@ -1,0 +1,92 @@
+"""Rounding of vectors to 8-bit numbers as a KV cache stores them: reference_kv.py defines it.
+
+Bytes are made by integer operations, because not every GPU converts to these formats: an A100 has none of them, and
+AMD's CDNA 3 has others of the same size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# The value of FORMAT in the functions below, for the dtypes that are stored as bytes with a scale.
+FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+@triton.jit
+def quantize_rows(x, constants, FORMAT: tl.constexpr):
+    """Return the bytes of rows x [rows, D] float32, which are 0 beyond D, and their scales [rows] float32.
+
+    constants: [rows] float32, scales that are given; 0: the row has its own.
+    """
+    # The magnitudes as integers, because a maximum of floating-point numbers passes over a NaN.
+    magnitudes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    largest_bits = tl.max(magnitudes, axis=1)
+    is_finite = largest_bits < 0x7F800000
+    largest = largest_bits.to(tl.float32, bitcast=True)
+    scales = tl.where(constants > 0, constants, tl.math.div_rn(largest, _best_targets(x, largest, FORMAT)))
+    divisors = tl.where(is_finite & (scales > 0), scales, 1.0)
+    bound: tl.constexpr = 127.0 if FORMAT == "int8" else (448.0 if FORMAT == "e4m3" else 57344.0)
+    numbers = tl.math.div_rn(x, tl.broadcast_to(divisors[:, None], x.shape))
+    numbers = tl.where(is_finite[:, None], tl.minimum(tl.maximum(numbers, -bound), bound), 0.0)
+    if FORMAT == "int8":
+        # Numbers from 2^23 to 2^24 are whole, so the sum is rounded to the nearest whole number, ties to even.
+        result = ((numbers + 12582912.0) - 12582912.0).to(tl.int32) & 0xFF
+    elif FORMAT == "e4m3":
+        result = _fp8_bits(numbers, 3, 7)
+    else:
+        result = _fp8_bits(numbers, 2, 15)
+    return result.to(tl.uint8), tl.where(is_finite, scales, float("nan"))
+
+
+@triton.jit
+def _best_targets(x, largest, FORMAT: tl.constexpr):
+    """Return the number that the largest magnitude of each row becomes: the first target of the least squared error."""
+    targets = tl.full(largest.shape, 127.0, tl.float32)
+    if FORMAT != "int8":
+        num_targets: tl.constexpr = 8 if FORMAT == "e4m3" else 4
+        shift: tl.constexpr = 20 if FORMAT == "e4m3" else 21
+        divisors = tl.where((largest > 0) & (largest < float("inf")), largest, 1.0)
+        parts = tl.math.div_rn(x, tl.broadcast_to(divisors[:, None], x.shape))
+        least = tl.full(largest.shape, float("inf"), tl.float32)
+        for i in tl.static_range(num_targets):
+            # For e4m3 448, 416 and so on in steps of 32, and at last 240, because 224 has the same numbers as 448.
+            steps: tl.constexpr = 32.0 if FORMAT == "e4m3" else 8192.0
+            first: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0
+            target = 240.0 if i == 7 else first - steps * i
+            wanted = parts * target
+            error = tl.sum(_square(_rounded(wanted, shift) - wanted), axis=1) / (target * target)
+            targets = tl.where(error < least, target, targets)
+            least = tl.minimum(least, error)
+    return targets
+
+
+@triton.jit
+def _square(x):
+    return x * x
+
+
+@triton.jit
+def _rounded(x, shift: tl.constexpr):
+    """Round float32 to a significand that is `shift` bits shorter, ties to even, as if there were no least exponent."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    magnitude = (magnitude + ((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)) >> shift << shift
+    size = magnitude.to(tl.float32, bitcast=True)
+    return tl.where(bits < 0, -size, size)
+
+
+@triton.jit
+def _fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """Return float32 numbers within the format's largest as bits of the nearest fp8 numbers, ties to even."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    shift: tl.constexpr = 23 - MANTISSA
+    rounded = (magnitude + ((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)) >> shift
+    normal = rounded - ((127 - BIAS) << MANTISSA)
+    # Numbers below the least normal one are multiples of 2^(1 - BIAS - MANTISSA); 12582912 is 0x4B400000.
+    unit: tl.constexpr = 2.0 ** (BIAS - 1 + MANTISSA)
+    multiple = magnitude.to(tl.float32, bitcast=True) * unit + 12582912.0
+    small = multiple.to(tl.int32, bitcast=True) - 0x4B400000
+    return tl.where(magnitude < ((128 - BIAS) << 23), small, normal) | ((bits >> 24) & 0x80)

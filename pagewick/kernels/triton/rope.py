@@ -1,0 +1,274 @@
+"""Norms and rotation of queries and keys, and storing of keys and values into blocks, in one pass.
+
+Definitions: rope_and_store and store_kv of reference.py, with turn_heads of reference_rope.py and, for 8-bit caches,
+quantize_vectors of reference_kv.py. Rotary embeddings: Su et al. 2021, arXiv:2104.09864. A head's result depends on
+that head alone, bit for bit. A slot outside the cache is not noticed.
+
+Dimensions: T tokens, H query heads, KVH key/value heads, D head size, R the rotated part of a head.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
+from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
+from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
+
+# The largest D that a variant serves, and how many numbers a program has: it takes as many heads as that allows.
+BLOCKS = (32, 64, 128, 256)
+_TILE = 1024
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_PLAIN_NORM = {"eps": 0.0, "offset": 0.0, "weight_stride": 0}
+_VARYING = ["q_eps", "k_eps", "q_offset", "k_offset", "k_scale", "v_scale", "interleaved", "is_layer_norm", "has_bias"]
+
+
+@triton.jit
+def _normed(x, weight, bias, eps, offset, mean, variance):
+    """Return (x - mean) / sqrt(variance + eps) * (weight + offset) + bias for rows of heads."""
+    return (x - mean[:, None]) * tl.rsqrt(variance + eps)[:, None] * (weight + offset) + bias
+
+
+@triton.jit
+def _turned(
+    heads_ptr, heads, dims, inside, partners, weight_ptr, bias_ptr, weight_stride, eps, offset, cos, sin, is_first,
+    stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Return heads [BLOCK_H, BLOCK_D] of one token, normed and rotated, in float32.
+
+    Each number is rotated with that at `partners`; both come from memory, where the second is in the cache already.
+    """
+    rows = heads_ptr + heads[:, None].to(tl.int64) * stride_head
+    x = tl.load(rows + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(rows + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        # An RMS norm leaves the mean as it is.
+        mean = tl.sum(x, axis=1) / head_dim * is_layer_norm
+        centred = tl.where(inside, x - mean[:, None], 0.0)
+        variance = tl.sum(centred * centred, axis=1) / head_dim
+        weights = weight_ptr + heads[:, None] * weight_stride
+        biases = bias_ptr + heads[:, None] * weight_stride
+        has_biases = inside & (dims[None, :] < head_dim * has_bias)
+        weight = tl.load(weights + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+        bias = tl.load(biases + dims[None, :], mask=has_biases, other=0.0).to(tl.float32)
+        x = _normed(x, weight, bias, eps, offset, mean, variance)
+        weight = tl.load(weights + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+        bias = tl.load(biases + partners[None, :], mask=has_biases, other=0.0).to(tl.float32)
+        partner = _normed(partner, weight, bias, eps, offset, mean, variance)
+    turned = tl.where(is_first[None, :], -partner, partner) * sin[None, :]
+    return x * cos[None, :] + turned
+
+
+@triton.jit
+def _store(
+    x, heads, dims, inside, which, token, constant, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
+    cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
+    scales_stride_which, scales_stride_head, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Store rows x [BLOCK_H, BLOCK_D] as keys (which = 0) or values (1) of one token."""
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        block_id, offset = slot // block_size, slot % block_size
+        place = block_id * cache_stride_block + which * cache_stride_which + offset * cache_stride_offset
+        places = cache_ptr + place + heads[:, None] * cache_stride_head + dims[None, :]
+        if FORMAT == "plain":
+            tl.store(places, x.to(cache_ptr.dtype.element_ty), mask=inside)
+        else:
+            numbers, scales = quantize_rows(x, tl.zeros(heads.shape, tl.float32) + constant, FORMAT)
+            tl.store(places, numbers, mask=inside)
+            place = block_id * scales_stride_block + which * scales_stride_which + offset
+            tl.store(scales_ptr + place + heads * scales_stride_head, scales, mask=heads < num_kv_heads)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def rope_store(
+    q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, slots_ptr, cache_ptr, scales_ptr, q_weight_ptr, q_bias_ptr,
+    k_weight_ptr, k_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, q_stride_token, q_stride_head,
+    k_stride_token, k_stride_head, v_stride_token, v_stride_head, angle_stride, cache_stride_block, cache_stride_which,
+    cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which, scales_stride_head,
+    q_weight_stride, k_weight_stride, q_eps, k_eps, q_offset, k_offset, k_scale, v_scale, interleaved, is_layer_norm,
+    has_bias, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Process token program_id(0): query heads in the first programs of dimension 1, then as many keys and values.
+
+    q [T, H, D], k, v [T, KVH, D]: heads in one piece. out: [T, H, D]. cos, sin: [T, R / 2] float32. slots: [T] int64.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    num_query_tiles = tl.cdiv(num_heads, BLOCK_H)
+    dims = tl.arange(0, BLOCK_D)
+    half = rotary_dim // 2
+    rotates = dims < rotary_dim
+    in_first_half = dims < half
+    is_first = tl.where(interleaved != 0, dims % 2 == 0, in_first_half)
+    partners = tl.where(interleaved != 0, dims ^ 1, tl.where(in_first_half, dims + half, dims - half))
+    partners = tl.where(rotates, partners, dims)
+    angles = tl.where(interleaved != 0, dims // 2, tl.where(in_first_half, dims, dims - half)) + token * angle_stride
+    cos = tl.load(cos_ptr + angles, mask=rotates, other=1.0)
+    sin = tl.load(sin_ptr + angles, mask=rotates, other=0.0)
+    if tile < num_query_tiles:
+        heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
+        inside = (heads < num_heads)[:, None] & (dims < head_dim)[None, :]
+        q = _turned(
+            q_ptr + token * q_stride_token, heads, dims, inside, partners, q_weight_ptr, q_bias_ptr, q_weight_stride,
+            q_eps, q_offset, cos, sin, is_first, q_stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM,
+        )  # fmt: skip
+        places = out_ptr + (token * num_heads + heads[:, None]) * head_dim + dims[None, :]
+        tl.store(places, q.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        heads = (tile - num_query_tiles) * BLOCK_H + tl.arange(0, BLOCK_H)
+        inside = (heads < num_kv_heads)[:, None] & (dims < head_dim)[None, :]
+        k = _turned(
+            k_ptr + token * k_stride_token, heads, dims, inside, partners, k_weight_ptr, k_bias_ptr, k_weight_stride,
+            k_eps, k_offset, cos, sin, is_first, k_stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM,
+        )  # fmt: skip
+        k = tl.where(inside, k.to(k_ptr.dtype.element_ty).to(tl.float32), 0.0)
+        _store(
+            k, heads, dims, inside, 0, token, k_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
+            cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
+            scales_stride_which, scales_stride_head, FORMAT,
+        )  # fmt: skip
+        rows = v_ptr + token * v_stride_token + heads[:, None].to(tl.int64) * v_stride_head
+        v = tl.load(rows + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+        _store(
+            v, heads, dims, inside, 1, token, v_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
+            cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
+            scales_stride_which, scales_stride_head, FORMAT,
+        )  # fmt: skip
+
+
+def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, has_norm: bool) -> Variant:
+    number, cache_format = f"*{TYPE_NAMES[dtype]}", FORMATS.get(cache_dtype, "plain")
+    pointers = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", *_NORM_POINTERS)
+    signature = dict.fromkeys(pointers if has_norm else pointers[:4], number)
+    signature |= dict.fromkeys(("cos_ptr", "sin_ptr", "scales_ptr"), "*fp32") | {"slots_ptr": "*i64"}
+    signature["cache_ptr"] = "*u8" if cache_dtype in FORMATS else f"*{TYPE_NAMES[cache_dtype]}"
+    if cache_format == "plain":
+        del signature["scales_ptr"]
+    signature |= {name: "fp32" if name in _VARYING[:6] else "i32" for name in _VARYING}
+    numbers = [name for name in rope_store.arg_names if name.islower() and not name.endswith("_ptr")]
+    signature |= {name: "i32" for name in numbers if name not in signature}
+    signature |= {name: "i32:16" for name in numbers if name.startswith(("q_stride", "k_stride", "v_stride"))}
+    signature |= dict.fromkeys(("cache_stride_block", "scales_stride_block"), "i64")
+    absent = {"scales_ptr": None, **dict.fromkeys(_NORM_POINTERS)}
+    sizes = {"BLOCK_H": _TILE // block, "BLOCK_D": block, "HAS_NORM": has_norm, "FORMAT": cache_format}
+    return Variant(
+        name=f"{'norm_' if has_norm else ''}rope_{TYPE_NAMES[dtype]}_into_{TYPE_NAMES[cache_dtype]}_{block}",
+        kernel=rope_store,
+        signature=signature,
+        constexprs={name: None for name in absent if name not in signature} | sizes,
+        num_warps=4,
+        in_sample=(dtype, cache_dtype, block, has_norm) == (torch.bfloat16, torch.float8_e4m3fn, 128, True),
+    )
+
+
+_NORM_POINTERS = ("q_weight_ptr", "q_bias_ptr", "k_weight_ptr", "k_bias_ptr")
+_VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, (*_DTYPES, *FORMATS), BLOCKS, (False, True))}
+VARIANTS = tuple(_VARIANTS.values())
+
+# Llama 3.1 8B: 32 query heads and 8 key/value heads of 128. Everything is read once and written once.
+WORKLOADS = tuple(
+    Workload("rope_and_store", f"{tokens} tokens, 32 + 8 heads of 128, bf16", 2 * tokens * 48 * 128 * 2,
+             6 * tokens * 40 * 128, on_tensor_cores=False)
+    for tokens in (1, 256, 8192)
+)  # fmt: skip
+
+
+def rope_and_store(
+    qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
+) -> Tensor:
+    """reference.rope_and_store into a plain cache."""
+    num_heads, num_kv_heads, head_dim = layout
+    heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim) if qkv.stride(-1) == 1 else None
+    if heads is None or not _is_served(heads, cache, options):
+        return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    return _run(q, k, v, cache, slot_mapping, options)
+
+
+def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """reference.store_kv into a plain cache."""
+    if not (_is_served(k, cache, PLAIN_HEADS) and v.dtype == k.dtype):
+        reference.store_kv(k, v, cache, slot_mapping)
+        return
+    _run(k[:, :0], k, v if v.stride(-1) == 1 else v.contiguous(), cache, slot_mapping, PLAIN_HEADS)
+
+
+def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
+    """Whether a variant serves heads [T, heads, D]; the norms of queries and keys must be of one kind."""
+    norms = [norm for norm in (options.q_norm, options.k_norm) if norm is not None]
+    kinds = {(norm.is_layer_norm, norm.bias is None, norm.weight.dtype) for norm in norms}
+    fits = len(norms) in (0, 2) and len(kinds) <= 1 and all(kind[2] == heads.dtype for kind in kinds)
+    is_plain = not cache.is_packed and cache.data.stride(-1) == 1
+    return fits and is_plain and heads.dtype in _DTYPES and heads.shape[-1] <= BLOCKS[-1] and heads.stride(-1) == 1
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options: HeadOptions) -> Tensor:
+    """Process q [T, H, D], k and v [T, KVH, D]; return the new q."""
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty(q.shape, dtype=k.dtype, device=k.device)
+    if not num_tokens:
+        return out
+    rotation = options.rotation
+    if rotation is None:
+        # A kernel needs some pointer also where nothing is read from it.
+        cos = sin = slots.view(torch.float32)
+    else:
+        cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
+    variant = _variant_of(k.dtype, cache.dtype, head_dim, options.q_norm is not None)
+    numbers = cache.data if cache.dtype not in FORMATS else cache.data.view(torch.uint8)
+    scales = {} if cache.scales is None else {"scales_ptr": cache.scales}
+    scale_strides = (0, 0, 0) if cache.scales is None else cache.scales.stride()[:3]
+    num_tiles = -(-num_heads // variant.constexprs["BLOCK_H"]) + -(-k.shape[1] // variant.constexprs["BLOCK_H"])
+    variant.launch(
+        (num_tokens, num_tiles), q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, cos_ptr=cos, sin_ptr=sin, cache_ptr=numbers,
+        slots_ptr=slots.contiguous(), num_heads=num_heads, num_kv_heads=k.shape[1], head_dim=head_dim,
+        rotary_dim=0 if rotation is None else 2 * cos.shape[1], block_size=cache.block_size,
+        **_strides("q", q), **_strides("k", k), **_strides("v", v),
+        angle_stride=0 if rotation is None else cos.stride(0),
+        **_named("cache_stride", ("block", "which", "head", "offset"), numbers.stride()[:4]),
+        **_named("scales_stride", ("block", "which", "head"), scale_strides),
+        k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1],
+        interleaved=int(rotation is not None and rotation.interleaved), **scales, **_norms(options),
+    )  # fmt: skip
+    return out
+
+
+def _variant_of(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, has_norm: bool) -> Variant:
+    return _VARIANTS[dtype, cache_dtype, next(block for block in BLOCKS if block >= head_dim), has_norm]
+
+
+def _strides(name: str, heads: Tensor) -> dict[str, int]:
+    return {f"{name}_stride_token": heads.stride(0), f"{name}_stride_head": heads.stride(1)}
+
+
+def _named(prefix: str, names: tuple[str, ...], values: tuple[int, ...]) -> dict[str, int]:
+    return {f"{prefix}_{name}": value for name, value in zip(names, values, strict=True)}
+
+
+def _norms(options: HeadOptions) -> dict[str, Tensor | int | float]:
+    """Return the arguments that say how heads are normed."""
+    if options.q_norm is None or options.k_norm is None:
+        plain = {f"{name}_{field}": value for name in "qk" for field, value in _PLAIN_NORM.items()}
+        return {**plain, "is_layer_norm": 0, "has_bias": 0}
+    is_layer_norm, has_bias = options.q_norm.is_layer_norm, options.q_norm.bias is not None
+    arguments = {**_norm("q", options.q_norm), **_norm("k", options.k_norm)}
+    return {**arguments, "is_layer_norm": int(is_layer_norm), "has_bias": int(has_bias)}
+
+
+def _norm(name: str, norm: HeadNorm) -> dict[str, Tensor | int | float]:
+    weight = norm.weight.contiguous()
+    return {
+        f"{name}_weight_ptr": weight,
+        f"{name}_bias_ptr": weight if norm.bias is None else norm.bias.contiguous(),
+        f"{name}_weight_stride": weight.shape[-1] if weight.dim() == 2 else 0,
+        f"{name}_eps": norm.eps,
+        f"{name}_offset": norm.offset,
+    }

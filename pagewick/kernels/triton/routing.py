@@ -1,0 +1,228 @@
+"""Choice of experts for each token, and the sum of their outputs.
+
+Definitions: route and combine of reference_moe.py. A program has all logits of a token in registers and takes the best
+expert top_k times; keys are compared as integers (order.py), so ties go to the lowest id as in the definition. A
+token's result depends on that token alone, bit for bit; combine adds in the order of the choices.
+
+Dimensions: T tokens, E experts in G groups, A experts of a token, N outputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewick.expert_routing import Routing
+from pagewick.kernels import reference
+from pagewick.kernels.options import SharedOutput
+from pagewick.kernels.triton.order import id_of, ordered
+from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
+
+# Tiles of groups by experts of a group; the first that fits serves a call.
+TILES = ((1, 32), (1, 64), (1, 128), (1, 256), (1, 512), (8, 16), (8, 32), (16, 32), (32, 32))
+# The most experts of a token.
+MAX_TOP_K = 32
+COMBINE_BLOCK = 1024
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def route_tokens(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, group_size, num_groups, top_k, top_k_groups, scaling,
+    renormalize, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, MAX_TOP_K: tl.constexpr, IS_SOFTMAX: tl.constexpr,
+    BY_SUM: tl.constexpr,
+):  # fmt: skip
+    """Write the ids [T, A] int32 and the weights [T, A] float32 of token program_id(0) of logits [T, E] float32.
+
+    bias: [E] float32. BY_SUM: a group's score is the sum of its two best keys, not its best.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    groups, members = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_E)
+    ids = groups[:, None] * group_size + members[None, :]
+    inside = (groups < num_groups)[:, None] & (members < group_size)[None, :]
+    closed: tl.constexpr = -0x8000000000000000
+    logits = tl.load(logits_ptr + token * row_stride + ids, mask=inside, other=float("-inf"))
+    if IS_SOFTMAX:
+        # Infinity minus itself is NaN, as in the definition.
+        weights = tl.where(inside, tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0)), 0.0)
+        scores = weights / tl.sum(tl.sum(weights, axis=1), axis=0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    if bias_ptr is not None:
+        keys = scores + tl.load(bias_ptr + ids, mask=inside, other=0.0)
+    elif BY_SUM:
+        keys = scores
+    else:
+        keys = logits
+    order = tl.where(inside, ordered(keys, ids), closed)
+    if BLOCK_G > 1:
+        first = tl.max(order, axis=1)
+        is_first = order == first[:, None]
+        group_keys = tl.sum(tl.where(is_first & inside, keys, 0.0), axis=1)
+        if BY_SUM:
+            rest = tl.where(is_first, closed, order)
+            is_second = rest == tl.max(rest, axis=1)[:, None]
+            group_keys += tl.sum(tl.where(is_second & inside, keys, 0.0), axis=1)
+        group_order = tl.where(groups < num_groups, ordered(group_keys, groups), closed)
+        is_open = tl.zeros((BLOCK_G,), tl.int32)
+        for _ in range(top_k_groups):
+            best = tl.max(group_order, axis=0)
+            is_best = group_order == best
+            is_open = tl.where(is_best, 1, is_open)
+            group_order = tl.where(is_best, closed, group_order)
+        order = tl.where((is_open != 0)[:, None], order, closed)
+    places = tl.arange(0, MAX_TOP_K)
+    chosen, chosen_weights = tl.zeros((MAX_TOP_K,), tl.int32), tl.zeros((MAX_TOP_K,), tl.float32)
+    for place in range(top_k):
+        best = tl.max(tl.max(order, axis=1), axis=0)
+        is_best = order == best
+        weight = tl.sum(tl.sum(tl.where(is_best, scores, 0.0), axis=1), axis=0)
+        chosen = tl.where(places == place, id_of(best), chosen)
+        chosen_weights = tl.where(places == place, weight, chosen_weights)
+        order = tl.where(is_best, closed, order)
+    if renormalize != 0:
+        chosen_weights = chosen_weights / (tl.sum(chosen_weights, axis=0) + 1e-20)
+    out = token * top_k + places
+    tl.store(ids_ptr + out, chosen, mask=places < top_k)
+    tl.store(weights_ptr + out, chosen_weights * scaling, mask=places < top_k)
+
+
+@triton.jit
+def combine_rows(
+    y_ptr, weights_ptr, shared_ptr, gate_ptr, out_ptr, num_outputs, top_k, shared_stride, BLOCK: tl.constexpr
+):
+    """Write BLOCK sums of token program_id(0) to out [T, N], of the rows of y [T * A, N] times weights [T, A] float32.
+
+    shared: [T, N], added last, times the sigmoid of gate [T] float32 if there is one.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < num_outputs
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in range(top_k):
+        row = token * top_k + choice
+        y = tl.load(y_ptr + row * num_outputs + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(weights_ptr + row) * y
+    if shared_ptr is not None:
+        shared = tl.load(shared_ptr + token * shared_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        if gate_ptr is not None:
+            shared *= 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + token)))
+        total += shared
+    tl.store(out_ptr + token * num_outputs + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _route_variant(tile: tuple[int, int], scoring: str, by_sum: bool, has_bias: bool) -> Variant:
+    numbers = dict.fromkeys(("row_stride", "group_size", "num_groups", "top_k", "top_k_groups", "renormalize"), "i32")
+    signature = {"logits_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", **numbers, "scaling": "fp32"}
+    kind = f"{scoring}{'_sum' if by_sum else ''}{'_bias' if has_bias else ''}"
+    return Variant(
+        name=f"route_{kind}_{tile[0]}x{tile[1]}",
+        kernel=route_tokens,
+        signature=signature | ({"bias_ptr": "*fp32"} if has_bias else {}),
+        constexprs={"BLOCK_G": tile[0], "BLOCK_E": tile[1], "MAX_TOP_K": MAX_TOP_K, "IS_SOFTMAX": scoring == "softmax"}
+        | {"BY_SUM": by_sum}
+        | ({} if has_bias else {"bias_ptr": None}),
+        num_warps=1 if tile[0] * tile[1] <= 256 else 4,
+        in_sample=(tile, scoring, by_sum, has_bias)
+        in (((1, 128), "softmax", False, False), ((8, 32), "sigmoid", True, True)),
+    )
+
+
+def _combine_variant(dtype: torch.dtype, shared: str) -> Variant:
+    """shared: "", "shared" or "gated"."""
+    number = f"*{TYPE_NAMES[dtype]}"
+    signature = {"y_ptr": number, "weights_ptr": "*fp32", "out_ptr": number, "num_outputs": "i32:16", "top_k": "i32"}
+    signature |= {"shared_stride": "i32:16"} | ({"shared_ptr": number} if shared else {})
+    signature |= {"gate_ptr": "*fp32"} if shared == "gated" else {}
+    absent = {name: None for name in ("shared_ptr", "gate_ptr") if name not in signature}
+    return Variant(
+        name=f"combine_{TYPE_NAMES[dtype]}{'_' if shared else ''}{shared}",
+        kernel=combine_rows,
+        signature=signature,
+        constexprs=absent | {"BLOCK": COMBINE_BLOCK},
+        num_warps=4,
+        in_sample=dtype == torch.bfloat16 and shared == "gated",
+    )
+
+
+_ROUTES = {
+    key: _route_variant(*key) for key in itertools.product(TILES, ("softmax", "sigmoid"), (False, True), (False, True))
+}
+_COMBINES = {key: _combine_variant(*key) for key in itertools.product(_DTYPES, ("", "shared", "gated"))}
+VARIANTS = (*_ROUTES.values(), *_COMBINES.values())
+
+# Qwen3-30B-A3B: 8 of 128 experts, 2,048 outputs.
+WORKLOADS = tuple(
+    workload
+    for tokens in (1, 256, 8192)
+    for workload in (
+        Workload(
+            "route", f"{tokens} tokens, 8 of 128 experts", tokens * (128 * 4 + 8 * 8), tokens * 128 * 8 * 3, False
+        ),
+        Workload("combine", f"{tokens} tokens of 8 x 2,048, bf16", tokens * 9 * 2048 * 2, tokens * 16 * 2048, False),
+    )
+)
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """reference.route for logits [T, E] float32."""
+    routing.check(logits.shape[-1])
+    limited = routing.top_k_groups < routing.num_groups
+    # Groups that are all open change nothing.
+    num_groups = routing.num_groups if limited else 1
+    size = logits.shape[-1] // num_groups
+    tile = _tile_of(num_groups, size)
+    if tile is None or not _is_routable(logits, routing, bias):
+        return reference.route(logits, routing, bias)
+    expert_ids = torch.empty((len(logits), routing.top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty(expert_ids.shape, dtype=torch.float32, device=logits.device)
+    if len(logits):
+        variant = _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None]
+        variant.launch(
+            (len(logits),), logits_ptr=logits, ids_ptr=expert_ids, weights_ptr=weights, row_stride=logits.stride(0),
+            group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
+            scaling=routing.scaling, renormalize=int(routing.renormalize),
+            **({} if bias is None else {"bias_ptr": bias}),
+        )  # fmt: skip
+    return expert_ids, weights
+
+
+def _tile_of(num_groups: int, size: int) -> tuple[int, int] | None:
+    fitting = [
+        tile for tile in TILES if (tile[0] > 1) == (num_groups > 1) and tile[0] >= num_groups and tile[1] >= size
+    ]
+    return fitting[0] if fitting else None
+
+
+def _is_routable(logits: Tensor, routing: Routing, bias: Tensor | None) -> bool:
+    fits = bias is None or (bias.dtype == torch.float32 and bias.shape == logits.shape[1:] and bias.is_contiguous())
+    is_matrix = logits.dim() == 2 and logits.dtype == torch.float32 and logits.stride(1) == 1
+    return is_matrix and fits and routing.top_k <= MAX_TOP_K
+
+
+def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:
+    """reference.combine for y [T * A, N]."""
+    output, gate = shared or (None, None)
+    if not _is_combinable(y, weights, output, gate):
+        return reference.combine(y, weights, shared)
+    num_tokens, top_k = weights.shape
+    out = torch.empty((num_tokens, y.shape[1]), dtype=y.dtype, device=y.device)
+    if num_tokens:
+        optional = {} if output is None else {"shared_ptr": output}
+        optional |= {} if gate is None else {"gate_ptr": gate}
+        variant = _COMBINES[y.dtype, "" if output is None else "shared" if gate is None else "gated"]
+        variant.launch(
+            (num_tokens, -(-y.shape[1] // COMBINE_BLOCK)), y_ptr=y, weights_ptr=weights, out_ptr=out,
+            num_outputs=y.shape[1], top_k=top_k, shared_stride=0 if output is None else output.stride(0), **optional,
+        )  # fmt: skip
+    return out
+
+
+def _is_combinable(y: Tensor, weights: Tensor, output: Tensor | None, gate: Tensor | None) -> bool:
+    plain = y.dtype in _DTYPES and y.is_contiguous() and weights.dtype == torch.float32 and weights.is_contiguous()
+    fits = output is None or (output.dtype == y.dtype and output.stride(1) == 1)
+    return plain and fits and (gate is None or (gate.dtype == torch.float32 and gate.is_contiguous()))

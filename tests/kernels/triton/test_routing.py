@@ -1,0 +1,44 @@
+"""route and combine in Triton against their definitions, interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagewick.expert_routing import Routing
+from pagewick.kernels import reference
+from pagewick.kernels.options import SharedOutput
+from tests.kernels.triton.comparison import DTYPES, assert_near, numbers
+
+routing = pytest.importorskip("pagewick.kernels.triton.routing")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+# Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3 with awkward sizes, and groups that are all open.
+ROUTINGS = [
+    (60, Routing(top_k=5)),
+    (128, Routing(top_k=8, renormalize=True)),
+    (160, Routing(top_k=6, num_groups=8, top_k_groups=3, scaling=16.0)),
+    (72, Routing(top_k=4, scoring="sigmoid", renormalize=True, num_groups=6, top_k_groups=2, group_score="sum_of_two")),
+    (8, Routing(top_k=2, num_groups=2, top_k_groups=2, scoring="sigmoid", scaling=2.5)),
+    (40, Routing(top_k=3, num_groups=10, top_k_groups=4, group_score="sum_of_two")),
+    (600, Routing(top_k=3)),
+]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_experts", "rule"), ROUTINGS)
+def test_routes(num_experts: int, rule: Routing, has_bias: bool) -> None:
+    logits = numbers(6, num_experts).round(decimals=1)  # ties occur
+    logits[2], logits[3, 5], logits[4, 3], logits[5] = 0, float("inf"), float("nan"), float("-inf")
+    bias = numbers(num_experts, seed=1) if has_bias else None
+    expert_ids, weights = routing.route(logits, rule, bias)
+    expected_ids, expected = reference.route(logits, rule, bias)
+    assert torch.equal(expert_ids, expected_ids) and expert_ids.dtype == torch.int32
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_combine(dtype: torch.dtype) -> None:
+    y, output = numbers(15, 1029).to(dtype), numbers(5, 1029, seed=1).to(dtype)
+    weights, gate = numbers(5, 3, seed=2), numbers(5, seed=3)
+    for shared in (None, SharedOutput(output), SharedOutput(output, gate)):
+        assert_near(routing.combine(y, weights, shared), reference.combine(y, weights, shared), 4e-6)
