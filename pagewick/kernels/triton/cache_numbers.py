@@ -52,9 +52,7 @@ def _best_targets(x, largest, FORMAT: tl.constexpr):
         least = tl.full(largest.shape, float("inf"), tl.float32)
         for i in tl.static_range(num_targets):
             # For e4m3 448, 416 and so on in steps of 32, and at last 240, because 224 has the same numbers as 448.
-            steps: tl.constexpr = 32.0 if FORMAT == "e4m3" else 8192.0
-            first: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0
-            target = 240.0 if i == 7 else first - steps * i
+            target = (448.0 - 32.0 * i if i < 7 else 240.0) if FORMAT == "e4m3" else 57344.0 - 8192.0 * i
             wanted = parts * target
             error = tl.sum(_square(_rounded(wanted, shift) - wanted), axis=1) / (target * target)
             targets = tl.where(error < least, target, targets)
