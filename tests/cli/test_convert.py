@@ -6,9 +6,6 @@ import fcntl
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +27,8 @@ from pagewick.weights import unfinished
 from pagewick.weights.opening import open_source
 from pagewick.weights.unfinished import UnfinishedCheckpoint
 from tests.weights.packed.harness import SIZES, write_packed
+from tests.weights.packed.test_byte_formats import CASES
+from tests.weights.packed.test_byte_models import writer
 from tests.weights.packed.test_readers import AWQ, GPTQ
 from tests.weights.packed.writers import awq, gptq
 
@@ -122,7 +121,7 @@ def test_the_built_in_model(flags: list[str], recipe: Any, entries: dict[str, An
 
 
 def test_a_calibrated_model_answers(place: Path) -> None:
-    flags = ["--to", "gptq", "--text", "notes.txt", "--num-tokens", "512", "--act-order"]
+    flags = ["--to", "gptq", "--num-tokens", "512", "--act-order"]
     assert convert(BUILTIN_MODEL, "m", *flags).exit_code == 0
     assert rules_of(place / "m")["desc_act"] is True
     with LLM("m", num_threads=1, max_model_len=256) as llm:
@@ -209,6 +208,13 @@ class TestRepacking:
         assert result.exit_code == 1 and complaint in result.stderr and len(result.stderr.splitlines()) <= 6
         assert not (place / "m").exists()
 
+    def test_numbers_that_are_not_whole_cannot_be_repacked(self, place: Path) -> None:
+        config, write, *_ = CASES["fp8-rows"]
+        write_packed(place / "fp8", config, writer(write))
+        result = convert("fp8", "m", "--to", "gptq")
+        assert result.exit_code == 1 and "error: fp8 is quantized already: FP8\n" in result.stderr
+        assert "give a GPTQ, AWQ or Marlin checkpoint, or the original" in result.stderr and not (place / "m").exists()
+
     def test_marlin_demands_sizes_that_its_kernels_have(self, place: Path) -> None:
         write_packed(place / "gptq", {**GPTQ, "group_size": 32}, gptq(group_size=32))
         stderr = convert("gptq", "m", "--to", "marlin").stderr
@@ -232,6 +238,7 @@ class TestRepacking:
         ([BUILTIN_MODEL, "m", "--to", "marlin", "--no-sym"], "cannot have zero points\n"),
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--text", "no.txt"], "cannot read no.txt: "),
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--text", "short.txt"], "short.txt has 9 tokens, and at least 65"),
+        ([BUILTIN_MODEL, "m", "--to", "gptq", "--num-tokens", "999999"], "tokens, and 999999 are wanted\n"),
         (
             [BUILTIN_MODEL, "m", "--to", "gptq", "--text", "notes.txt", "--num-tokens", "99999"],
             "99999 are wanted\n  give a longer text: --text, or take fewer: --num-tokens ",
@@ -281,7 +288,7 @@ def restore(directory: Path) -> None:
 
 
 class TestInterruption:
-    FLAGS = ("--to", "gptq", "--text", "notes.txt", "--num-tokens", "256")
+    FLAGS = ("--to", "gptq", "--text", "notes.txt", "--num-tokens", "128")
 
     def stop_at(self, part: int, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
         write = UnfinishedCheckpoint.write
@@ -338,17 +345,11 @@ class TestInterruption:
         assert result.exit_code == 1 and re.search(r"m needs 8\.\d MB, and 1\.0 kB are free on its disk", result.stderr)
         assert sorted(entry.name for entry in place.iterdir()) == ["notes.txt"]
 
-    def test_a_signal_to_terminate_before_the_first_layer_leaves_nothing(self, place: Path) -> None:
-        program = (
-            "import os, signal\n"
-            "from pagewick.weights.unfinished import UnfinishedCheckpoint\n"
-            "UnfinishedCheckpoint.write = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
-            "from pagewick.cli import main\n"
-            "main()\n"
-        )
-        command = [sys.executable, "-c", program, "convert", BUILTIN_MODEL, "m", "--to", "gptq", "--method", "rtn"]
-        result = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-        assert result.returncode not in (0, -signal.SIGTERM) and "Traceback" not in result.stderr
+    def test_an_interruption_before_the_first_layer_leaves_nothing(self, place: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            self.stop_at(0, patch, KeyboardInterrupt())
+            result = convert(BUILTIN_MODEL, "m", "--to", "gptq", "--method", "rtn")
+        assert result.exit_code == 1 and "stopped" not in result.stderr
         assert sorted(entry.name for entry in place.iterdir()) == ["notes.txt"]
 
     def test_two_processes_do_not_write_the_same(self, place: Path) -> None:
