@@ -33,6 +33,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "gated_activation": ("elementwise", _FLOATS),
     "gather_quantized_rows": ("quantized", _INT64),
     "grouped_linear": ("moe", _FLOATS),
+    "latent_attention": ("mla", _FLOATS),
     "layer_norm": ("norm", _FLOATS),
     "log_softmax_stats": ("logits", _FLOAT32),
     "mask_rows": ("logits", _FLOAT32),
