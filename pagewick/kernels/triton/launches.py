@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.triton import layouts, products
+from pagewick.kernels.triton.grouping import Grouping
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 # Sizes of tiles; ROWS is no tile of rows, but one row in a program.
@@ -32,13 +33,6 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-class Grouping(NamedTuple):
-    """Choices in the order of their experts. See products.tiles_kernel."""
-
-    order: Tensor
-    tiles: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Weights for a launch: the bytes of one or of num_experts (else 0) weights [num_rows, num_columns]."""
@@ -54,21 +48,22 @@ def _format(name: str) -> layouts.Format:
     return _PLAIN_FORMAT if name == PLAIN else layouts.FORMATS[name]
 
 
-def tile_of(kind: str, name: str, dtype: torch.dtype) -> Tile:
+def tile_of(kind: str, name: str) -> Tile:
     """Return the tile of a kind for weights of a format. It depends on neither the batch nor the GPU."""
     form = _format(name)
     if kind == ROWS:
-        # A lane reads 16 bytes of levels of each of four rows at once, so that x is converted once for four products.
-        return Tile(1, 16, min(2048, 4096 // min(8, form.low_bits)), 4, 2)
+        # A lane has up to 16 bytes of levels of each of four rows, so that it converts x once for four products.
+        return Tile(1, 16, min(1024, 4096 // form.low_bits), 4, 2)
     if kind == FEW:
-        return Tile(16, 32, 128, 4, 3)
-    columns = max(64 if dtype.itemsize == 2 else 32, form.group)
-    return Tile(64, 64, columns, 4, 2) if kind == SOME else Tile(128, 128, columns, 8, 2)
+        # Six stages of 128 columns: for 4,096 outputs, 1.5 MB of Q4_K are on their way, about as much as an H100 needs.
+        return Tile(16, 32, 128, 4, 6)
+    return Tile(64, 64, 64, 4, 2) if kind == SOME else Tile(128, 128, 64, 8, 2)
 
 
 def _constants(form: layouts.Format) -> dict[str, int]:
     return {
-        "LEVELS": form.levels, "BLOCK": form.block, "GROUP": form.group, "LOW_BITS": form.low_bits,
+        # Larger groups are two of 64, so that a tile need not have 128 columns.
+        "LEVELS": form.levels, "BLOCK": form.block, "GROUP": min(64, form.group), "LOW_BITS": form.low_bits,
         "HIGH_BITS": form.high_bits, "OFFSET": form.offset, "SCALE_BYTES": 2 if form.is_half else 4,
         "GROUP_SCALES": form.group_scales, "MINIMA": form.minima,
     }  # fmt: skip
@@ -87,7 +82,7 @@ def _signature(kind: str, name: str, dtype: torch.dtype, out_dtype: torch.dtype)
 
 
 def _variant(kind: str, name: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Variant:
-    tile = tile_of(kind, name, dtype)
+    tile = tile_of(kind, name)
     blocks = {"BLOCK_N": tile.outputs, "BLOCK_K": tile.columns}
     return Variant(
         name=f"{kind} {name} {TYPE_NAMES[dtype]} {TYPE_NAMES[out_dtype]}",
@@ -96,7 +91,7 @@ def _variant(kind: str, name: str, dtype: torch.dtype, out_dtype: torch.dtype) -
         constexprs={**({} if kind == ROWS else {"BLOCK_M": tile.rows}), **blocks, **_constants(_format(name))},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        uses_tensor_cores=kind != ROWS and dtype != torch.float32,
+        uses_tensor_cores=kind != ROWS,
         in_sample=(kind, name) in _IN_SAMPLE and dtype == out_dtype == torch.bfloat16,
     )
 
@@ -120,15 +115,20 @@ PRODUCTS: Final[Mapping[tuple[str, str, torch.dtype, torch.dtype], Variant]] = {
     for kind in (ROWS, FEW, SOME, MANY)
     for name in (*layouts.FORMATS, PLAIN)
     for dtype, out_dtype in _PAIRS
-    if name != PLAIN or dtype == out_dtype
+    if (name != PLAIN or dtype == out_dtype) and (kind == ROWS or dtype != torch.float32)
 }
 GATHERS: Final[Mapping[tuple[str, torch.dtype], Variant]] = {
     (name, dtype): _gather(name, dtype) for name in layouts.FORMATS for dtype in _DTYPES
 }
 
 
-def kind_for(num_rows: int, *, batch_invariant: bool = False) -> str:
-    """Return the kind of tile for products of x [num_rows, K]; batch_invariant: the same for any number."""
+def kind_for(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool = False) -> str:
+    """Return the kind of tile for products of x [num_rows, K]; batch_invariant: the same for any number.
+
+    Tensor cores have no float32, and tiles of it would spill registers.
+    """
+    if dtype == torch.float32:
+        return ROWS
     if batch_invariant:
         return FEW
     if num_rows == 1:
@@ -164,7 +164,7 @@ def launch_product(
 
     expert_ids: of each choice, int32, if weight has experts and kind is ROWS; grouping: theirs for other kinds.
     """
-    tile = tile_of(kind, weight.format, x.dtype)
+    tile = tile_of(kind, weight.format)
     by_outputs = -(-weight.num_rows // tile.outputs)
     arguments: dict[str, Any] = {
         "x": x, **views(weight.data, weight.format), "bias": x if bias is None else bias, "out": out,
@@ -175,7 +175,7 @@ def launch_product(
     # Pointers that are not read may be any.
     unread = torch.empty(0, dtype=torch.int32, device=x.device)
     if kind == ROWS:
-        grid = (by_outputs, len(out))
+        grid = (len(out), by_outputs)
         arguments["expert_ids"] = unread if expert_ids is None else expert_ids
     else:
         order, tiles = grouping or (unread, unread)

@@ -14,6 +14,7 @@ from pagewick.kernels.dispatch import Function
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated
 from pagewick.kernels.triton import BACKEND
+from pagewick.kernels.triton.grouping import GROUPS, Grouping, group
 from pagewick.kernels.triton.launches import (
     FEW,
     MANY,
@@ -21,7 +22,6 @@ from pagewick.kernels.triton.launches import (
     PRODUCTS,
     ROWS,
     SOME,
-    Grouping,
     Stored,
     launch_product,
     tile_of,
@@ -29,7 +29,7 @@ from pagewick.kernels.triton.launches import (
 from pagewick.kernels.triton.quantized import as_rows
 from pagewick.kernels.triton.variant import Workload
 
-VARIANTS = tuple(variant for (_, name, _, _), variant in PRODUCTS.items() if name == PLAIN)
+VARIANTS = (*GROUPS.values(), *(variant for (_, name, _, _), variant in PRODUCTS.items() if name == PLAIN))
 # The first products of Qwen3-30B-A3B: 128 experts of 768 gates and ups and 2,048 inputs, 8 for each token.
 _EXPERTS, _OUTPUTS, _INPUTS, _CHOSEN = 128, 1536, 2048, 8
 
@@ -72,43 +72,21 @@ def fused_moe(
     """reference.fused_moe. Choices are sorted once for both products."""
     activate = _operation("gated_activation" if is_gated(gate_up, down) else "activation")
     expert_ids, weights = _operation("route")(logits, routing, biases.router)
-    kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts)
+    kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts, x.dtype)
     # Tiles of a kind have as many rows for both products.
-    grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN, x.dtype).rows)
+    grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN).rows)
     activated = activate(_grouped_linear(x, gate_up, expert_ids, biases.gate_up, None, grouping), activation)
     products = _grouped_linear(activated, down, expert_ids, biases.down, None, grouping)
     result: Tensor = _operation("combine")(products, weights, shared)
     return result
 
 
-def kind_for_choices(num_choices: int, num_experts: int) -> str:
+def kind_for_choices(num_choices: int, num_experts: int, dtype: torch.dtype) -> str:
     """Return the kind of tile by shapes alone: what the experts are is known to the GPU only."""
-    if num_choices <= 16:
+    if num_choices <= 16 or dtype == torch.float32:
         return ROWS
     each = num_choices / num_experts
     return FEW if each <= 16 else SOME if each <= 256 else MANY
-
-
-def group(expert_ids: Tensor, num_experts: int, rows_of_tile: int) -> Grouping:
-    """Sort choices expert_ids [T, A] int32 by expert, stably, and cut each expert's into tiles, all on the device.
-
-    Ids outside 0 .. num_experts - 1 come last, as expert num_experts. There are as many tiles as any ids may need;
-    tiles that these do not need are empty.
-    """
-    ids = expert_ids.flatten().long()
-    num_choices = len(ids)
-    ids = torch.where((ids < 0) | (ids >= num_experts), num_experts, ids)
-    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=ids.device)
-    counts.scatter_add_(0, ids, torch.ones_like(ids))
-    ends, tile_counts = counts.cumsum(0), (counts + (rows_of_tile - 1)).div(rows_of_tile, rounding_mode="floor")
-    tile_ends = tile_counts.cumsum(0)
-    most = min(num_choices, -(-num_choices // rows_of_tile) + num_experts)
-    tile = torch.arange(most, device=ids.device)
-    of_tile = torch.searchsorted(tile_ends, tile, right=True).clamp(max=num_experts)
-    within = tile - (tile_ends - tile_counts)[of_tile]
-    first = (ends - counts)[of_tile] + within * rows_of_tile
-    last = torch.minimum(first + rows_of_tile, ends[of_tile])
-    return Grouping(ids.argsort(stable=True).int(), torch.stack((of_tile, first, last), 1).int())
 
 
 def _grouped_linear(
@@ -130,9 +108,9 @@ def _grouped_linear(
         raise ValueError(f"out {result.dtype} {list(result.shape)} must be {x.dtype} {list(shape)}, its rows whole")
     if not num_choices or not result.numel():
         return result
-    kind = kind_for_choices(num_choices, num_experts)
+    kind = kind_for_choices(num_choices, num_experts, x.dtype)
     if kind != ROWS and grouping is None:
-        grouping = group(expert_ids, num_experts, tile_of(kind, PLAIN, x.dtype).rows)
+        grouping = group(expert_ids, num_experts, tile_of(kind, PLAIN).rows)
     stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format or PLAIN, num_experts)
     launch_product(
         kind, as_rows(x), stored, bias, result, choices_per_row=num_choices // len(x),

@@ -64,23 +64,25 @@ def _scales_of(
     """Return the scales and minima (or zero points) of groups, each [n, BLOCK_K / GROUP] float32."""
     group = first // GROUP + tl.arange(0, BLOCK_K // GROUP)
     mask = is_row[:, None] & (group < num_columns // GROUP)[None, :]
-    codes += row[:, None] * (row_words * 4) + group[None, :]
-    blocks = row[:, None] * (row_words * (4 // SCALE_BYTES)) + (group // (BLOCK // GROUP))[None, :]
+    of_groups = codes + row[:, None] * (row_words * 4) + group[None, :]
+    block = group // (BLOCK // GROUP)
+    blocks = row[:, None] * (row_words * (4 // SCALE_BYTES)) + block[None, :]
     scale = tl.load(scales + blocks + scales_at, mask=mask, other=0.0).to(tl.float32)
     minimum = tl.zeros_like(scale)
     if MINIMA == _OF_BLOCKS or MINIMA == _OF_GROUPS:  # noqa: SIM109 (Triton has no tuples of constants)
         minimum = tl.load(scales + blocks + minima_at, mask=mask, other=0.0).to(tl.float32)
     if GROUP_SCALES == _NIBBLES:
-        code = tl.load(codes + group_scales_at, mask=mask, other=0).to(tl.int32)
+        code = tl.load(of_groups + group_scales_at, mask=mask, other=0).to(tl.int32)
         scale *= (code & 15).to(tl.float32)
         minimum *= (code >> 4).to(tl.float32)
     if GROUP_SCALES == _BYTES:
-        scale *= tl.load(codes + group_scales_at, mask=mask, other=0).to(tl.float32)
-        minimum *= tl.load(codes + group_minima_at, mask=mask, other=0).to(tl.float32)
+        scale *= tl.load(of_groups + group_scales_at, mask=mask, other=0).to(tl.float32)
+        minimum *= tl.load(of_groups + group_minima_at, mask=mask, other=0).to(tl.float32)
     if GROUP_SCALES == _SIGNED_BYTES:
-        scale *= tl.load(codes + group_scales_at, mask=mask, other=0).to(tl.int8, bitcast=True).to(tl.float32)
+        scale *= tl.load(of_groups + group_scales_at, mask=mask, other=0).to(tl.int8, bitcast=True).to(tl.float32)
     if MINIMA == _ZERO_POINTS:
-        minimum = tl.load(codes + group_minima_at, mask=mask, other=0).to(tl.float32)
+        zeros = codes + row[:, None] * (row_words * 4) + block[None, :]
+        minimum = tl.load(zeros + group_minima_at, mask=mask, other=0).to(tl.float32)
     return scale, minimum
 
 
@@ -172,14 +174,14 @@ def rows_kernel(
 ):  # fmt: skip
     """Multiply one row of x [T, K] by BLOCK_N rows of a weight: BLOCK_N numbers of out [T, N].
 
-    Defines reference.quantized_linear, with activations as they are, and reference.grouped_linear. Grid: [N / BLOCK_N,
-    choices]. num_experts: 0 for one weight; else expert_ids has the weight of each choice, and a choice with an id
+    Defines reference.quantized_linear, with activations as they are, and reference.grouped_linear. Grid: [choices,
+    N / BLOCK_N]. num_experts: 0 for one weight; else expert_ids has the weight of each choice, and a choice with an id
     outside 0 .. E - 1 becomes NaN. choices_per_row: the number of choices that share a row of x. num_biases: N or 0.
     """
-    choice = tl.program_id(1)
+    choice = tl.program_id(0)
     expert = tl.load(expert_ids + choice, mask=num_experts > 0, other=0)
     is_expert = (expert >= 0) & (expert < tl.maximum(num_experts, 1))
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = n < tl.where(is_expert, num_rows, 0)
     row = expert.to(tl.int64) * num_rows + n
     x += (choice // choices_per_row).to(tl.int64) * x_stride

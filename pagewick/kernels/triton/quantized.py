@@ -40,8 +40,8 @@ def quantized_linear(
 ) -> Tensor:
     """Return x [..., K] times the transposed weight, plus bias [N]: [..., N] in out_dtype, or x's dtype.
 
-    The sum is rounded once to the result's dtype. With one row, weights are exact; with more rows, each is rounded to
-    x's dtype first. So bits of a row depend on the number of rows: 1, up to 16, up to 256, or more.
+    The sum is rounded once to the result's dtype. With one row, or in float32, weights are exact; with more rows, each
+    is rounded to x's dtype first. So bits of a row depend on the number of rows: 1, up to 16, up to 256, or more.
     Raises ValueError for tensors that do not fit together.
     """
     if not weight.is_packed:
@@ -61,7 +61,7 @@ def quantized_linear(
     rows = as_rows(x)
     flat = result.view(prod(x.shape[:-1]), num_rows)
     stored = Stored(weight.data, num_rows, num_columns, weight.format)
-    launch_product(kind_for(len(rows)), rows, stored, bias, flat)
+    launch_product(kind_for(len(rows), x.dtype), rows, stored, bias, flat)
     return result
 
 

@@ -80,9 +80,16 @@ def test_the_product_of_one_row_rounds_no_weight(name: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("name", SOME)
 def test_products_of_a_few_rows_round_weights_to_the_dtype_of_x(name: str) -> None:
     weight, numbers = packed(name)
-    for dtype, part in ((torch.float32, 1e-6), (torch.float16, 2**-11)):
-        x, bias = random_x(5, weight.num_columns, dtype), random_x(1, NUM_ROWS, dtype)[0]
-        assert_product(quantized_linear(x, weight, bias, torch.float32), x, numbers, bias, part)
+    x, bias = random_x(5, weight.num_columns, torch.float16), random_x(1, NUM_ROWS, torch.float16)[0]
+    assert_product(quantized_linear(x, weight, bias, torch.float32), x, numbers, bias, 2**-11)
+
+
+def test_float32_rounds_no_weight_in_any_batch() -> None:
+    weight, numbers = packed("Q6_K")
+    x = random_x(18, weight.num_columns)
+    together = quantized_linear(x, weight)
+    assert_product(together, x, numbers)
+    assert torch.equal(quantized_linear(x[3:4], weight), together[3:4])
 
 
 @pytest.mark.parametrize("name", SOME if IS_DEEP else ("Q6_K", "int4_g128"))
@@ -91,21 +98,20 @@ def test_tiles_of_many_rows(kind: str, name: str) -> None:
     """More than a tile in each direction: 64 rows and outputs, or 128."""
     num_tokens, num_rows = (131, 5) if kind == launches.MANY else (67, 65)
     weight, numbers = packed(name, num_rows, 512 if IS_DEEP else 256)
-    x = random_x(num_tokens, weight.num_columns)
+    x = random_x(num_tokens, weight.num_columns, torch.float16)
     out = torch.empty(num_tokens, num_rows)
     stored = launches.Stored(weight.data, num_rows, weight.num_columns, name)
     launches.launch_product(kind, x, stored, None, out)
-    assert_product(out, x, numbers)
+    assert_product(out, x, numbers, part=2**-11)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3])
-def test_levels_and_scales_may_be_extreme(num_tokens: int) -> None:
+def test_levels_and_scales_may_be_extreme() -> None:
     """The largest and smallest float16 scales, minima and zero points."""
     for name in ("Q4_1", "Q4_K", "Q6_K"):
         rows = random_rows(name, 4, 512, is_extreme=True)
         data = torch.zeros(packed_shape(name, 4, 512), dtype=torch.uint8)
         pack_rows(name, rows, data, 0)
-        numbers, x = unpack(name, rows).numbers().double(), random_x(num_tokens, 512)
+        numbers, x = unpack(name, rows).numbers().double(), random_x(3, 512)
         found = quantized_linear(x, StoredQuantized(data, 4, 512, name, True))
         # A level's part and the minimum may cancel out.
         error = (found.double() - x.double() @ numbers.t()).abs()
@@ -126,8 +132,8 @@ def test_the_result_has_the_dtype_and_the_places_that_are_asked_for() -> None:
 
 def test_a_row_has_the_same_bits_in_any_batch_with_tiles_of_one_kind() -> None:
     """With --batch-invariant there is one kind of tile."""
-    kind = launches.kind_for(1, batch_invariant=True)
-    assert {launches.kind_for(number, batch_invariant=True) for number in (1, 16, 17, 5000)} == {kind}
+    kind = launches.kind_for(1, torch.float16, batch_invariant=True)
+    assert {launches.kind_for(number, torch.float16, batch_invariant=True) for number in (16, 17, 5000)} == {kind}
     weight, _ = packed("Q4_K")
     stored = launches.Stored(weight.data, NUM_ROWS, weight.num_columns, "Q4_K")
     x = random_x(19, weight.num_columns, torch.float16)
@@ -142,8 +148,9 @@ def test_a_row_has_the_same_bits_in_any_batch_with_tiles_of_one_kind() -> None:
 
 
 def test_the_kind_of_tile_follows_the_number_of_rows() -> None:
-    kinds = [launches.kind_for(number) for number in (1, 2, 16, 17, 256, 257)]
+    kinds = [launches.kind_for(number, torch.bfloat16) for number in (1, 2, 16, 17, 256, 257)]
     assert kinds == ["rows", "few", "few", "some", "some", "many"]
+    assert launches.kind_for(257, torch.float32) == "rows"
 
 
 def test_a_share_of_nothing_is_zero_or_the_bias() -> None:
@@ -186,3 +193,19 @@ def test_a_row_takes_little_more_than_in_a_file() -> None:
     for name, (columns, num_bytes) in BLOCKS.items():
         assert 0 <= planes(name, 4096).row_bytes / (4096 // columns * num_bytes) - 1 < 0.04
         assert planes(name, 4096).row_bytes % 16 == 0
+
+
+def test_fp8_weights_lie_as_products_of_fp8_numbers_want_them() -> None:
+    """torch._scaled_mm takes the levels of a packed weight as they lie, if each row has one scale."""
+    rows = random_rows("fp8_g128", 48, 256)
+    blocks = rows.view(48, 2, 132)
+    blocks[:, 1, :4] = blocks[:, 0, :4]
+    data = torch.zeros(packed_shape("fp8_g128", 48, 256), dtype=torch.uint8)
+    pack_rows("fp8_g128", rows, data, 0)
+    levels = data.view(torch.float8_e4m3fn)[:, :256]
+    scales = data.view(torch.float32)[:, planes("fp8_g128", 256).scales // 4]
+    x = random_x(5, 256).to(torch.float8_e4m3fn)
+    found = torch._scaled_mm(
+        x, levels.t(), scale_a=torch.ones(5, 1), scale_b=scales[None, :].contiguous(), out_dtype=torch.float32
+    )
+    assert_product(found, x.float(), unpack("fp8_g128", rows).numbers().double())
