@@ -33,6 +33,8 @@ NUM_MUTATIONS = 1000 if IS_DEEP else 12
 SOME = ("fp8-rows", "packed-int4-zeros", "w8a8", "nvfp4", "bnb-nf4-nested", "hqq-4-1")
 # Those whose weights have other sizes there.
 TOO_NARROW = ("packed-int4-order", "w8a8-tensor")
+# An activation of an early layer is rounded to another level with two ranks, which changes many that follow.
+UNSTEADY = ("w4-bytes",)
 # No size is a multiple of 128, but half of each row that ranks share is one of 32.
 DEEPSEEK: dict[str, Any] = {
     "vocab_size": 192, "hidden_size": 160, "intermediate_size": 320, "moe_intermediate_size": 192, "kv_lora_rank": 64,
@@ -58,7 +60,7 @@ def test_logits(case: str, tmp_path: Path) -> None:
     config, write, _ = CASES[case]
     written = write_packed(tmp_path, config, writer(write))
     alone = check_logits(written, tmp_path)
-    if IS_DEEP or case in SOME[:2]:
+    if case not in UNSTEADY and (IS_DEEP or case in SOME[:2]):
         check_two_ranks(written, alone)
 
 
