@@ -63,21 +63,19 @@ def absorb(absorber: NormAbsorber | RowsAbsorber, factors: Tensor, tensors: Laye
     """
     if isinstance(absorber, NormAbsorber):
         return _absorb_in_norm(absorber, factors, tensors)
-    channels = torch.tensor(absorber.channels)
-    of_rows = torch.ones(len(absorber.rows)).index_copy_(0, channels, factors)
     rows, name = torch.tensor(absorber.rows), tensors.name(absorber.name)
     if linear := tensors.linears.get(name):
         scales = linear.scales.clone()
-        divided = linear.scales[rows].float() / of_rows.unsqueeze(1)
+        divided = linear.scales[rows].float() / factors.unsqueeze(1)
         scales[rows] = divided.clamp_(min=_SMALLEST_SCALE).to(scales.dtype)
         tensors.linears[name] = replace(linear, scales=scales)
     else:
         weight = tensors.weight(absorber.name).clone()
-        weight[rows] /= of_rows.unsqueeze(1)
+        weight[rows] /= factors.unsqueeze(1)
         tensors.change(f"{absorber.name}.weight", weight)
     if absorber.has_bias:
         bias = tensors.get(tensors.name(f"{absorber.name}.bias")).float().clone()
-        bias[rows] /= of_rows
+        bias[rows] /= factors
         tensors.change(f"{absorber.name}.bias", bias)
     return factors
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pagewick.calibration.folding import LayerTensors, absorb
 from pagewick.calibration.inputs import InputSums
 from pagewick.calibration.layer import States, TextRunner, batches_of
-from pagewick.calibration.stages import Fold, Point, RowsAbsorber, Stage, stages_of
+from pagewick.calibration.stages import Fold, NormAbsorber, Point, Stage, stages_of
 from pagewick.errors import ConfigError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
@@ -186,12 +186,10 @@ class _Work:
             tensors.remarks |= {tensors.name(path): f"not scaled: {fold.reason}" for path in wanted}
         if fold.absorber is None or not readers:
             return None
-        if isinstance(fold.absorber, RowsAbsorber):
-            channels, others = torch.tensor(fold.absorber.channels), False
-        else:
-            channels = torch.arange(readers[0].weight.shape[1])
-            others = bool(fold.absorber.readers) or len(wanted) < sum(len(point.weights) for point in fold.points)
-        factors = search_factors(readers, self._recipe, channels, powers_of_two=others)
+        # Weights that stay as they are must not be rounded once more.
+        others = isinstance(fold.absorber, NormAbsorber) and bool(fold.absorber.readers)
+        others |= len(wanted) < sum(len(point.weights) for point in fold.points)
+        factors = search_factors(readers, self._recipe, powers_of_two=others)
         return absorb(fold.absorber, factors, tensors)
 
     def _weights(self, layer_idx: int) -> list[str]:

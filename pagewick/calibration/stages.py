@@ -34,14 +34,10 @@ class NormAbsorber:
 
 @dataclass(frozen=True, slots=True)
 class RowsAbsorber:
-    """A linear layer, whose outputs are divided by factors, each of which belongs to one channel.
-
-    rows: the row of the weight that makes each channel. channels: the channel of each column of the points' weights.
-    """
+    """A linear layer, some of whose outputs are divided by factors. rows: the row that makes each of the inputs."""
 
     name: str
     rows: tuple[int, ...]
-    channels: tuple[int, ...]
     has_bias: bool
 
 
@@ -108,22 +104,22 @@ def _inner(config: AttentionConfig | MlaConfig) -> list[Stage]:
 
 
 def _attention_output(config: AttentionConfig | MlaConfig) -> Stage:
-    """The output projection, whose columns are made by the rows of values: those of a KV head serve several heads."""
+    """The output projection, whose inputs are sums of values, if each head has values of its own."""
     num_heads, points = config.num_heads, (Point(("self_attn.o_proj",)),)
     if isinstance(config, MlaConfig):
         size, stride = config.v_head_dim, config.qk_nope_head_dim + config.v_head_dim
         rows = _head_rows(num_heads, size, config.qk_nope_head_dim, stride)
-        return (Fold(points, RowsAbsorber("self_attn.kv_b_proj", rows, tuple(range(len(rows))), has_bias=False)),)
+        return (Fold(points, RowsAbsorber("self_attn.kv_b_proj", rows, has_bias=False)),)
     size, num_kv_heads = config.head_dim, config.num_kv_heads
+    if num_kv_heads < num_heads:
+        return (Fold(points, None, "several heads share the values that its inputs come from"),)
     name, first, stride = {
         "parts": ("v_proj", 0, size),
         "fused": ("qkv_proj", (num_heads + num_kv_heads) * size, size),
         "by_head": ("qkv_proj", 2 * size, 3 * size),
     }[config.layout]
-    shared = num_heads // num_kv_heads
-    channels = tuple(head // shared * size + place for head in range(num_heads) for place in range(size))
-    rows = _head_rows(num_kv_heads, size, first, stride)
-    return (Fold(points, RowsAbsorber(f"self_attn.{name}", rows, channels, config.qkv_bias)),)
+    rows = _head_rows(num_heads, size, first, stride)
+    return (Fold(points, RowsAbsorber(f"self_attn.{name}", rows, config.qkv_bias)),)
 
 
 def _head_rows(num_heads: int, size: int, first: int, stride: int) -> tuple[int, ...]:
@@ -153,7 +149,7 @@ def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:
 
 def _down(path: str, up: str, size: int, *, first: int = 0, has_bias: bool = False) -> Fold:
     """The projection after a gated activation: its columns are made by the rows from `first` on of `up`."""
-    rows = RowsAbsorber(up, tuple(range(first, first + size)), tuple(range(size)), has_bias)
+    rows = RowsAbsorber(up, tuple(range(first, first + size)), has_bias)
     return Fold((Point((f"{path}.down_proj",)),), rows)
 
 

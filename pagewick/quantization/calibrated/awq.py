@@ -18,7 +18,7 @@ from pagewick.quantization.calibrated.scales import grid_of, grouped
 # Factors are sizes of inputs to the power of these; with a share of the exponent divided by sizes of weights, too.
 _EXPONENTS: Final = tuple(step / 20 for step in range(1, 21))
 # Errors are measured on this number of rows of all weights together.
-_MOST_ROWS: Final = 2048
+_MOST_ROWS: Final = 512
 
 
 class Reader(NamedTuple):
@@ -28,25 +28,23 @@ class Reader(NamedTuple):
     inputs: InputSum
 
 
-def search_factors(readers: Sequence[Reader], recipe: Recipe, channels: Tensor, *, powers_of_two: bool) -> Tensor:
+def search_factors(readers: Sequence[Reader], recipe: Recipe, *, powers_of_two: bool) -> Tensor:
     """Return the factors of the columns, float32 [n], under which rounding costs the readers' products least.
 
-    channels: int64 [n], the channel of each column; columns of one channel share a factor. powers_of_two: the factors
-    are such powers, so that no product with them is rounded.
+    powers_of_two: the factors are such powers, so that no product with them is rounded.
     """
     sampled = _sample(readers)
     squares = torch.stack([reader.inputs.diagonal() for reader in readers]).sum(0)
-    inputs = _per_channel(squares, channels).sqrt()
-    sizes = torch.cat([reader.weight.abs() for reader in sampled]).mean(0)
-    weights = _per_channel(sizes, channels)
-    best = torch.ones(len(channels))
+    inputs = squares.sqrt()
+    weights = torch.cat([reader.weight.abs() for reader in sampled]).mean(0)
+    best = torch.ones_like(inputs)
     least = _error(sampled, best, recipe)
     for divides_by_weight in (False, True):
         for exponent in _EXPONENTS:
             factors = inputs.pow(exponent)
             if divides_by_weight:
                 factors = factors / weights.pow(1 - exponent).clamp(min=1e-4)
-            factors = _normalised(factors, powers_of_two=powers_of_two)[channels]
+            factors = _normalised(factors, powers_of_two=powers_of_two)
             error = _error(sampled, factors, recipe)
             if error < least:
                 best, least = factors, error
@@ -59,15 +57,8 @@ def _sample(readers: Sequence[Reader]) -> list[Reader]:
     return [Reader(reader.weight[::step], reader.inputs) for reader in readers]
 
 
-def _per_channel(numbers: Tensor, channels: Tensor) -> Tensor:
-    """Return the mean of the numbers of each channel's columns."""
-    num_channels = int(channels.max()) + 1
-    sums = torch.zeros(num_channels).index_add_(0, channels, numbers)
-    return sums / torch.bincount(channels, minlength=num_channels)
-
-
 def _normalised(factors: Tensor, *, powers_of_two: bool) -> Tensor:
-    """Move factors around 1, in the middle between the least and the largest. A channel without inputs gets 1."""
+    """Move factors around 1, in the middle between the least and the largest. A column without inputs gets 1."""
     is_used = factors.isfinite() & (factors > 0)
     if not is_used.any():
         return torch.ones_like(factors)

@@ -1,0 +1,54 @@
+"""Write the text of pagewick/calibration: python -m training.conversations
+
+A third of it are chats such as the built-in model learns, with another seed than any training or measurement; the rest
+are passages of this project's documents and source, as answers to a request for them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from training.corpus import build_documents
+
+ROOT: Final = Path(__file__).parent.parent
+OUTPUT: Final = ROOT / "pagewick" / "calibration" / "conversations.jsonl"
+SEED: Final = 20_261_207
+NUM_CHATS: Final = 240
+PASSAGE_CHARS: Final = 700
+# Documents and sources that read well without the rest of the project.
+FILES: Final = {
+    "Explain how {} works.": ("docs/kv-cache.md", "docs/sampling.md", "docs/quantization.md", "docs/gguf.md"),
+    "Continue this document: {}": ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tool-calls.md"),
+    "Show me the source of {}.": (
+        "pagewick/layers/rotary.py", "pagewick/text/stop_strings.py", "pagewick/kernels/reference.py",
+        "pagewick/kernels/cpu/csrc/vec.h", "pagewick/server/page/composer.js",
+    ),
+}  # fmt: skip
+
+
+def chats() -> Iterator[dict[str, Any]]:
+    for document in build_documents(NUM_CHATS, SEED):
+        yield {"messages": document.messages, **({"tools": document.tools} if document.tools else {})}
+
+
+def passages() -> Iterator[dict[str, Any]]:
+    for request, paths in FILES.items():
+        for path in paths:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            for first in range(0, min(len(text), 6 * PASSAGE_CHARS), PASSAGE_CHARS):
+                asked = {"role": "user", "content": request.format(path)}
+                yield {"messages": [asked, {"role": "assistant", "content": text[first : first + PASSAGE_CHARS]}]}
+
+
+def main() -> None:
+    found = [*chats(), *passages()]
+    random.Random(SEED).shuffle(found)
+    OUTPUT.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
