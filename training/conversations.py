@@ -17,7 +17,7 @@ from training.corpus import build_documents
 ROOT: Final = Path(__file__).parent.parent
 OUTPUT: Final = ROOT / "pagewick" / "calibration" / "conversations.jsonl"
 SEED: Final = 20_261_207
-NUM_CHATS: Final = 240
+NUM_CHATS: Final = 400
 PASSAGE_CHARS: Final = 700
 # Documents and sources that read well without the rest of the project.
 FILES: Final = {
@@ -39,7 +39,7 @@ def passages() -> Iterator[dict[str, Any]]:
     for request, paths in FILES.items():
         for path in paths:
             text = (ROOT / path).read_text(encoding="utf-8")
-            for first in range(0, min(len(text), 6 * PASSAGE_CHARS), PASSAGE_CHARS):
+            for first in range(0, min(len(text), 4 * PASSAGE_CHARS), PASSAGE_CHARS):
                 asked = {"role": "user", "content": request.format(path)}
                 yield {"messages": [asked, {"role": "assistant", "content": text[first : first + PASSAGE_CHARS]}]}
 

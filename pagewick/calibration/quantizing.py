@@ -157,7 +157,7 @@ class _Work:
         wanted = [path for path in point.weights if tensors.name(path) not in tensors.unquantized]
         weights = [tensors.weight(path) for path in wanted]
         stacked = torch.cat(weights) if factors is None else torch.cat(weights) * factors
-        if gram is not None and self._recipe.method == "gptq":
+        if gram is not None and (self._recipe.method == "gptq" or self._recipe.compensation):
             levels = quantize_gptq(stacked, gram, self._recipe)
         else:
             levels = round_to_nearest(stacked, self._recipe, gram)

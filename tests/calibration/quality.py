@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -26,11 +26,12 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.opening import open_source
 from tests.weights.gguf.quality import Quality, held_out_chats, predictions, quality, row
 
-NUM_TOKENS: Final = 3000
+NUM_TOKENS: Final = 2500
 RECIPES: Final[Mapping[str, Recipe]] = {
     "round to nearest": Recipe(method="rtn", symmetric=False),
     "GPTQ": Recipe(method="gptq", symmetric=False),
     "AWQ": Recipe(method="awq", symmetric=False),
+    "AWQ, rounded to nearest": Recipe(method="awq", symmetric=False, compensation=False),
     "round to nearest, symmetric": Recipe(method="rtn"),
     "GPTQ, symmetric": Recipe(method="gptq"),
     "GPTQ, symmetric, act-order": Recipe(method="gptq", act_order=True),
@@ -52,15 +53,13 @@ def write(recipe: Recipe, directory: Path) -> None:
     shutil.copy(MODEL_DIR / "config.json", directory)
 
 
-def measure(recipes: Sequence[Recipe], num_tokens: int = NUM_TOKENS) -> list[Quality]:
+def measure(recipes: Iterable[Recipe], num_tokens: int = NUM_TOKENS) -> Iterator[Quality]:
     examples = held_out_chats(num_tokens)
     expected = list(predictions(MODEL_DIR, examples, "float32"))
-    found = []
     for recipe in recipes:
         with tempfile.TemporaryDirectory() as name:
             write(recipe, Path(name))
-            found.append(quality(expected, predictions(Path(name), examples, "float32"), examples))
-    return found
+            yield quality(expected, predictions(Path(name), examples, "float32"), examples)
 
 
 def main() -> None:
@@ -70,11 +69,11 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens in the answers")
     given = parser.parse_args()
-    print(row("recipe", *(f"groups of {size}" for size in given.groups)))
-    print(row(*["---"] * (1 + len(given.groups))), flush=True)
-    for name, recipe in RECIPES.items():
-        of_groups = [replace(recipe, group_size=size) for size in given.groups]
-        print(row(name, *(f"{one.divergence:.2e}" for one in measure(of_groups, given.tokens))), flush=True)
+    recipes = [(name, replace(recipe, group_size=size)) for size in given.groups for name, recipe in RECIPES.items()]
+    print(row("group", "recipe", "divergence", "same token"))
+    print(row(*["---"] * 4), flush=True)
+    for (name, recipe), found in zip(recipes, measure((one for _, one in recipes), given.tokens), strict=True):
+        print(row(str(recipe.group_size), name, f"{found.divergence:.2e}", f"{found.agreement:.2%}"), flush=True)
 
 
 if __name__ == "__main__":

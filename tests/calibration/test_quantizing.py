@@ -205,6 +205,19 @@ def test_experts_with_few_tokens_are_rounded_to_nearest(tmp_path: Path) -> None:
     assert all("tokens of the text use it, and 64 must" in remark for remark in remarks.values())
 
 
+def test_awq_rounds_to_nearest_without_compensation(tmp_path: Path) -> None:
+    write("llama", tmp_path, WIDE)
+    found = [
+        quantized(tmp_path, text(200), Recipe(method="awq", group_size=32, compensation=is_compensated))[0].linears[0]
+        for is_compensated in (True, False)
+    ]
+    with open_source(tmp_path) as source:
+        weight = source.get(f"{found[0].name}.weight")
+    assert all(one.input_scale is not None for one in found)
+    distances = [float(((one.dequantize() / one.input_scale) - weight).square().mean()) for one in found]
+    assert distances[1] < distances[0]
+
+
 def test_awq_says_which_weights_cannot_be_scaled(tmp_path: Path) -> None:
     write("starcoder2-3b", tmp_path)
     results = quantized(tmp_path, text(100), Recipe(method="awq", group_size=-1, symmetric=False))

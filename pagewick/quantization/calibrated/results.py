@@ -24,8 +24,9 @@ class Recipe:
     method: gptq, awq, or rtn, which rounds to nearest and needs no text. bits: of a level. group_size: columns that
     share a scale; -1: the whole row. symmetric: the zero point is in the middle of the levels.
     act_order: GPTQ takes the columns by falling size of their inputs; groups are then made of columns in that order,
-    unless static_groups keeps them as neighbours. damping: share of the mean of the Hessian's diagonal that is added
-    to it. num_tokens: tokens of the text; those that quantize_layers gets count.
+    unless static_groups keeps them as neighbours. compensation: AWQ rounds as GPTQ does, with its factors, and not to
+    nearest. damping: share of the mean of the Hessian's diagonal that is added to it. num_tokens: tokens of the text;
+    those that quantize_layers gets count.
     """
 
     method: Method = "gptq"
@@ -34,6 +35,7 @@ class Recipe:
     symmetric: bool = True
     act_order: bool = False
     static_groups: bool = False
+    compensation: bool = True
     damping: float = 0.01
     num_tokens: int = 4096
 

@@ -6,7 +6,7 @@ R: rows of a weight; G: groups of columns; C: columns of a group. A group of a r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -16,6 +16,8 @@ from pagewick.quantization.calibrated.results import Recipe
 
 # The range of a group is tried in full and with its ends cut off by up to a half.
 SHRINKS: Final = tuple(1 - step / 40 for step in range(21))
+# Rounds of fitting the scale to the levels, and the zero point beside it.
+_REFINEMENTS: Final = 2
 _SMALLEST, _LARGEST = 2.0**-24, 65504.0
 _ELEMENTS_AT_ONCE: Final = 2**22
 
@@ -70,18 +72,47 @@ def search_grid(weight: Tensor, importance: Tensor | None, recipe: Recipe, shrin
 
 def _search(weight: Tensor, importance: Tensor | None, recipe: Recipe, shrinks: Sequence[float]) -> Grid:
     low, high = weight.amin(-1, keepdim=True).clamp_(max=0), weight.amax(-1, keepdim=True).clamp_(min=0)
-    best = _spanning(low, high, recipe, 1.0)
-    least = _weighted(best.errors(weight), importance)
+    best = _Best(weight, importance, _spanning(low, high, recipe, 1.0))
     for shrink in shrinks:
-        if shrink == 1.0:
-            continue
-        grid = _spanning(low, high, recipe, shrink)
-        errors = _weighted(grid.errors(weight), importance)
-        is_better = errors < least
-        least = torch.where(is_better, errors, least)
-        scale, zero = (torch.where(is_better, *pair) for pair in ((grid.scale, best.scale), (grid.zero, best.zero)))
-        best = Grid(scale, zero, recipe.max_level)
-    return best
+        best.consider(_spanning(low, high, recipe, shrink))
+    for _ in range(_REFINEMENTS):
+        best.consider(replace(best.grid, scale=best.fitted_scale()))
+        for step in () if recipe.symmetric else (-1, 1):
+            best.consider(replace(best.grid, zero=(best.grid.zero + step).clamp_(0, recipe.max_level)))
+    return best.grid
+
+
+class _Best:
+    """The best grid so far of each group of a weight [R, G, C]."""
+
+    def __init__(self, weight: Tensor, importance: Tensor | None, grid: Grid) -> None:
+        self._weight, self._importance, self.grid = weight, importance, grid
+        self._error = self._error_of(grid)
+
+    def consider(self, grid: Grid) -> None:
+        """Take another grid for the groups where it has less error."""
+        error = self._error_of(grid)
+        is_better = error < self._error
+        self._error = torch.where(is_better, error, self._error)
+        scale = torch.where(is_better, grid.scale, self.grid.scale)
+        self.grid = Grid(scale, torch.where(is_better, grid.zero, self.grid.zero), grid.max_level)
+
+    def fitted_scale(self) -> Tensor:
+        """Return the scale with the least error for the levels that the weight has now (least squares)."""
+        levels = self.grid.levels(self._weight).sub_(self.grid.zero)
+        weighed = self._weighed(levels)
+        scale = (weighed * self._weight).sum(-1, keepdim=True) / (weighed * levels).sum(-1, keepdim=True)
+        return _as_float16(torch.where(scale > 0, scale, self.grid.scale))
+
+    def _error_of(self, grid: Grid) -> Tensor:
+        """Return the error of each group [R, G, 1]."""
+        errors = grid.errors(self._weight)
+        return self._weighed(errors).mul(errors).sum(-1, keepdim=True)
+
+    def _weighed(self, numbers: Tensor) -> Tensor:
+        if self._importance is None or self._importance.ndim == 2:
+            return numbers if self._importance is None else numbers * self._importance
+        return torch.bmm(numbers.transpose(0, 1), self._importance).transpose(0, 1)
 
 
 def _spanning(low: Tensor, high: Tensor, recipe: Recipe, shrink: float) -> Grid:
@@ -94,13 +125,3 @@ def _spanning(low: Tensor, high: Tensor, recipe: Recipe, shrink: float) -> Grid:
 
 def _as_float16(scale: Tensor) -> Tensor:
     return scale.clamp(_SMALLEST, _LARGEST).half().float()
-
-
-def _weighted(errors: Tensor, importance: Tensor | None) -> Tensor:
-    """Return the errors of each group [R, G, 1]."""
-    if importance is None:
-        return errors.square().sum(-1, keepdim=True)
-    if importance.ndim == 2:
-        return (errors.square() * importance).sum(-1, keepdim=True)
-    products = torch.bmm(errors.transpose(0, 1), importance).transpose(0, 1)
-    return products.mul_(errors).sum(-1, keepdim=True)

@@ -19,8 +19,8 @@ from pagewick.demo import MODEL_DIR
 from pagewick.weights.gguf.importance import read_importance
 from tests.weights.gguf.quality import MAX_LENGTH, SEED, held_out_chats, predictions, quality, row
 from tests.weights.gguf.written import write
-from training.batches import encode_documents
 from training.corpus import build_documents
+from training.encoding import encode_documents
 
 MIXES: Final = ("q4_k_m", "q4_0", "q3_k_m", "q2_k")
 NUM_DOCUMENTS: Final = 300

@@ -37,9 +37,10 @@ from pagewick.sampling_params import SamplingParams
 from pagewick.weights.opening import open_source
 from tests.models.answers import running
 from tests.weights.packed.byte_writers import Written, fp8, fp8_rows, fp8_whole
-from training.batches import UNLEARNT, Example, encode_documents
+from training.batches import UNLEARNT, Example
 from training.corpus import build_documents, held_out_questions
 from training.corpus.document import chat
+from training.encoding import encode_documents
 
 NUM_TOKENS: Final = 13_000
 # The seed of the other chats, beside the wordings that training never sees. Trainings have smaller seeds.
