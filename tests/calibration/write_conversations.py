@@ -1,4 +1,4 @@
-"""Write the text of pagewick/calibration: python -m training.conversations
+"""Write conversations.jsonl: python -m tests.calibration.write_conversations
 
 A third of it are chats such as the built-in model learns, with another seed than any training or measurement; the rest
 are passages of this project's documents and source, as answers to a request for them.
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from training.corpus import build_documents
 
-ROOT: Final = Path(__file__).parent.parent
-OUTPUT: Final = ROOT / "pagewick" / "calibration" / "conversations.jsonl"
+ROOT: Final = Path(__file__).parent.parent.parent
+OUTPUT: Final = Path(__file__).with_name("conversations.jsonl")
 SEED: Final = 20_261_207
 NUM_CHATS: Final = 400
 PASSAGE_CHARS: Final = 700

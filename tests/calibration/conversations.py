@@ -1,4 +1,4 @@
-"""The built-in text for calibration: conversations in conversations.jsonl, which training/conversations.py wrote."""
+"""A text for calibration: conversations in conversations.jsonl, which write_conversations.py wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewick.text.tokenizer import Tokenizer
 _FILE: Final = Path(__file__).with_name("conversations.jsonl")
 
 
-def built_in_token_ids(directory: Path, tokenizer: Tokenizer, num_tokens: int, seed: int = 0) -> list[list[int]]:
+def conversation_token_ids(directory: Path, tokenizer: Tokenizer, num_tokens: int, seed: int = 0) -> list[list[int]]:
     """Return at least num_tokens tokens of conversations as the model in a directory reads them, if there are as many.
 
     The model's chat template renders them; conversations that it rejects, such as those with tools, are left out. A
