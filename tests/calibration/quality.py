@@ -2,7 +2,7 @@
 
 Prints the table of docs/decisions/0036-calibrated-quantization.md: the mean Kullback-Leibler divergence from the
 unquantized model on held-out chats (tests/weights/gguf/quality.py), with the numbers that the levels stand for and
-activations in float32. The calibration text are conversations.
+activations in float32. The calibration text is that of `pagewick convert`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagewick.calibration.quantizing import quantize_layers
+from pagewick.cli.converting.text import calibration_tokens
 from pagewick.demo import MODEL_DIR
 from pagewick.quantization.calibrated.results import LayerResult, Recipe
-from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.opening import open_source
-from tests.calibration.conversations import conversation_token_ids
 from tests.weights.gguf.quality import Quality, held_out_chats, predictions, quality, row
 
 NUM_TOKENS: Final = 2500
@@ -46,7 +45,7 @@ def write(recipe: Recipe, directory: Path) -> None:
         tensors.update(result.tensors)
         tensors.update({f"{linear.name}.weight": linear.dequantize() for linear in result.linears})
 
-    token_ids = conversation_token_ids(MODEL_DIR, Tokenizer.from_directory(MODEL_DIR), recipe.num_tokens)
+    token_ids = calibration_tokens(None, MODEL_DIR, recipe.num_tokens, 2048, seed=0)
     with open_source(MODEL_DIR) as source:
         quantize_layers(source, recipe, token_ids, on_layer=on_layer)
     save_file({name: tensor.float().contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")

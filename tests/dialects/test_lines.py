@@ -148,7 +148,7 @@ def test_a_converter_writes_a_model_that_the_next_line_serves(
     source = write_packed(tmp_path / "awq", AWQ, awq()).directory if is_awq else MODEL_DIR
     for flag, path in (("--src", source), ("--dst", tmp_path / "converted")):
         arguments[arguments.index(flag) + 1] = str(path)
-    few = lambda text, tokenizer, _, *others: calibration_tokens(text, tokenizer, 128, *others)  # noqa: E731
+    few = lambda text, directory, _, *others: calibration_tokens(text, directory, 128, *others)  # noqa: E731
     monkeypatch.setattr(conversion, "calibration_tokens", few)
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.syspath_prepend(str(ROOT / "examples"))

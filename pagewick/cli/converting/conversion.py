@@ -16,7 +16,6 @@ from pagewick.cli.converting.text import calibration_tokens
 from pagewick.errors import ConfigError
 from pagewick.models.registry import read_config
 from pagewick.quantization.calibrated.results import Method, Recipe
-from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.description import is_gguf
 from pagewick.weights.files import CONFIG_NAME, read_json_object
 from pagewick.weights.packed.awq import AwqFormat
@@ -119,7 +118,7 @@ def _planned_calibration(source: SafetensorsSource, path: Path, wanted: Conversi
     if recipe.method == "rtn":
         return job
     longest = read_config(source.config()).max_position_embeddings
-    tokens = calibration_tokens(wanted.text, Tokenizer.from_directory(path), wanted.num_tokens, longest, wanted.seed)
+    tokens = calibration_tokens(wanted.text, path, wanted.num_tokens, longest, wanted.seed)
     return Calibration(source, job.form, recipe, tokens)
 
 

@@ -1,21 +1,23 @@
-"""Write conversations.jsonl: python -m tests.calibration.write_conversations
+"""Write the text on which `pagewick convert` calibrates: `python -m training.write_conversations`.
 
-A third of it are chats such as the built-in model learns, with another seed than any training or measurement; the rest
-are passages of this project's documents and source, as answers to a request for them.
+Most are chats such as the built-in model learns, with another seed than any training or measurement. The others have
+passages as responses: of this project's documents and source, and of calibration_text.txt, which has other languages.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from pagewick.cli.converting.text import BUILTIN
 from training.corpus import build_documents
 
-ROOT: Final = Path(__file__).parent.parent.parent
-OUTPUT: Final = Path(__file__).with_name("conversations.jsonl")
+ROOT: Final = Path(__file__).parent.parent
+TEXT: Final = Path(__file__).with_name("calibration_text.txt")
 SEED: Final = 20_261_207
 NUM_CHATS: Final = 400
 PASSAGE_CHARS: Final = 700
@@ -44,10 +46,23 @@ def passages() -> Iterator[dict[str, Any]]:
                 yield {"messages": [asked, {"role": "assistant", "content": text[first : first + PASSAGE_CHARS]}]}
 
 
+def continuations() -> Iterator[dict[str, Any]]:
+    """Pieces of the text: the first line or sentence of each is the request, and the rest the response."""
+    piece = ""
+    for paragraph in TEXT.read_text(encoding="utf-8").split("\n\n"):
+        piece = f"{piece}\n\n{paragraph}".strip()
+        if len(piece) >= PASSAGE_CHARS:
+            start = re.match(r".*?(?:[.!?:](?= )|$)", piece, re.MULTILINE)
+            assert start is not None
+            asked = {"role": "user", "content": f"Continue: {start[0]}"}
+            yield {"messages": [asked, {"role": "assistant", "content": piece[start.end() :].strip()}]}
+            piece = ""
+
+
 def main() -> None:
-    found = [*chats(), *passages()]
+    found = [*chats(), *passages(), *continuations()]
     random.Random(SEED).shuffle(found)
-    OUTPUT.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
+    BUILTIN.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
 
 
 if __name__ == "__main__":
