@@ -127,6 +127,7 @@ def test_continue_after_a_length_stop_and_after_stopping(page: Page, stand_in: S
     expect(text_of(answers(page).last)).to_have_text("one two three")
     wait_until_finished(page)
     expect(answers(page)).to_have_count(1)
+    wait_until_finished(page)
     expect(continue_button(page)).to_have_count(0)
     assert [body["messages"][1:] for body in stand_in.bodies[1:]] == [
         [{"role": "assistant", "content": "one"}],

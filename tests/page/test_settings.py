@@ -16,6 +16,7 @@ from tests.page.driver import (
     open_settings,
     questions,
     set_field,
+    wait_until_finished,
 )
 from tests.page.stand_in import MODEL, StandIn
 
@@ -106,6 +107,7 @@ def test_a_wrong_setting_stays_and_nothing_is_sent_until_it_is_right(page: Page,
     expect(composer(page)).to_have_value("Hi")
     composer(page).press("Enter")
     expect(answers(page)).to_have_count(1)
+    wait_until_finished(page)
     assert stand_in.bodies[0]["temperature"] == 1.5
 
 

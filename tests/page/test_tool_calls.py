@@ -142,6 +142,7 @@ def test_each_call_needs_a_result(page: Page, stand_in: StandIn) -> None:
     expect(second).not_to_have_attribute("aria-invalid", "true")
     second.press("Control+Enter")
     expect(answers(page)).to_have_count(2)
+    wait_until_finished(page)
     assert stand_in.bodies[1]["messages"][2:] == [sent_result("c1", "plain text"), sent_result("c2", "null")]
     folded_result(calls(page).first).locator("summary").click()
     expect(folded_result(calls(page).first).locator("figcaption")).to_have_text("Plain text")
@@ -262,6 +263,7 @@ def test_an_edited_answer_keeps_its_calls(page: Page, stand_in: StandIn) -> None
     expect(page.get_by_role("button", name="Continue")).to_have_count(0)
     send_result(page, "sunny")
     expect(answers(page)).to_have_count(2)
+    wait_until_finished(page)
     message = stand_in.bodies[1]["messages"][1]
     assert (message["content"], message["tool_calls"]) == ("I look it up.", [sent_call("c1", ROME)])
 
@@ -277,6 +279,7 @@ def test_a_call_that_was_cut_is_kept_and_not_sent(page: Page, stand_in: StandIn)
     expect(answers(page).last.locator(".note")).to_contain_text("Cut: the page was closed or reloaded")
     send_result(page, "sunny")
     expect(answers(page)).to_have_count(2)
+    wait_until_finished(page)
     assert stand_in.bodies[1]["messages"][1:] == [
         {"role": "assistant", "content": None, "tool_calls": [sent_call("c1", ROME)]},
         sent_result("c1", "sunny"),

@@ -108,6 +108,7 @@ def test_wrong_tools_are_explained_at_their_field(page: Page, stand_in: StandIn)
     close_settings(page)
     page.get_by_role("textbox", name="Message", exact=True).press("Enter")
     expect(answers(page)).to_have_count(1)
+    wait_until_finished(page)
     assert "tools" not in stand_in.bodies[0]
 
 
