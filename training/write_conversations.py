@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from pagewick.cli.converting.text import BUILTIN
 from training.corpus import build_documents
 
 ROOT: Final = Path(__file__).parent.parent
+OUTPUT: Final = ROOT / "pagewick/cli/converting/conversations.jsonl"
 TEXT: Final = Path(__file__).with_name("calibration_text.txt")
 SEED: Final = 20_261_207
 NUM_CHATS: Final = 400
@@ -62,7 +62,7 @@ def continuations() -> Iterator[dict[str, Any]]:
 def main() -> None:
     found = [*chats(), *passages(), *continuations()]
     random.Random(SEED).shuffle(found)
-    BUILTIN.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
+    OUTPUT.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
 
 
 if __name__ == "__main__":
