@@ -35,7 +35,7 @@ def listed() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the caches of whoever runs the tests."""
+    """Keep the tests away from the caches of the user who runs them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

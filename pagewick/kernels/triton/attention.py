@@ -109,6 +109,18 @@ def _variant(key: Key) -> Variant:
         "HEAD_DIM": key.head_dim, "BLOCK_D": block_dim, "BLOCK_M": tile.num_rows, "BLOCK_N": tile.num_keys,
         "STORED_AS": key.stored, "HAS_CAP": key.has_cap, "DOT": dot_type(key.dtype),
     }  # fmt: skip
+    return attend_variant(
+        key, tile, attend_long if key.is_long else attend_short, signature, constexprs, _SHORT_SIGNATURE,
+        label=f"{name} {key.stored or name} {key.head_dim}{' cap' if key.has_cap else ''}",
+        in_sample=(key.is_long, *key[2:]) in _SAMPLE,
+    )  # fmt: skip
+
+
+def attend_variant(
+    key: Any, tile: Tile, kernel: Any, signature: dict[str, str], constexprs: dict[str, Any],
+    short_signature: dict[str, str], *, label: str, in_sample: bool,
+) -> Variant:  # fmt: skip
+    """Return a variant of a kernel that attends, by a Key of this module or of mla; adds the arguments both share."""
     if key.stored:
         signature["scales"] = "*fp32"
     else:
@@ -116,18 +128,17 @@ def _variant(key: Key) -> Variant:
     if key.is_long:
         signature["num_seqs"] = "i32"
     else:
-        signature |= _SHORT_SIGNATURE
+        signature |= short_signature
         constexprs["SPLIT"] = SPLIT
     return Variant(
-        name=f"{'long' if key.is_long else 'short'} {name} {key.stored or name} {key.head_dim}"
-        f"{' cap' if key.has_cap else ''} {key.target}",
-        kernel=attend_long if key.is_long else attend_short,
+        name=f"{'long' if key.is_long else 'short'} {label} {key.target}",
+        kernel=kernel,
         signature=signature,
         constexprs=constexprs,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         uses_tensor_cores=key.dtype != torch.float32,
-        in_sample=(key.is_long, *key[2:]) in _SAMPLE,
+        in_sample=in_sample,
         targets=(key.target,),
         fuses=False,
     )

@@ -25,6 +25,7 @@ from pagewick.kernels.triton.attention import (
     NO_WINDOW,
     SPLIT,
     Tile,
+    attend_variant,
     bytes_of_fp8,
     merge_variant,
     split_slices,
@@ -204,27 +205,11 @@ def _variant(key: Key) -> Variant:
         "LATENT": key.sizes[0], "ROPE": key.sizes[1], "BLOCK_M": tile.num_rows, "BLOCK_N": tile.num_keys,
         "STORED_AS": key.stored, "DOT": dot_type(key.dtype),
     }  # fmt: skip
-    if key.stored:
-        signature["scales"] = "*fp32"
-    else:
-        constexprs["scales"] = None
-    if key.is_long:
-        signature["num_seqs"] = "i32"
-    else:
-        signature |= _SHORT_SIGNATURE
-        constexprs["SPLIT"] = SPLIT
-    return Variant(
-        name=f"{'long' if key.is_long else 'short'} latents {name} {key.stored or name} {key.sizes[0]} {key.target}",
-        kernel=attend_long_latents if key.is_long else attend_short_latents,
-        signature=signature,
-        constexprs=constexprs,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        uses_tensor_cores=key.dtype != torch.float32,
+    return attend_variant(
+        key, tile, attend_long_latents if key.is_long else attend_short_latents, signature, constexprs,
+        _SHORT_SIGNATURE, label=f"latents {name} {key.stored or name} {key.sizes[0]}",
         in_sample=key.sizes == SIZES[0] and (key.is_long, key.dtype, key.stored) in _SAMPLE,
-        targets=(key.target,),
-        fuses=False,
-    )
+    )  # fmt: skip
 
 
 _ATTEND = {

@@ -96,7 +96,7 @@ def packed_int(words_of: Tensor, bits: int) -> Tensor:
 
 
 def loose_int(words_of: Tensor, bits: int) -> Tensor:
-    """As many whole numbers [n, C] in each word as fit whole, from the lowest bit on, in int32."""
+    """Pack whole numbers [n, C] into words of int32 from the lowest bit on. No number crosses into the next word."""
     per_word = 32 // bits
     rows = [
         [
