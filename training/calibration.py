@@ -68,8 +68,6 @@ def answers_right(network: Network, examples: Sequence[Example], device: str) ->
         with torch.autocast(device, torch.bfloat16):
             choices = network.logits(network(batch)).argmax(dim=-1)
         agrees = ((choices == batch.targets) | (batch.targets == UNLEARNT)).cpu()
-        for index, one in zip(
-            rows, torch.split(agrees, [len(examples[index].token_ids) for index in rows]), strict=True
-        ):
-            is_right[index] = bool(one.all())
+        for index, start in zip(rows, batch.starts, strict=True):
+            is_right[index] = bool(agrees[start : start + len(examples[index].token_ids)].all())
     return is_right

@@ -92,31 +92,38 @@ class Attention(nn.Module):
         self.num_groups = config.num_attention_heads // config.num_key_value_heads
 
     def forward(self, hidden_states: Tensor, cos: Tensor, sin: Tensor, groups: Sequence[Group]) -> Tensor:
-        """Attention over `hidden_states[tokens, hidden]` within each example of the groups."""
+        """Attention over `hidden_states[tokens, hidden]` within each example of the groups; 0 behind the last group."""
         shape = (len(hidden_states), -1, self.head_dim)
         q = rotate(self.q_norm(self.q_proj(hidden_states).view(shape)), cos, sin)
         k = rotate(self.k_norm(self.k_proj(hidden_states).view(shape)), cos, sin)
         v = self.v_proj(hidden_states).view(shape)
-        projected: Tensor = self.o_proj(torch.cat([self._attend(q, k, v, group) for group in groups]))
+        outputs, first = [], 0
+        for group in groups:
+            rows = slice(first, first + group.num_examples * group.length)
+            outputs.append(self._attend(q[rows], k[rows], v[rows], group))
+            first = rows.stop
+        outputs.append(q.new_zeros(len(q) - first, self.num_groups * k.shape[1] * self.head_dim))
+        projected: Tensor = self.o_proj(torch.cat(outputs))
         return projected
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
         """Attention of a group's examples, as `[tokens, heads * head_dim]`.
 
         Two products and a softmax: the backward pass of PyTorch's own attention takes a fifth of a step for sequences
-        as short as these.
+        as short as these. Padding is behind an example's tokens, where causal attention does not look.
         """
-        (num_examples, length), num_kv_heads = group.places.shape, k.shape[1]
+        (num_examples, length), num_kv_heads = group, k.shape[1]
         # The heads that share keys and values become further rows of one product.
         heads = (num_examples, num_kv_heads, self.num_groups, length, self.head_dim)
-        rows = q[group.places].view(num_examples, length, num_kv_heads, self.num_groups, self.head_dim)
+        rows = q.view(num_examples, length, num_kv_heads, self.num_groups, self.head_dim)
         rows = rows.permute(0, 2, 3, 1, 4).reshape(num_examples * num_kv_heads, -1, self.head_dim)
-        keys, values = (x[group.places].transpose(1, 2).flatten(0, 1) for x in (k, v))
+        shape = (num_examples, length, num_kv_heads, self.head_dim)
+        keys, values = (x.view(shape).transpose(1, 2).flatten(0, 1) for x in (k, v))
         scores = (rows @ keys.transpose(1, 2)).view(-1, self.num_groups, length, length)
         mask = torch.full((length, length), -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
         weights = torch.softmax(torch.add(mask, scores, alpha=self.head_dim**-0.5), dim=-1)
         output = (weights.view(len(rows), -1, length) @ values).view(heads)
-        return output.permute(0, 3, 1, 2, 4).flatten(2)[group.is_token]
+        return output.permute(0, 3, 1, 2, 4).reshape(num_examples * length, -1)
 
 
 class MLP(nn.Module):
@@ -160,7 +167,7 @@ class Backbone(nn.Module):
         hidden_states = self.embed_tokens(batch.input_ids)
         if torch.is_autocast_enabled(device.type):
             hidden_states = hidden_states.to(torch.get_autocast_dtype(device.type))
-        length = max(group.places.shape[1] for group in batch.groups)
+        length = max(group.length for group in batch.groups)
         tables = rope_tables(length, self.config.head_dim, self.config.rope_theta, device)
         cos, sin = (table.to(hidden_states.dtype)[batch.positions, None] for table in tables)
         for layer in self.layers:

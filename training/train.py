@@ -6,7 +6,6 @@ Takes less than an hour on two CPU cores. A run that was stopped continues when 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -21,19 +20,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pagewick.demo import MODEL_DIR
-from training.batches import UNLEARNT, Example, MicroBatch, micro_batches
+from training.batches import ROWS, UNLEARNT, Example, MicroBatch, micro_batches
 from training.calibration import Calibration, answers_right, build_calibration
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import chat
 from training.corpus.questions import facts
 from training.encoding import encode_documents
-from training.known import ROOT, VOCAB_SIZE
+from training.known import VOCAB_SIZE
 from training.network import Network, NetworkConfig
+from training.options import Options, parse_options
 from training.state import load_state, read_progress, save_state
 from training.vocabulary import END_OF_TEXT, END_OF_TURN, save_tokenizer, token_id, train_tokenizer
 
@@ -45,23 +44,6 @@ OTHER_LEARNING_RATE = 0.004
 WEIGHT_DECAY = 0.05
 GRADIENT_CLIP = 1.0
 LOG_EVERY = 20
-STATE = ROOT / "build" / "training-state.safetensors"
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command line."""
-
-    out: Path
-    steps: int
-    device: str
-    seed: int
-    threads: int
-    minutes: float
-    calibration: float
-    save_every: float
-    state: Path
-    restart: bool
 
 
 @dataclass
@@ -85,7 +67,10 @@ def prepare_corpus(options: Options, max_length: int) -> Corpus:
     # A document that happens to equal a held-out one would make the held-out perplexity a lie.
     seen = {_text(document) for document in held_out}
     training = [document for document in training if _text(document) not in seen]
-    tokenizer = train_tokenizer((_text(document) for document in training[:60000]), VOCAB_SIZE)
+    if options.start_from is None:
+        tokenizer = train_tokenizer((_text(document) for document in training[:60000]), VOCAB_SIZE)
+    else:
+        tokenizer = Tokenizer.from_file(str(options.start_from / "tokenizer.json"))
     questions = [chat("fact", question.text, question.answer) for question in held_out_questions()]
     fingerprint = hashlib.sha256("\0".join(map(_text, training)).encode()).hexdigest()
     return Corpus(
@@ -108,11 +93,13 @@ def _text(document: Document) -> str:
 
 def loss_sum(network: Network, batch: MicroBatch) -> Tensor:
     """Summed cross entropy over the learnt positions; the head runs on those alone."""
+    learnt = (batch.targets != UNLEARNT).nonzero().squeeze(1)
+    # The first place fills up the rows, and counts for nothing there.
+    places = F.pad(learnt, (0, -len(learnt) % ROWS))
+    targets = F.pad(batch.targets[learnt], (0, -len(learnt) % ROWS), value=UNLEARNT)
     with torch.autocast(batch.input_ids.device.type, torch.bfloat16):
-        hidden_states = network(batch)
-        is_learnt = batch.targets != UNLEARNT
-        logits = network.logits(hidden_states[is_learnt])
-    return F.cross_entropy(logits.float(), batch.targets[is_learnt], reduction="sum")
+        logits = network.logits(network(batch)[places])
+    return F.cross_entropy(logits.float(), targets, ignore_index=UNLEARNT, reduction="sum")
 
 
 @torch.no_grad()
@@ -152,6 +139,8 @@ class Trainer:
         self.config = config
         torch.manual_seed(options.seed)
         self.network = Network(config).to(options.device)
+        if options.start_from is not None:
+            self.network.load_state_dict(load_file(options.start_from / "model.safetensors", device=options.device))
         self.pad_id = token_id(corpus.tokenizer, END_OF_TEXT)
         self.optimizers = make_optimizers(self.network)
         self.base_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
@@ -224,7 +213,9 @@ class Trainer:
 
     def _run(self) -> dict[str, Any]:
         """Return the settings that both parts of an interrupted run must share."""
-        return {"corpus": self.corpus.fingerprint, "steps": self.options.steps, "seed": self.options.seed}
+        options = self.options
+        start = None if options.start_from is None else str(options.start_from.resolve())
+        return {"corpus": self.corpus.fingerprint, "steps": options.steps, "seed": options.seed, "start_from": start}
 
     def step(self, examples: Sequence[Example], step: int, progress: float) -> float:
         """One update; returns the mean loss per learnt token."""
@@ -280,6 +271,7 @@ class Trainer:
             "held_out_perplexity": round(perplexity(self.network, held_out, self.options.device), 4),
             "held_out_wordings_right": round(self.dev_accuracy(), 4),
             "minutes": minutes,
+            "started_from": _earlier_run(self.options.start_from),
             "device": self.options.device,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
@@ -289,24 +281,16 @@ class Trainer:
         _write_json(self.options.out / "TRAINING.json", {**report, "answers": answers})
 
 
+def _earlier_run(directory: Path | None) -> dict[str, Any] | None:
+    """Return how the checkpoint was made that the run started from."""
+    if directory is None:
+        return None
+    report = json.loads((directory / "TRAINING.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in report.items() if name != "answers"}
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Options from the command line."""
-    parser = argparse.ArgumentParser(description="Train the built-in demo model.")
-    parser.add_argument("--out", type=Path, default=MODEL_DIR, help="directory of the checkpoint")
-    parser.add_argument("--steps", type=int, default=1441)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=55, help="stop after this time; the decay follows it")
-    parser.add_argument("--calibration", type=float, default=0.08, help="share of the run that teaches it to decline")
-    parser.add_argument("--save-every", type=float, default=4, help="minutes between two saved states")
-    parser.add_argument("--state", type=Path, default=STATE, help="file from which an interrupted run continues")
-    parser.add_argument("--restart", action="store_true", help="do not continue an interrupted run")
-    return Options(**vars(parser.parse_args(arguments)))
 
 
 def main() -> None:

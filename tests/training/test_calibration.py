@@ -13,7 +13,8 @@ from training.calibration import Calibration, answers_right, build_calibration
 from training.corpus import render
 from training.corpus.questions import UNKNOWN_ABOUT_PAGEWICK, fact_chat, facts, wordings
 from training.network import Network, NetworkConfig
-from training.train import Corpus, Trainer, parse_options
+from training.options import parse_options
+from training.train import Corpus, Trainer
 from training.vocabulary import token_id, train_tokenizer
 
 CONFIG = NetworkConfig(vocab_size=600, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
@@ -47,7 +48,10 @@ def test_right_answers_are_told_in_the_order_of_the_questions() -> None:
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8], [2, 7, 1, 8]]
     with torch.autocast("cpu", torch.bfloat16):
         alone = [to_micro_batch([Example(prompt, prompt)]) for prompt in prompts]
-        best = [int(network.logits(network(batch))[-1].argmax()) for batch in alone]
+        best = [
+            int(network.logits(network(batch))[len(prompt) - 1].argmax())
+            for prompt, batch in zip(prompts, alone, strict=True)
+        ]
     answers = [best[0], (best[1] + 1) % 50, best[2]]
     examples = [
         Example(prompt, [UNLEARNT] * (len(prompt) - 1) + [answer])

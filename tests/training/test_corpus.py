@@ -13,7 +13,7 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.demo.grading import is_refusal
-from training.batches import UNLEARNT, Example, micro_batches, to_micro_batch
+from training.batches import ROWS, UNLEARNT, Example, Group, micro_batches, to_micro_batch
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import NO_THINKING
 from training.corpus.questions import (
@@ -254,13 +254,17 @@ def test_examples_learn_answers_alone_and_batches_hold_all() -> None:
         assert learnt == "".join(segment.text for segment in render(document) if segment.is_supervised)
     batches = list(micro_batches(examples))
     assert len(batches) > 1
-    joined = [
-        Example(batch.input_ids[places[is_token]].tolist(), batch.targets[places[is_token]].tolist())
-        for batch in batches
-        for group in batch.groups
-        for places, is_token in zip(group.places, group.is_token, strict=True)
-    ]
-    assert joined == sorted(examples, key=lambda example: len(example.token_ids))
+    in_order = sorted(examples, key=lambda example: len(example.token_ids))
+    found = ((batch, start) for batch in batches for start in batch.starts)
+    for example, (batch, start) in zip(in_order, found, strict=True):
+        rows = slice(start, start + len(example.token_ids))
+        assert batch.input_ids[rows].tolist() == example.token_ids
+        assert batch.targets[rows].tolist() == example.targets
+        assert batch.positions[rows].tolist() == list(range(len(example.token_ids)))
+    assert sum(int((batch.targets != UNLEARNT).sum()) for batch in batches) == sum(
+        target != UNLEARNT for example in examples for target in example.targets
+    )
+    assert {len(batch.input_ids) % ROWS for batch in batches} == {0}
 
 
 def test_an_example_in_a_batch_is_computed_as_alone() -> None:
@@ -270,8 +274,10 @@ def test_an_example_in_a_batch_is_computed_as_alone() -> None:
     texts = [torch.randint(0, 50, (length,)).tolist() for length in (1, 3, 13, 14, 15, 40, 41)]
     batch = to_micro_batch([Example(ids, ids) for ids in texts])
     assert 1 < len(batch.groups) < len(texts)
-    for ids, together in zip(texts, network(batch).split([len(ids) for ids in texts]), strict=True):
-        assert torch.allclose(network(to_micro_batch([Example(ids, ids)])), together, atol=1e-5)
+    together = network(batch)
+    for ids, start in zip(texts, batch.starts, strict=True):
+        alone = network(to_micro_batch([Example(ids, ids)]))
+        assert torch.allclose(alone[: len(ids)], together[start : start + len(ids)], atol=1e-5)
 
 
 def test_network_is_causal_and_has_the_attention_of_torch() -> None:
@@ -285,7 +291,7 @@ def test_network_is_causal_and_has_the_attention_of_torch() -> None:
     assert not torch.allclose(one[12], other[12], atol=1e-3)
     attention = network.model.layers[0].self_attn
     q, k, v = torch.randn(13, 4, 64), torch.randn(13, 2, 64), torch.randn(13, 2, 64)
-    (group,) = to_micro_batch([Example(ids, ids)]).groups
+    group = Group(num_examples=1, length=13)
     expected = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True, enable_gqa=True
     )

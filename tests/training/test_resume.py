@@ -13,8 +13,9 @@ from torch import Tensor
 from training import train
 from training.batches import Example
 from training.network import NetworkConfig
+from training.options import Options, parse_options
 from training.state import read_progress, save_state
-from training.train import Corpus, Options, Trainer, parse_options, prepare_corpus
+from training.train import Corpus, Trainer, prepare_corpus
 
 STEPS = 4
 CALIBRATION = ("--calibration", "0.5")
@@ -138,3 +139,20 @@ def test_the_report_has_the_answers_that_were_taught(tmp_path: Path, corpus: Cor
     trainer.report(0)
     report = json.loads((trainer.options.out / "TRAINING.json").read_text())
     assert report["answers"]["default_port"] == "The server listens on port 8000 by default. Change it with --port."
+
+
+def test_a_run_starts_from_an_earlier_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
+    earlier = Trainer(options_in(tmp_path / "earlier"), corpus, CONFIG)
+    earlier.save()
+    earlier.report(3)
+    options = options_in(tmp_path / "later", "--seed", "1", "--start-from", str(earlier.options.out))
+    later_corpus = prepare_corpus(options, CONFIG.max_position_embeddings)
+    assert later_corpus.tokenizer.to_str() == corpus.tokenizer.to_str(), "the weights belong to its tokens"
+    later = Trainer(options, later_corpus, CONFIG)
+    for name, tensor in weights(earlier).items():
+        assert torch.equal(tensor.bfloat16(), weights(later)[name].bfloat16()), name
+    later.save()
+    later.report(0)
+    report = json.loads((options.out / "TRAINING.json").read_text())
+    assert report["started_from"]["steps"] == 3
+    assert report["started_from"]["seed"] == 0
