@@ -38,10 +38,10 @@ NOTED: Lines = (
     ("--calculate-kv-scales", "every key and value is stored with a scale of its own"),
     ("--holding-time=", "requests are never held back: a new one joins the next step"),
     ("--trust-remote-code", "a model's code is never executed, and no supported model needs it"),
-    ("--enforce-eager --disable-cuda-graph --cudagraph-capture-sizes= --max-cudagraph-capture-size= "
-     "--max-seq-len-to-capture= --cudagraph-metrics", "there are no CUDA graphs yet"),
+    ("--cudagraph-capture-sizes= --max-cudagraph-capture-size= --max-seq-len-to-capture= --cudagraph-metrics",
+     "a CUDA graph of each size is captured when it is needed"),
     ("--compilation-config= -cc= --optimization-level= --performance-mode=", "there is nothing to compile"),
-    ("--attention-backend= --attention-config= --disable-cascade-attn --gdn-prefill-backend= --kda-prefill-backend= "
+    ("--attention-config= --disable-cascade-attn --gdn-prefill-backend= --kda-prefill-backend= "
      "--kda-decode-backend=", "the device determines the attention kernel"),
     ("--flash-attn=?on|auto -fa=?on|auto", "the device determines the attention kernel; give on, auto or no value"),
     ("--moe-backend= --linear-backend= --sparse-indexer-topk-backend= --kernel-config= --ir-op-priority= "
@@ -71,7 +71,6 @@ NOTED: Lines = (
      "--scheduler-reserve-full-isl --prefill-schedule-interval= --watermark= --num-scheduler-steps= "
      "--num-lookahead-slots= --multi-step-stream-outputs --disable-async-output-proc --use-v2-block-manager "
      "--preemption-mode=", "this is decided for every step"),
-    ("--stream-interval=", "each step's tokens are passed on at once"),
     ("--language-model-only --skip-mm-profiling --mm-encoder-only --enable-mm-embeds --interleave-mm-strings "
      "--disable-chunked-mm-input --mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= "
      "--mm-shm-cache-max-object-size-mb= --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "
@@ -176,7 +175,8 @@ REFUSED: Lines = (
 
 # Arguments of vLLM's Python classes that `pagewick serve` has as flags of its own.
 PYTHON_NOTED: Lines = (
-    ("--served-model-name= --enable-log-requests --shutdown-timeout= --otlp-traces-endpoint= --reasoning-parser=",
+    ("--served-model-name= --enable-log-requests --shutdown-timeout= --otlp-traces-endpoint= --reasoning-parser= "
+     "--stream-interval=",
      "only a server has a use for it; pagewick serve has this flag"),
 )  # fmt: skip
 PYTHON_REFUSED: Lines = (

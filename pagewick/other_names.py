@@ -111,6 +111,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "draft_n": ("num_speculative_tokens", None),
     "draft_max": ("num_speculative_tokens", None),
     "threads": ("num_threads", unless_negative),
+    "disable_cuda_graph": ("enforce_eager", None),
 }
 # Names of `model` for an id and for a path, which candle-vllm and vllm.rs take together if a GGUF file is named, too.
 _IDS, _PATHS = {"m", "model_id"}, {"w", "weight_path", "model_path"}

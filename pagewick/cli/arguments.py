@@ -69,7 +69,16 @@ SAMPLING_SHORT_FLAGS = {"n_predict": ("-n",)}
 SAMPLING_FLAGS = FieldFlags(
     SamplingFlags, "sampling_", {"Sampling": "max_tokens"}, aliases=SAMPLING_ALIASES, short=SAMPLING_SHORT_FLAGS
 )
-ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", SECTIONS, sizes=SIZES, aliases=ALIASES, short=SHORT_FLAGS)
+ENGINE_FLAGS = FieldFlags(
+    EngineConfig,
+    "engine_",
+    SECTIONS,
+    sizes=SIZES,
+    aliases=ALIASES,
+    short=SHORT_FLAGS,
+    # In vLLM it is only a variable.
+    variables={"batch_invariant": ["PAGEWICK_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"]},
+)
 SERVER_FLAGS = FieldFlags(
     ServerSettings,
     "server_",
@@ -225,7 +234,7 @@ class EngineCommand(Command):
         elif model in MODEL_TYPES:
             settings = MODEL_TYPE_SETTINGS
         elif model is not None:
-            raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
+            raise click.UsageError("the model is given twice: as an argument and by a flag; leave one out.", ctx)
         config = EngineConfig(**values)
         if settings is MODEL_TYPE_SETTINGS:
             click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)

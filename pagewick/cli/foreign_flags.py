@@ -35,6 +35,18 @@ SERVER_NOTED: Lines = (
     ("--enable-auto-tool-choice", "tools are always accepted"),
     ("--enable-prompt-tokens-details", "usage always has them"),
     ("--disable-frontend-multiprocessing", "HTTP has a process of its own, the engine another"),
+    ("--disable-access-log-for-endpoints=", "only requests for text and refused ones are logged"),
+    ("--enable-log-deltas --no-enable-log-deltas", "--log-prompts logs a text when it is complete"),
+    ("--log-error-stack", "an unexpected error is always logged with its traceback"),
+    ("--enable-server-load-tracking", "/metrics always has the numbers of running and waiting requests"),
+    ("--enable-request-id-headers", "every response has an x-request-id"),
+    ("--enable-offline-docs", "/docs loads nothing from other servers"),
+    ("--exclude-tools-when-tool-choice-none", "tools are always left out of the prompt then"),
+    ("--threads-http=", "one process handles HTTP, or several with --api-server-count"),
+    ("--log-colors=?", "the log has no colours"),
+    ("--kv-unified -kvu", "all sequences always share one KV cache"),
+    ("--slot-prompt-similarity= -sps=", "every request finds every cached prefix"),
+    ("--no-mmproj --no-slots", "there is nothing to switch off"),
 )
 SERVER_REFUSED: Lines = (
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "
@@ -42,8 +54,25 @@ SERVER_REFUSED: Lines = (
     ("--tool-parser-plugin=", "nothing is loaded into the server; --tool-call-parser names a known format"),
     ("--tool-prompt=", "the chat template describes the tools; give another one with --chat-template"),
     ("--mcp-command= --mcp-args= --mcp-config= --tool-server=", "the client runs the tools that it offers"),
-    ("--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --ssl-key-file= --ssl-cert-file=", "let a proxy such as nginx or "
-     "Caddy speak TLS, and listen on 127.0.0.1"),
+    ("--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --ssl-cert-reqs= --ssl-ciphers= --enable-ssl-refresh "
+     "--ssl-key-file= --ssl-cert-file=", "let a proxy such as nginx or Caddy speak TLS, and listen on 127.0.0.1"),
+    ("--chat-template-content-format=auto", "the template determines the form of messages"),
+    ("--default-chat-template-kwargs= --chat-template-kwargs=", "each request gives chat_template_kwargs; --thinking "
+     "and --thinking-budget set whether and how long the model thinks if it does not say"),
+    ("--enable-force-include-usage", "the last chunk of a stream has the usage if its request has stream_options: "
+     "{include_usage: true}; all other responses always have it"),
+    ("--return-tokens-as-token-ids", "a request with return_token_ids gets the ids beside the tokens"),
+    ("--enable-per-request-metrics", "a request with timings_per_token gets its times"),
+    ("--enable-tokenizer-info-endpoint", "/tokenize, /detokenize and /apply-template show what the tokenizer does"),
+    ("--enable-log-outputs", "--log-prompts logs the text of prompts and responses"),
+    ("--uvicorn-log-level= --log-verbosity= -lv=", "--log-level sets the least severe messages to log"),
+    ("--log-disable", "--log-level error --no-log-requests logs errors only"),
+    ("--h11-max-header-count=100", "a request may have 100 headers"),
+    ("--fingerprint-mode=full|hash --fingerprint-value=", "system_fingerprint tells when the same seed may give "
+     "another response"),
+    ("--grpc", "only HTTP is served"),
+    ("--samplers= --sampling-seq=", "sampling has one order, which docs/sampling.md describes"),
+    ("--prio= --poll= --cpu-mask= -C=", "not supported yet; nice and taskset do it from outside"),
     ("--uds=", "a Unix socket is not supported yet; give --host and --port"),
     ("--root-path= --api-prefix= --path=", "let a proxy change paths"),
     ("--timeout= -to=", "use --request-timeout, --write-timeout or --keep-alive-timeout"),
@@ -59,6 +88,7 @@ SERVER_REFUSED: Lines = (
 # Flags of `chat` and `complete`.
 TERMINAL_NOTED: Lines = (
     ("--i --interactive -i -cnv --conversation", "pagewick chat is a conversation"),
+    ("--stream-interval=", "each step's tokens are shown at once"),
     ("--live", "responses are shown as Markdown while they arrive; --plain turns this off"),
 )
 TERMINAL_REFUSED: Lines = (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pagewick.engine.engine import Engine
     from pagewick.text.tokenizer import Tokenizer
 
-# Shorter steps are recorded and replayed (engine/graph.py), where nothing observes them.
+# Shorter steps are recorded and replayed (engine/graph/recorded.py), where nothing observes them.
 LEAST_CHUNK = 65
 
 

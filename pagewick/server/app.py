@@ -49,6 +49,21 @@ DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
+_USE_CHATS = "send POST /v1/chat/completions instead"
+# How the paths of routes that other servers have begin -> what the 404 says of them.
+_NOT_SERVED = {
+    "/v1/embeddings": "embeddings are not supported yet: this server only generates text",
+    "/v1/rerank": "reranking is not supported yet: this server only generates text",
+    "/v1/responses": f"the Responses API is not supported yet; {_USE_CHATS}",
+    "/v1/messages": f"Anthropic's API is not supported yet; {_USE_CHATS}",
+    "/v1/audio/": "sound is not supported yet: this server only generates text",
+    "/v1/images/": "images are not supported yet: this server only generates text",
+    "/v1/batches": "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests",
+    "/v1/files": "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests",
+    "/api/": "Ollama's API is not supported; give its clients OpenAI's API, with a base URL that ends in /v1",
+    "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",
+}
+
 _logger = get_logger(__name__)
 
 
@@ -168,11 +183,12 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.detail == HTTPStatus.NOT_FOUND.phrase:
-        message = (
+        usual = (
             "there is no such route; those of OpenAI's API begin with /v1/, as /v1/chat/completions does, so that the "
             "base URL of a client ends in /v1"
         )
-        error = HTTPException(404, message)
+        found = (text for begin, text in _NOT_SERVED.items() if request.scope["path"].startswith(begin))
+        error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)
 
 

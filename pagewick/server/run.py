@@ -152,7 +152,7 @@ def _read_template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the chat template {file}: {reason}") from None
+        raise ConfigError(f"cannot read the chat template {file}: {reason}; check the path") from None
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

@@ -60,8 +60,12 @@ class ServerSettings:
     write_timeout: float = _option(60.0, "Seconds after which a client that reads nothing is disconnected.")
     keep_alive_timeout: float = _option(75.0, "Seconds to keep an idle connection.")
     sse_keep_alive_interval: float = _option(10.0, "Seconds without an event after which a stream gets a comment.")
+    stream_interval: int = _option(1, "Tokens that an event of a stream waits for; its first one does not wait.")
     shutdown_timeout: float = _option(5.0, "Seconds that running requests get after the first signal.")
-    hang_timeout: float = _option(60.0, "Seconds without progress after which the engine is restarted; 0: never.")
+    hang_timeout: float = _option(
+        60.0,
+        "Seconds without progress after which the engine or an API process is restarted; 0: never.",
+    )
     strict: bool = _option(False, "Refuse requests with unknown fields instead of naming these in a header.")
 
     log_format: str = _option("text", "Format of the log: text or json (one object per line).")

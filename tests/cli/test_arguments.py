@@ -55,6 +55,7 @@ CONFIGS = st.builds(
     revision=st.none() | st.just("main"),
     dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
     device=st.sampled_from(["auto", "cpu", "cuda:1"]),
+    batch_invariant=st.booleans(),
     max_model_len=st.none() | SIZES,
     max_num_seqs=SIZES,
     max_num_batched_tokens=SIZES,
@@ -101,6 +102,12 @@ def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
     assert config_of(environment=environment) == config
 
 
+def test_vllm_s_variable_asks_for_the_same_bits_in_every_batch() -> None:
+    assert config_of(environment={"VLLM_BATCH_INVARIANT": "1"}).batch_invariant
+    assert not config_of(environment={"VLLM_BATCH_INVARIANT": "0"}).batch_invariant
+    assert not config_of("--no-batch-invariant", environment={"VLLM_BATCH_INVARIANT": "1"}).batch_invariant
+
+
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
 def test_sizes_are_given_with_units(text: str, size: int) -> None:
     assert config_of("--kv-cache-memory", text).kv_cache_memory == size
@@ -124,6 +131,8 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     if alias in ("cpu", "disable_prefix_cache", "fp8_kvcache"):
         assert convert is not None
         assert getattr(config_of(flag), target) == convert(True) != getattr(EngineConfig(), target)
+    elif target == "enforce_eager":
+        assert config_of(flag).enforce_eager
     elif target == "enable_prefix_caching":
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:

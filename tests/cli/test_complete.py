@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from pagewick.cli import cli
 from pagewick.cli.completing.output_file import OutputFile
 from pagewick.sampling_params import SamplingParams
+from pagewick.structured_outputs import StructuredOutputsParams
 from tests.cli.fake_llm import FakeLLM
 
 
@@ -142,3 +144,15 @@ def test_responses_cannot_control_the_terminal(
     shown = raw.getvalue().decode()
     assert "HI" in shown.upper()
     assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_a_json_schema_is_the_form_of_every_response(opened: list[FakeLLM], tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "object"}', encoding="utf-8")
+    complete("--prompts", "a | b", "--json-schema", str(path))
+    params = opened[0].calls[0][2]
+    assert params.structured_outputs == StructuredOutputsParams(json='{"type": "object"}')
+    batch = complete("--batch", "x.jsonl", "--output", "y.jsonl", "--json-schema", str(path))
+    assert batch.exit_code == 2 and "--json-schema has no meaning with --batch" in batch.stderr
+    missing = complete("-p", "a", "--json-schema", str(tmp_path / "none.json"))
+    assert missing.exit_code == 1 and f"--json-schema: cannot read {tmp_path / 'none.json'}" in missing.stderr

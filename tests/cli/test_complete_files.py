@@ -164,7 +164,7 @@ def test_unusable_files_are_named_before_the_model_is_loaded(tmp_path: Path) -> 
     result = complete("--batch", str(tmp_path / "none.jsonl"))
     assert (result.exit_code, result.stderr) == (
         1,
-        f"error: cannot read {tmp_path}/none.jsonl: No such file or directory\n",
+        f"error: cannot read {tmp_path}/none.jsonl: No such file or directory; check the path\n",
     )
     (tmp_path / "in.jsonl").write_text("{}")
     result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no" / "out"))

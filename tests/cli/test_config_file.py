@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from pagewick.cli.arguments import Command
 from pagewick.cli.flags import long_name
 from pagewick.config import EngineConfig
 from pagewick.server.settings import ServerSettings
+from tests.architecture.source import ROOT
 
 CONFIG = """
 model = "some/model"
@@ -55,6 +57,16 @@ def test_keys_in_a_file_act_as_flags(tmp_path: Path, ran: list[tuple[EngineConfi
     config = EngineConfig(model="some/model", max_model_len=512, kv_cache_memory=2**30, enable_prefix_caching=False)
     settings = ServerSettings(port=9000, api_key=("a-long-key", "another-key"), served_model_name=("x",))
     assert ran == [(config, settings)] * 2
+
+
+def test_the_file_in_the_documentation_is_read(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
+    """Its command overrides the port."""
+    document = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
+    result = serve("--config", write(tmp_path, example), "--port", "9001", environment={"PAGEWICK_UI": "false"})
+    assert result.exit_code == 0, result.output
+    config = EngineConfig(model="Qwen/Qwen3-0.6B", max_model_len=8192, kv_cache_memory=4 * 2**30)
+    assert ran == [(config, ServerSettings(port=9001, served_model_name=("qwen", "gpt-4o"), ui=False))]
 
 
 def test_the_command_line_overrides_the_environment_and_both_the_file(

@@ -122,6 +122,7 @@ def test_point_73_forms_beside_tools(callers: dict[str, Caller]) -> None:
         ({"type": "object", "properties": {"a": {"not": {"type": "null"}}}}, "not"),
         ({"$ref": "https://example.com/schema.json"}, "$ref"),
         ({"type": "sting"}, "sting"),
+        ({"enum": [1234567890123456789, 2]}, "the keyword enum"),
         ({"enum": []}, "nsatisfiable"),
         ({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}}, "response_format"),
         ({"enum": [f"v{i}" for i in range(100_000)]}, "--max-grammar-size"),

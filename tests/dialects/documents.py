@@ -91,7 +91,6 @@ class Snippet:
     document: str
     kind: str
     printed: str
-    missing: tuple[str, ...] = ()
 
 
 def read_lines() -> list[Line]:

@@ -211,7 +211,7 @@ def opened_text(name: str) -> Iterator[TextIO]:
         try:
             file = sys.stdin if name == STDIN else stack.enter_context(open(name, encoding="utf-8", newline="\n"))
         except OSError as error:
-            raise ConfigError(f"cannot read {name}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {name}: {error.strerror}; check the path") from None
         try:
             yield file
         except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from pagewick.weights.loader import build_routes
 
 
 class Observation:
-    """Observes a model from now on, until `close`. Steps must have too many tokens to be recorded (engine/graph.py).
+    """Observes a model from now on, until `close`. Steps must have too many tokens to be recorded (engine/graph/).
 
     architecture: gives weights their names in GGUF files. Others are not observed, such as the vocabulary head.
     """

@@ -157,7 +157,13 @@ class Core:
                 on_delta(delta)
 
         listen = seen.on_delta if on_delta is None else observe
-        seen.generation = self.engine.generation(token_ids, plan, request_id=context.engine_id(), on_delta=listen)
+        seen.generation = self.engine.generation(
+            token_ids,
+            plan,
+            request_id=context.engine_id(),
+            on_delta=listen,
+            stream_interval=self.settings.stream_interval if request.is_stream else 1,
+        )
         return seen.generation
 
     async def _prompt_token_ids(self, prompt: str | list[int], request: PromptsRequest, plan: RequestPlan) -> list[int]:

@@ -140,7 +140,8 @@ def _read_private_file(path: str) -> str:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"--api-key-file {path} cannot be read ({error.strerror})") from None
+        fix = "check the path; the file has a key on each line"
+        raise ConfigError(f"--api-key-file {path} cannot be read ({error.strerror}); {fix}") from None
     # Its group may read it: that is how Kubernetes gives a secret to a user other than root.
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(

@@ -18,7 +18,8 @@ from pagewick.errors import EngineDeadError
 from pagewick.log import child_environment, get_logger
 from pagewick.server.hub.connection import Connection
 from pagewick.server.hub.counts import SharedCounts
-from pagewick.server.hub.messages import Close, FromApi, Setup, decode_from_api
+from pagewick.server.hub.liveness import until_hung
+from pagewick.server.hub.messages import Close, Drain, FromApi, Setup, decode_from_api
 from pagewick.server.hub.peer import Peer
 from pagewick.server.hub.state import HubState
 from pagewick.server.lifecycle import first_done
@@ -41,6 +42,7 @@ class Inheritance:
 class Member:
     """One API process. make_setup: called for each start, with whether it is the first.
 
+    hang_timeout_s: seconds without a response after which it is killed and started again; 0 is never.
     started: done once the first process has loaded, or with the exception for which it could not.
     """
 
@@ -51,20 +53,24 @@ class Member:
         counts: SharedCounts,
         state: HubState,
         make_setup: Callable[[bool], Setup],
+        hang_timeout_s: float,
     ) -> None:
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.peer: Peer | None = None
         self._index = index
+        self._name = f"API process {index}"
         self._inheritance = inheritance
         self._counts = counts
         self._state = state
         self._make_setup = make_setup
+        self._hang_timeout_s = hang_timeout_s
         self._closing = asyncio.Event()
+        self._is_draining = False
 
     async def keep_running(self) -> None:
-        """Run the process until `close`."""
+        """Run the process until `close`. One that ends after `drain` has nothing to do any more."""
         delays = Delays(Timing())
-        while not self._closing.is_set():
+        while not self._closing.is_set() and not self._is_draining:
             began = time.monotonic()
             try:
                 await self._run_once()
@@ -73,9 +79,15 @@ class Member:
                 if not self.started.done():
                     self.started.set_exception(error)
                     return
-                _logger.error("API process %d could not be started: %s", self._index, error)
+                _logger.error("%s could not be started: %s", self._name, error)
             delay_s = delays.take(time.monotonic() - began)
             await first_done(self._closing.wait(), asyncio.sleep(delay_s))
+
+    def drain(self) -> None:
+        """Let the process refuse new requests; `Peer.idle` is set once none is in flight."""
+        self._is_draining = True
+        if self.peer is not None:
+            self.peer.send(Drain())
 
     def close(self) -> None:
         """Let the process end the requests in flight, and end; it is not started again."""
@@ -86,18 +98,19 @@ class Member:
     async def _run_once(self) -> None:
         """Start the process, and return when it has ended. Raises what it has failed with, EngineDeadError, OSError."""
         process, connection = await _launch(self._index, self._inheritance)
+        hang = None
         peer = self.peer = Peer(connection, self._state.conversations, self._state.reports)
         peer.loaded.add_done_callback(self._note_loaded)
         try:
             peer.send(self._make_setup(not self.started.done()))
-            if self._closing.is_set():
+            if self._closing.is_set() or self._is_draining:
                 peer.send(Close())
-            await peer.listen()
+            hang = await first_done(peer.listen(), until_hung(process.pid, peer, self._name, self._hang_timeout_s))
         finally:
             self.peer = None
             num_lost = peer.num_running
             self._state.part_with(self._index, peer)
-            how = await _end_of(process)
+            how = await _end_of(process, hang)
             self._counts.clear(self._index)
         if self._closing.is_set():
             return
@@ -105,8 +118,8 @@ class Member:
             raise EngineDeadError(f"an API process {how} before it had loaded; see the log")
         if (failure := peer.loaded.exception()) is not None:
             raise failure
-        message = "API process %d %s; it is started again. Requests that are lost: %d"
-        _logger.error(message, self._index, how, num_lost)
+        again = "" if self._is_draining else "; it is started again"
+        _logger.error("%s %s%s. Requests that are lost: %d", self._name, how, again, num_lost)
 
     def _note_loaded(self, loaded: asyncio.Future[None]) -> None:
         if loaded.exception() is None and self.peer is not None:
@@ -135,8 +148,15 @@ async def _launch(index: int, inheritance: Inheritance) -> tuple[Process, Connec
     return process, Connection(*await asyncio.open_connection(sock=ours), decode_from_api)
 
 
-async def _end_of(process: Process) -> str:
-    """Wait until a process has ended, or kill it; return how it ended. Its connection has ended already."""
+async def _end_of(process: Process, hang: str | None) -> str:
+    """Wait until a process has ended, or kill it; return how it ended. Its connection has ended already.
+
+    hang: how long it has hung, if so; then it is killed at once.
+    """
+    if hang is not None:
+        process.kill()
+        await process.wait()
+        return f"{hang} and was killed"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_EXIT_GRACE_S):
             await process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 
 from pagewick import errors
 from pagewick.engine.messages import Abort, Add, EngineStats, Failed
+from pagewick.engine.progress import Reading
 from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import EngineError, InvalidRequestError, PagewickError
 from pagewick.server.core.conversations import Conversations, Recording
@@ -34,6 +36,8 @@ from pagewick.server.hub.messages import (
 )
 from pagewick.server.hub.relay import Relay
 
+# Processor time that a process may take to load before it hears the hub.
+_LOADING_CPU_S = 60.0
 # A session that is busy may be so because the end of its last request, which another process has sent before, is not
 # read yet: it is there within this time.
 _BUSY_GRACE_S = 0.02
@@ -61,7 +65,9 @@ class Peer:
         self._reports = reports
         self._relay: Relay | None = None
         self._is_over = False
+        self._num_reports = 0
         self._report_wanted: asyncio.Future[None] | None = None
+        self._report_wanted_at = 0.0
         self._beginning: set[int] = set()
         self._recordings: dict[int, Recording] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -70,6 +76,17 @@ class Peer:
     def num_running(self) -> int:
         """Number of its requests in the engine."""
         return 0 if self._relay is None else self._relay.num_running
+
+    @property
+    def owed_s(self) -> float:
+        """Seconds for which it has owed a report; 0 if it owes none."""
+        wanted = self._report_wanted
+        return 0.0 if wanted is None or wanted.done() else time.monotonic() - self._report_wanted_at
+
+    def progress(self) -> Reading:
+        """Return its progress, as a Watchdog reads it: it works on the report that it owes."""
+        allowed_cpu_s = 0.0 if self.loaded.done() else _LOADING_CPU_S
+        return Reading(count=self._num_reports, is_busy=self.owed_s > 0, allowed_cpu_s=allowed_cpu_s)
 
     async def listen(self) -> None:
         """Handle its messages until it ends."""
@@ -94,6 +111,7 @@ class Peer:
         """Ask for a new report; the future is done once it is there, or will never be."""
         if self._report_wanted is None or self._report_wanted.done():
             self._report_wanted = asyncio.get_running_loop().create_future()
+            self._report_wanted_at = time.monotonic()
             self.send(WantReport())
         return self._report_wanted
 
@@ -104,8 +122,7 @@ class Peer:
             self._relay.close()
         for recording in self._recordings.values():
             recording.close()
-        if self._report_wanted is not None and not self._report_wanted.done():
-            self._report_wanted.set_result(None)
+        self._end_wait_for_report()
         for task in self._answering:
             task.cancel()
         self.idle.set()
@@ -132,8 +149,8 @@ class Peer:
                 task.add_done_callback(self._answering.discard)
             case Report():
                 self.report = message.families
-                if self._report_wanted is not None and not self._report_wanted.done():
-                    self._report_wanted.set_result(None)
+                self._num_reports += 1
+                self._end_wait_for_report()
             case Loaded():
                 self.loaded.set_result(None)
             case Failed():
@@ -142,6 +159,10 @@ class Peer:
                 self.serving.set()
             case Idle():
                 self.idle.set()
+
+    def _end_wait_for_report(self) -> None:
+        if self._report_wanted is not None and not self._report_wanted.done():
+            self._report_wanted.set_result(None)
 
     def _answer(self, ticket: int, value: Any) -> None:
         self.send(Answer(ticket, raw(value)))

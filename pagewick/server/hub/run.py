@@ -18,7 +18,7 @@ from pagewick.engine.supervisor import Supervisor
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.hub.counts import SharedCounts
 from pagewick.server.hub.member import Inheritance, Member
-from pagewick.server.hub.messages import Drain, Keys, Setup
+from pagewick.server.hub.messages import Keys, Setup
 from pagewick.server.hub.peer import Peer
 from pagewick.server.hub.state import HubState
 from pagewick.server.lifecycle import LAST_RESPONSES_S, first_done, stop_signals
@@ -68,7 +68,7 @@ class Hub:
         counts_file = SharedCounts.create_file(self._settings.api_server_count)
         counts, inheritance = SharedCounts(counts_file), Inheritance(self._listener, counts_file)
         self._members = [
-            Member(index, inheritance, counts, self._state, self._setup)
+            Member(index, inheritance, counts, self._state, self._setup, self._settings.hang_timeout)
             for index in range(self._settings.api_server_count)
         ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_keys)
@@ -103,10 +103,9 @@ class Hub:
         reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info))
         try:
             await stop.wait()
-            peers = self._peers()
-            for peer in peers:
-                peer.send(Drain())
-            drained = asyncio.gather(*(peer.idle.wait() for peer in peers))
+            drained = asyncio.gather(*(peer.idle.wait() for peer in self._peers()))
+            for member in self._members:
+                member.drain()
             await first_done(drained, hurry.wait(), asyncio.sleep(self._settings.shutdown_timeout))
         finally:
             reporting.cancel()

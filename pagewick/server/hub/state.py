@@ -61,9 +61,12 @@ class HubState:
             self._past = summed([self._past, totals(families)])
 
     async def reports(self) -> list[msgspec.Raw]:
-        """Return the metrics of all processes, each as a list of Families. One that does not respond counts as last."""
+        """Return the metrics of all processes, each as a list of Families.
+
+        A process that does not respond counts as it last reported. Only the first call waits for it.
+        """
         peers = [peer for peer in self.peers.values() if peer.serving.is_set()]
-        if wanted := [peer.wanted_report() for peer in peers]:
+        if wanted := [peer.wanted_report() for peer in peers if peer.owed_s < _REPORT_S]:
             await asyncio.wait(wanted, timeout=_REPORT_S)
         own = [raw(self._past), raw(families_of(self._registry))]
         return own + [peer.report for peer in peers if peer.report is not None]

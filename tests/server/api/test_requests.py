@@ -39,7 +39,7 @@ def refused(response: httpx.Response, status: int, *, param: str | None = None, 
 
 
 def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    for path in ("/v1/nothing", "/chat/completions"):
+    for path in ("/v1/nothing", "/chat/completions", "/embeddings"):
         message = refused(http.post(path), 404, code="not_found")
         assert "begin with /v1/" in message and path not in message.replace("/v1/chat/completions", "")
     assert "no such file" in refused(http.get("/page/nothing.js"), 404, code="not_found")
@@ -50,6 +50,23 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
     assert "/v1/models/{id:path} " in refused(http.put("/v1/models/my-model"), 405, code="method_not_allowed")
     with pytest.raises(openai.NotFoundError):
         sdk.embeddings.create(model=MODEL, input="x")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "embeddings are not supported yet"),
+        ("/v1/responses/resp_1", "the Responses API is not supported yet; send POST /v1/chat/completions"),
+        ("/v1/messages", "Anthropic's API is not supported yet; send POST /v1/chat/completions"),
+        ("/v1/audio/speech", "sound is not supported yet"),
+        ("/v1/batches", "pagewick complete --batch FILE"),
+        ("/api/chat", "with a base URL that ends in /v1"),
+        ("/completion", "send POST /v1/completions"),
+    ],
+)
+def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: str, words: str) -> None:
+    message = refused(http.post(path, json={}), 404, code="not_found")
+    assert words in message and "no such route" not in message
 
 
 @pytest.mark.parametrize(
