@@ -9,7 +9,7 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.text.grammars.json_schema import prepared_schema
-from pagewick.text.grammars.limits import GrammarLimits, cannot
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.schema_types import types_of
 
@@ -54,19 +54,12 @@ class GrammarWriter:
         Raises InvalidRequestError for a schema beyond the limits, or that cannot be kept exactly.
         """
         try:
-            prepared = prepared_schema(schema, self._limits) if tool.is_strict else self._within_limits(schema)
+            prepared = prepared_schema(schema, self._limits, is_lenient=not tool.is_strict)
         except InvalidRequestError as error:
             reason = str(error).removeprefix("structured_outputs cannot be honoured: ")
             raise InvalidRequestError(f"tool {tool.name!r} cannot be honoured: {reason}", param="tools") from None
         options = {**_SPACING, "lenient": not tool.is_strict}
         return self.rule(f"%json {json.dumps({**prepared, 'x-guidance': options})}")
-
-    def _within_limits(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._limits.check_depth(schema)
-        if (size := len(json.dumps(schema))) > self._limits.max_size:
-            limit = self._limits.max_size
-            raise cannot(f"its schema has {size} bytes, more than the limit of {limit} (--max-grammar-size)")
-        return schema
 
     def arguments(self, tool: Tool) -> str:
         """Add a rule for the arguments of a tool as JSON."""

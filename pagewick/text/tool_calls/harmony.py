@@ -20,6 +20,8 @@ from pagewick.text.tool_calls.written import WrittenCall
 _CHANNEL, _MESSAGE, _CONSTRAIN, _START = "<|channel|>", "<|message|>", "<|constrain|>", "<|start|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _WORDS = (_CHANNEL, _MESSAGE, _CONSTRAIN, _START, _END, _CALL, _RETURN)
+# A header may begin with a role and a recipient, before its first mark.
+_LEAD = re.compile(r"\s*(assistant)?\s*(to=[\w.-]+)?\s*")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -33,6 +35,7 @@ class HarmonySplitter:
         self.marks = {ids[word]: mark for word, mark in marks.items()}
         self._mark = {word: marks.get(word, word) for word in _WORDS}
         self._ends = re.compile("|".join(re.escape(self._mark[word]) for word in (_END, _CALL, _RETURN, _START)))
+        self._any = re.compile("|".join(re.escape(mark) for mark in self._mark.values()))
         self._offer = offer or ToolOffer()
         self._streams = streams
         self._held = ""  # a header, or the body of a call that may not be one
@@ -54,9 +57,7 @@ class HarmonySplitter:
     def flush(self) -> Sequence[Run]:
         runs: list[Run] = []
         if self._kind is None:
-            # Without any mark, the model has left the format, and its text is text.
-            is_header = any(mark in self._held for mark in self._mark.values())
-            runs.append((PartKind.DROPPED if is_header else PartKind.TEXT, self._held))
+            self._drop_header(runs, self._held)
         else:
             self._say(runs, self._held)
         self._held = ""
@@ -66,7 +67,7 @@ class HarmonySplitter:
         header, mark, rest = self._held.partition(self._mark[_MESSAGE])
         if not mark:
             return False
-        runs.append((PartKind.DROPPED, header + mark))
+        self._drop_header(runs, header + mark)
         self._held = rest
         recipient = _RECIPIENT.search(header)
         may_call = self._offer.is_parallel or not self._num_calls
@@ -79,6 +80,15 @@ class HarmonySplitter:
             is_thought = f"{self._mark[_CHANNEL]}analysis" in header
             self._kind = PartKind.REASONING if is_thought else PartKind.TEXT
         return True
+
+    def _drop_header(self, runs: list[Run], header: str) -> None:
+        """Leave out a header. Text before its first mark stays, unless it is a role and a recipient."""
+        first = self._any.search(header)
+        lead = header[: first.start()] if first else header
+        is_header = first is not None and _LEAD.fullmatch(lead)
+        num_shown = 0 if is_header else len(lead)
+        both = (PartKind.TEXT, header[:num_shown]), (PartKind.DROPPED, header[num_shown:])
+        runs += [run for run in both if run[1]]
 
     def _read_body(self, runs: list[Run]) -> bool:
         end = self._ends.search(self._held)

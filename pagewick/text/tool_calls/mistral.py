@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
-from pagewick.text.tool_calls.reading import Reader, Reading, read_arguments, read_envelopes
+from pagewick.text.tool_calls.reading import NoCall, Reader, Reading, read_arguments, read_envelopes
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall, envelope
 
 _OPENER, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID_READ = re.compile(r"\s*[\w-]*\s*")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -23,7 +24,9 @@ def _read(reader: Reader, offer: ToolOffer) -> Reading[None]:
     name = yield from reader.until([_ID, _ARGUMENTS], limit=160)
     reader.calls.begin(name.strip())
     if reader.ended_by == _ID:
-        yield from reader.until([_ARGUMENTS], limit=160)
+        call_id = yield from reader.until([_ARGUMENTS], limit=160)
+        if not _ID_READ.fullmatch(call_id):
+            raise NoCall
     yield from read_arguments(reader)
 
 

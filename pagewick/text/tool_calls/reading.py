@@ -21,6 +21,8 @@ BLANKS = " \t\r\n"
 MAX_DEPTH = 48
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _NUMBER_CHARS = "+-.eE0123456789"
+# Fields that a call may have besides its name and arguments.
+_BESIDE_ARGUMENTS = ("id", "index", "tool_call_id", "type")
 _ESCAPED = '"\\/bfnrt'
 
 _Result = TypeVar("_Result")
@@ -248,7 +250,8 @@ def read_envelope(
 ) -> Reading[None]:
     """Read one call that is a JSON object with a name and arguments, in any order; other fields are skipped.
 
-    is_sure: a missing field of arguments stands for none; otherwise the object is then no call.
+    is_sure: a missing field of arguments stands for none, unless there is an unknown field: that may be the arguments
+    under a wrong name. Otherwise the object is then no call.
     """
     calls, called, early = reader.calls, None, None
     more = yield from reader.opens("{", "}", no_write)
@@ -272,6 +275,7 @@ def read_envelope(
                 if called is not None:
                     calls.write(early)
         else:
+            is_sure = is_sure and key in _BESIDE_ARGUMENTS
             yield from reader.json(no_write)
         more = yield from reader.goes_on("}", no_write)
     if called is None or not (has_arguments or is_sure):

@@ -122,6 +122,26 @@ def test_responses_of_models_validate(weights: str, tmp_path: Path) -> None:
         jsonschema.validate(json.loads(text), schema, format_checker=FORMATS)
 
 
+def test_the_python_api_holds_responses_to_their_form() -> None:
+    """Also with several choices, draft tokens, log-probabilities, stop strings, and a request without a form."""
+    code = {"regex": "[a-c]{2}-[0-9]{3}y"}
+    given: list[dict[str, Any]] = [
+        {"structured_outputs": code, "n": 2, "logprobs": 1},
+        {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"],
+                                         "additionalProperties": False}}},
+        {"structured_outputs": code, "stop": ["y"]},
+        {"ignore_eos": True},
+    ]  # fmt: skip
+    with LLM(max_model_len=256, speculative_method="ngram") as llm:
+        params = [SamplingParams(max_tokens=40, temperature=1, seed=place, **one) for place, one in enumerate(given)]
+        outputs = llm.generate(["Tell me a code:"] * len(params), params)
+    texts = [[one.text for one in output.outputs] for output in outputs]
+    assert len(texts[0]) == 2 and all(re.fullmatch(code["regex"], text) for text in texts[0])
+    assert json.loads(*texts[1]) == {"a": 7} and re.fullmatch("[a-c]{2}-[0-9]{3}", *texts[2])
+    assert [one.finish_reason for output in outputs for one in output.outputs] == ["stop"] * 4 + ["length"]
+    assert all(len(one.logprobs or ()) == len(one.token_ids) for one in outputs[0].outputs)
+
+
 @pytest.mark.parametrize(
     "name",
     [

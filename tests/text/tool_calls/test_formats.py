@@ -34,10 +34,13 @@ each_family = pytest.mark.parametrize("name", BY_FAMILY)
 
 
 class Read:
-    """A response that has been split. texts: (is text, text) of everything; calls: (name, arguments as JSON)."""
+    """A response that has been split. fed: what the splitter was given; whole: all text that it returned.
+
+    shown: the text of these that is no call's; calls: (name, arguments as JSON).
+    """
 
     def __init__(self, splitter: PartSplitter, pieces: Sequence[str]) -> None:
-        self.shown, self.whole, self.ids = "", "", []
+        self.fed, self.shown, self.whole, self.ids = "".join(pieces), "", "", []
         self.calls: list[tuple[str, str]] = []
         for place in range(len(pieces) + 1):
             for run in splitter.feed(pieces[place]) if place < len(pieces) else splitter.flush():
@@ -136,6 +139,10 @@ def test_a_response_that_breaks_off_loses_no_text(name: str) -> None:
             assert begun.shown == text[:end]
 
 
+# The most characters that `mutated` adds.
+MAX_ADDED = 4 * (9 + 12)
+
+
 def mutated(text: str, rng: random.Random) -> str:
     """Delete, double, swap or insert some pieces."""
     for _ in range(rng.randint(1, 4)):
@@ -147,21 +154,33 @@ def mutated(text: str, rng: random.Random) -> str:
     return text
 
 
+def written_length(family: Family, name: str, arguments: str) -> int:
+    """Return the length of a call that is written anew for each argument, since a broken one may repeat a name."""
+    pairs = json.loads(arguments, object_pairs_hook=list)
+    return sum(len(family.write([(name, one)])) for one in ({}, *({key: value} for key, value in pairs)))
+
+
 @each_family
 def test_broken_calls_are_text(name: str) -> None:
-    """Each text that is fed is emitted or belongs to a valid call of an offered tool; nothing raises."""
+    """Each text that is fed is emitted or belongs to a valid call of an offered tool; nothing raises.
+
+    What belongs to calls is not longer than they are written, and than what the mutations add to them.
+    """
     family, rng = BY_FAMILY[name], random.Random(f"{name}{os.getpid() if IS_DEEP else ''}")
     text = "Well: " * (not family.is_bare) + family.write(calls_of(family))
     for _ in range(10_000 if IS_DEEP else 20):
         broken = mutated(text, rng)
         cuts = sorted(rng.randrange(len(broken) + 1) for _ in range(rng.randrange(4)))
-        found = read(family, broken, *cuts, has_tokens=rng.random() < 0.2)
-        assert len(found.whole) > 0 or not broken
+        has_tokens = rng.random() < 0.2
+        found = read(family, broken, *cuts, has_tokens=has_tokens)
+        assert found.whole == found.fed and (has_tokens or found.fed == broken)
         for called, arguments in found.parsed:
             assert called in OFFER.by_name and isinstance(arguments, dict)
-        if not found.calls:
-            assert found.shown == found.whole
-        read(family, broken, *cuts, is_guided=True)
+        written = sum(written_length(family, *call) for call in found.calls)
+        assert len(found.whole.strip()) - len(found.shown) <= bool(found.calls) * (written + MAX_ADDED)
+        assert found.calls or found.shown == found.whole
+        guided = read(family, broken, *cuts, is_guided=True)
+        assert guided.whole == guided.fed == broken and all(name in OFFER.by_name for name, _ in guided.calls)
 
 
 @each_family
@@ -203,6 +222,13 @@ def test_deep_arguments_end_in_text(name: str) -> None:
 def test_json_as_models_write_it(text: str, arguments: str) -> None:
     found = read(FAMILIES[0], f"<tool_call>{text}</tool_call>")
     assert [one for _, one in found.calls] == [arguments]
+
+
+def test_a_call_whose_arguments_have_a_wrong_name_is_text() -> None:
+    for field in ('"argments": {"city": "x"}', '"input": "x"', '"args": [1]'):
+        text = f'<tool_call>{{"id": "1", "type": "function", "name": "get_weather", {field}}}</tool_call>'
+        found = read(FAMILIES[0], text)
+        assert found.shown == text and not found.calls
 
 
 def test_the_closing_tag_may_be_missing_at_the_end() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 from typing import Any, cast
 
@@ -17,7 +19,9 @@ from pagewick.text.grammars.vocabulary import make_small_vocabulary
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.offer import ToolOffer
 from tests.text.tool_calls.families import OFFER, TOOLS, AllTokens, NoTokens
+from tests.text.tool_calls.test_formats import mutated
 
+IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 WORDS = format_named("openai").words
 THOUGHT = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant"
 SAID = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
@@ -59,6 +63,14 @@ def parts_of(text: str, *cuts: int, offer: ToolOffer | None = OFFER, is_guided: 
         (OTHER, [("text", '{"city": "Zürich"}')]),
         (CALLED.replace("}", ""), [("text", '{"city": "Zürich"')]),
         ("No channel.", [("text", "No channel.")]),
+        ("Hm. " + ANSWER, [("text", "Hm. It is warm.")]),
+        ("Hm. " + CALLED, [("text", "Hm. "), ("get_weather", '{"city": "Zürich"}')]),
+        ("Hm.<|channel|>", [("text", "Hm.")]),
+        ("Hm.<|message|>It is warm.", [("text", "Hm.It is warm.")]),
+        (ANSWER + "<|end|>\nMore." + THOUGHT, [("text", "It is warm.\nMore."), ("reasoning", "Hm {")]),
+        (" to=functions.now<|channel|>commentary<|message|>{}", [("now", "{}")]),
+        (ANSWER + "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}",
+         [("text", "It is warm."), ("now", "{}")]),
         ("<|channel|>fin", []),
     ],
 )  # fmt: skip
@@ -68,6 +80,27 @@ def test_parts_wherever_the_text_is_cut(text: str, expected: list[tuple[str, str
         assert parts_of(text, cut) == expected
     if expected and expected[-1][0] == "get_weather":
         assert parts_of(text, *range(len(text)), is_guided=True) == expected
+
+
+def test_broken_responses_lose_no_text() -> None:
+    """Only headers are left out: what precedes their first mark is text, unless it is a role and a recipient."""
+    rng = random.Random(f"harmony{os.getpid() if IS_DEEP else ''}")
+    form, tokenizer = format_named("openai"), AllTokens(WORDS)
+    splitting = ToolCallFormat(form, cast("Any", tokenizer)).splitting([], OFFER)
+    assert splitting is not None
+    marks = splitting.splitter().marks
+    for _ in range(10_000 if IS_DEEP else 50):
+        text = f"{THOUGHT}{SAID}{CALLED}<|call|><|start|>assistant{ANSWER}"
+        for mark, word in zip(marks.values(), form.words, strict=True):
+            text = text.replace(word, mark)
+        broken = mutated(text, rng)
+        cuts = sorted(rng.randrange(len(broken) + 1) for _ in range(3))
+        whole = parts_of(broken)
+        assert parts_of(broken, *cuts) == whole
+        parts_of(broken, *cuts, is_guided=True)
+        (lead, *_) = re.split(f"[{''.join(marks.values())}]", broken)
+        if not re.fullmatch(r"(assistant)?\s*(to=[\w.-]+)?\s*", lead):
+            assert whole[0][0] == "text" and whole[0][1].startswith(lead)
 
 
 def test_channels_are_separated_without_tools() -> None:
