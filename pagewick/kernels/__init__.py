@@ -8,7 +8,8 @@ the layout of a backend in `matrix` and `kv_cache`. `truncation` is plain PyTorc
 import torch
 from torch import Tensor
 
-from pagewick.kernels import cpu, reference, triton
+from pagewick.errors import ConfigError
+from pagewick.kernels import batch_invariance, cpu, reference, triton
 from pagewick.kernels.dispatch import Table
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
@@ -21,8 +22,11 @@ add_rms_norm = TABLE.operation(reference.add_rms_norm)
 argmax_rows = TABLE.operation(reference.argmax_rows)
 combine = TABLE.operation(reference.combine)
 dynamic_rotary_angles = TABLE.operation(reference.dynamic_rotary_angles)
+edit_tokens = TABLE.operation(reference.edit_tokens)
 fused_moe = TABLE.operation(reference.fused_moe)
 gated_activation = TABLE.operation(reference.gated_activation)
+gather_blocks = TABLE.operation(reference.gather_blocks)
+gather_columns = TABLE.operation(reference.gather_columns)
 gather_quantized_rows = TABLE.operation(reference.gather_quantized_rows)
 gather_rows = TABLE.operation(reference.gather_rows)
 grouped_linear = TABLE.operation(reference.grouped_linear)
@@ -30,6 +34,7 @@ latent_attention = TABLE.operation(reference.latent_attention)
 layer_norm = TABLE.operation(reference.layer_norm)
 linear = TABLE.operation(reference.linear)
 log_softmax_stats = TABLE.operation(reference.log_softmax_stats)
+mask_min_p = TABLE.operation(reference.mask_min_p)
 mask_rows = TABLE.operation(reference.mask_rows)
 paged_attention = TABLE.operation(reference.paged_attention)
 philox_uniform = TABLE.operation(reference.philox_uniform)
@@ -42,6 +47,7 @@ rotary_angles = TABLE.operation(reference.rotary_angles)
 route = TABLE.operation(reference.route)
 sample_tokens = TABLE.operation(reference.sample_tokens)
 scale = TABLE.operation(reference.scale)
+scatter_blocks = TABLE.operation(reference.scatter_blocks)
 soft_cap = TABLE.operation(reference.soft_cap)
 store_kv = TABLE.operation(reference.store_kv)
 
@@ -51,15 +57,36 @@ def native_status() -> str:
     return cpu.status()
 
 
-def kv_layout_version() -> str:
-    """Return a name for the layout of keys and values in a block, for data that outlives this process."""
-    return f"packed {LAYOUT_VERSION}" if cpu.library() else "plain"
+def status(device: str) -> str:
+    """Say in one sentence which kernels run on a device, such as "cuda:1", or why none do."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return native_status()
+    reason = triton.why_off() if kind == "cuda" else "there are no kernels for this device"
+    return f"plain PyTorch: {reason}" if reason else "Triton kernels"
+
+
+def kv_layout_version(device: torch.device) -> str:
+    """Return a name for the layout of keys and values in a device's blocks, for data that outlives this process."""
+    return f"packed {LAYOUT_VERSION}" if device.type == "cpu" and cpu.library() else f"plain {device.type}"
 
 
 def set_num_threads(num_threads: int) -> None:
     """Use `num_threads` threads, the calling one included, in native operations. No effect without them."""
     if native := cpu.library():
         native.set_num_threads(num_threads)
+
+
+def require_batch_invariance(device: torch.device) -> None:
+    """Demand that from now on, rows have the same bits in every batch. Raises ConfigError if a device cannot do it."""
+    problem = {
+        "cpu": "" if cpu.library() else f"it needs the native kernels on a CPU ({cpu.status()})",
+        "cuda": triton.why_off() and f"it needs the kernels for GPUs, which are off: {triton.why_off()}",
+    }.get(device.type, f"PyTorch may add in an order that depends on the batch on {device.type}; use --device cpu")
+    if problem:
+        raise ConfigError(f"--batch-invariant: {problem}")
+    batch_invariance.require()
+    TABLE.choose_again()
 
 
 def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

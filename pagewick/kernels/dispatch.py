@@ -111,11 +111,12 @@ class Table:
     def _sentence(self, device_kind: str, dtype: torch.dtype) -> str:
         served: dict[str, list[str]] = {}
         for name in sorted(self._choices):
-            if backend := self.backend(name, device_kind, dtype):
-                served.setdefault(backend.name, []).append(name)
+            backend = self.backend(name, device_kind, dtype)
+            served.setdefault("the reference" if backend is None else backend.name, []).append(name)
+        if len(served) == 1:
+            return f"kernels for {dtype} on {device_kind}: {next(iter(served))} serves everything"
         parts = [f"{backend} serves {', '.join(names)}" for backend, names in served.items()]
-        rest = "the reference serves the rest" if parts else "the reference serves everything"
-        return f"kernels for {dtype} on {device_kind}: " + "; ".join([*parts, rest])
+        return f"kernels for {dtype} on {device_kind}: " + "; ".join(parts)
 
 
 class _Choices(dict[Any, Function]):

@@ -7,6 +7,7 @@ head that is rotated, E experts, N rows of logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
@@ -151,6 +152,31 @@ class DrawOptions(NamedTuple):
     top_k: Tensor
     top_p: Tensor
     uniform: Tensor
+
+
+class EditStep(IntEnum):
+    """The steps in which single logits are changed, in their order."""
+
+    BAN = 0
+    BIAS = 1
+    REPETITION = 2
+    PRESENCE = 3
+    FREQUENCY = 4
+    DRY = 5
+
+
+class TokenEdits(NamedTuple):
+    """Changes of E single logits in R rows.
+
+    row_ids: [R] int64, each row once. starts: [6 * R + 1] int64: the changes of row_ids[r] in an EditStep are those
+    from starts[step * R + r] to before the next start. token_ids: [E] int64; a step may have a token of a row twice,
+    with one amount. amounts: [E], in the dtype of the logits.
+    """
+
+    row_ids: Tensor
+    starts: Tensor
+    token_ids: Tensor
+    amounts: Tensor
 
 
 PLAIN_HEADS = HeadOptions()

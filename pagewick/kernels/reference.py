@@ -28,7 +28,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
-from pagewick.kernels.reference_kv import store_vectors, take_blocks
+from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
@@ -36,7 +36,9 @@ from pagewick.kernels.reference_quantizers import quantize_weight
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
 from pagewick.kernels.reference_sampling import (
     argmax_rows,
+    edit_tokens,
     log_softmax_stats,
+    mask_min_p,
     mask_rows,
     philox_uniform,
     sample_tokens,
@@ -44,10 +46,11 @@ from pagewick.kernels.reference_sampling import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_rows", "combine",
-    "dynamic_rotary_angles", "fused_moe", "gated_activation", "gather_quantized_rows", "gather_rows",
-    "grouped_linear", "latent_attention", "layer_norm", "linear", "log_softmax_stats", "mask_rows", "paged_attention",
-    "philox_uniform", "quantize_weight", "quantized_linear", "rms_norm", "rope_and_store", "rope_and_store_latent",
-    "rotary_angles", "route", "sample_tokens", "scale", "soft_cap", "store_kv",
+    "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gather_blocks", "gather_columns",
+    "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm", "linear",
+    "log_softmax_stats", "mask_min_p", "mask_rows", "paged_attention", "philox_uniform", "quantize_weight",
+    "quantized_linear", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route",
+    "sample_tokens", "scale", "scatter_blocks", "soft_cap", "store_kv",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
@@ -87,6 +90,11 @@ def gather_rows(weight: Tensor, row_ids: Tensor, num_rows: int, num_columns: int
     if is_packed:
         raise ValueError(f"no native operation reads packed rows of {weight.dtype}")
     return F.embedding(row_ids, weight)
+
+
+def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """Return the columns [n] int64, each from 0 to H - 1, of x [..., H]: [..., n]."""
+    return x.index_select(-1, columns)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:

@@ -8,6 +8,8 @@ the first of TARGETS with the least squared error. A vector of zeros has the sca
 not finite is NaN.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def quantize_vectors(vectors: Tensor, dtype: torch.dtype, constant: float = 0.0)
 
 def _best_targets(vectors: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
     """Return for each vector [..., D] the number that its largest magnitude is to become."""
-    targets = torch.tensor(TARGETS[dtype])
+    targets = torch.tensor(TARGETS[dtype], device=vectors.device)
     if len(targets) == 1:
         return targets
     parts = vectors / largest.where(largest > 0, 1.0).unsqueeze(-1)
@@ -90,3 +92,18 @@ def take_latents(cache: Tensor, scales: Tensor | None, latent_dim: int, block_id
     numbers, factors = take_blocks(cache, None, block_ids), scales[block_ids]
     parts = numbers[..., :latent_dim] * factors[..., :1], numbers[..., latent_dim:] * factors[..., 1:]
     return torch.cat(parts, dim=-1)
+
+
+def gather_blocks(block_ids: Tensor, caches: Sequence[Tensor]) -> Tensor:
+    """Return blocks block_ids [n] int64 of caches [num_blocks, B] uint8, those of all caches side by side: [n, L * B].
+
+    L: the number of caches, such as the layers of a cache group. B may differ.
+    """
+    return torch.cat([cache.index_select(0, block_ids) for cache in caches], dim=1)
+
+
+def scatter_blocks(block_ids: Tensor, caches: Sequence[Tensor], content: Tensor) -> None:
+    """Store content [n, L * B], as gather_blocks returns it, in blocks block_ids [n] int64, which are all different."""
+    parts = torch.split(content, [cache.shape[1] for cache in caches], dim=1)
+    for cache, part in zip(caches, parts, strict=True):
+        cache.index_copy_(0, block_ids, part)

@@ -149,6 +149,11 @@ def peak(x: Tensor) -> Tensor:
     return functools.reduce(lambda best, row: torch.where(row.abs() > best.abs(), row, best), x.unbind(0))
 
 
+def divided(x: Tensor, by: float) -> Tensor:
+    """Return x / by, rounded once: by a number, PyTorch would multiply with its reciprocal on a GPU."""
+    return x / torch.full_like(x, by)
+
+
 def inverse(x: Tensor, numerator: float = 1.0) -> Tensor:
     """Return numerator / x, and 0 where x is tiny."""
     return torch.where(x.abs() > TINY, torch.full_like(x, numerator) / x, 0.0)
@@ -248,7 +253,7 @@ def fit_scale(x: Tensor, weights: Tensor | None, low: int, top: int) -> tuple[Te
     """
     largest = peak(x)
     if weights is None:
-        return largest.abs() / top if low == -top else largest / (low or top), None
+        return divided(largest.abs(), top) if low == -top else divided(largest, low or top), None
     scale, scale_weight, best = (torch.zeros_like(largest) for _ in range(3))
     for offset in OFFSETS:
         fitted, squares, gain = refine_scale(x, weights, inverse(largest, (low or top) + offset), low, top)
@@ -281,7 +286,7 @@ def fit_scale_and_minimum(x: Tensor, weights: Tensor | None, kind: Format) -> tu
     weights: how much their errors count; None makes the least number level 0 and the largest one the top.
     """
     low, span = bounds(x, kind)
-    scale, minimum = span / kind.top, low
+    scale, minimum = divided(span, kind.top), low
     if weights is None:
         return scale, None, minimum
     sum_w, sum_x = total(weights), total(weights * x)
@@ -313,7 +318,7 @@ def fit_scale_and_zero(x: Tensor, weights: Tensor | None, kind: Format) -> tuple
     """
     low, span = bounds(x, kind)
     if weights is None:
-        return span / kind.top, nearest(-low * inverse(span, kind.top), 0, kind.top)
+        return divided(span, kind.top), nearest(-low * inverse(span, kind.top), 0, kind.top)
     scale, zero, best = (torch.zeros_like(low) for _ in range(3))
     for offset in OFFSETS:
         factor = inverse(span, kind.top + offset)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pagewick.kernels.options import DrawOptions
+from pagewick.kernels.options import DrawOptions, EditStep, TokenEdits
 
 # Number of tokens that sampling sorts at first. It sorts the whole vocabulary only where these do not decide.
 SORTED_HEAD = 1024
@@ -90,6 +90,34 @@ def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     bits = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_allowed = (masks.unsqueeze(-1) & bits).bool().flatten(1)[:, : logits.shape[1]]
     return logits.masked_fill(~is_allowed, float("-inf"))
+
+
+def mask_min_p(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
+    """Return logits [N, V] with -inf for tokens of less than min_p times the probability of the most likely one.
+
+    temperature, min_p: [N]; the temperature is above 0. Nguyen et al. 2024, "Min-p Sampling", arXiv 2407.01082.
+    """
+    precise = logits.to(sum_dtype(logits))
+    relative = ((precise - precise.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).exp()
+    return logits.masked_fill(relative < min_p.unsqueeze(1).to(relative.dtype), float("-inf"))
+
+
+def edit_tokens(logits: Tensor, edits: TokenEdits) -> None:
+    """Change single logits of logits [N, V] in place, step by step; each is rounded after every step.
+
+    A step adds amounts. That of EditStep.REPETITION divides logits above 0 by them and multiplies others with them.
+    """
+    num_rows, starts = len(edits.row_ids), edits.starts.tolist()
+    for step in EditStep:
+        begin, end = starts[step * num_rows], starts[(step + 1) * num_rows]
+        if begin == end:
+            continue
+        counts = edits.starts[step * num_rows : (step + 1) * num_rows + 1].diff()
+        where = edits.row_ids.repeat_interleave(counts), edits.token_ids[begin:end]
+        before, amounts = logits[where], edits.amounts[begin:end]
+        changed = torch.where(before > 0, before / amounts, before * amounts)
+        # A token that occurs twice is written twice, with the same value.
+        logits[where] = changed if step == EditStep.REPETITION else before + amounts
 
 
 def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:

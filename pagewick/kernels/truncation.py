@@ -1,4 +1,5 @@
-"""Filters over logits that decide which tokens may be drawn, and mirostat. Plain PyTorch on any device.
+"""Filters over logits that decide which tokens may be drawn, and mirostat. Plain PyTorch on any device. min_p is an
+operation of reference_sampling.py.
 
 Dimensions: N rows, V vocabulary. Each mask_... takes logits [N, V] (float32, -inf for excluded tokens, at least one
 finite per row) and parameters [N], and returns logits with -inf for the tokens that it drops. Probabilities are those
@@ -34,14 +35,6 @@ def mask_top_n_sigma(logits: Tensor, num_sigmas: Tensor) -> Tensor:
     variance = _row_sum((distance - mean).square().where(is_finite, 0.0)) / count
     limit = -num_sigmas.unsqueeze(1).to(distance.dtype) * variance.sqrt()
     return logits.masked_fill(distance < limit, float("-inf"))
-
-
-def mask_min_p(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
-    """Keep tokens of at least min_p times the probability of the most likely one, after Nguyen et al. 2024,
-    "Min-p Sampling", arXiv 2407.01082.
-    """
-    relative = _scaled(logits, temperature).exp()
-    return logits.masked_fill(relative < min_p.unsqueeze(1).to(relative.dtype), float("-inf"))
 
 
 def mask_typical_p(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> Tensor:
@@ -89,8 +82,9 @@ def mask_surprise(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
 
 
 def mirostat_top_k(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
-    """Return how many of the most likely tokens mirostat 1 keeps, [N] int64 (Basu et al. 2020, arXiv 2007.14966).
+    """Return how many of the most likely tokens mirostat 1 keeps, [N] int64 on the CPU.
 
+    This is algorithm 1 of Basu et al. 2020, "Mirostat", arXiv 2007.14966.
     Zipf's exponent s is estimated from the MIROSTAT_HEAD most likely tokens, and k follows from s and the highest
     surprise mu [N] (bits); it is rounded and at least 1. Excluded tokens do not count as vocabulary.
     """
@@ -98,7 +92,7 @@ def mirostat_top_k(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
     num_possible = (log_probs > float("-inf")).sum(-1)
     head = log_probs.topk(min(MIROSTAT_HEAD, logits.shape[1]), dim=-1).values
     rows = zip(head.tolist(), num_possible.tolist(), mu.tolist(), strict=True)
-    return torch.tensor([_zipf_top_k(row[:size], size, limit) for row, size, limit in rows], device=logits.device)
+    return torch.tensor([_zipf_top_k(row[:size], size, limit) for row, size, limit in rows])
 
 
 def _zipf_top_k(log_probs: list[float], vocab_size: int, mu: float) -> int:
@@ -126,6 +120,9 @@ def _prefix_mask(keys: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor) -> T
     """Return which tokens are in the kept prefix of the tokens by falling key (equal ones by id), [N, V] bool."""
     precise = sum_dtype(keys)
     columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise))
+    if not keys.is_cpu:
+        # To ask which rows need the whole order would make the host wait for a GPU.
+        return _prefix_of(probs, *sorted_whole(keys), *columns)[0]
     is_kept, is_final = _prefix_of(probs, *sorted_head(keys), *columns)
     rest = (~is_final).nonzero().squeeze(1)
     if rest.numel():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.reference_quantizers import FORMATS
+from pagewick.quantization.block_formats import OWN_FORMATS
 from tests.kernels.weights_to_quantize import FIXTURES, dequantized, errors, importance, tensors
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     for title, x in tensors().items():
         figures[title] = {"mean square": [float(f"{x.double().square().mean().item():.6g}")]}
-        for name in FORMATS:
+        for name in (one for one in FORMATS if one not in OWN_FORMATS):
             figures[title][name] = []
             for weights in (None, importance(x.shape[1])):
                 found = dequantized(quantized(library, x.contiguous(), name, weights), name)

@@ -103,7 +103,7 @@ def test_a_line_for_each_device_and_dtype_says_what_was_chosen() -> None:
         logger.removeHandler(handler)
         logger.setLevel(level)
     assert lines == [
-        "kernels for torch.float32 on meta: fake one serves add; the reference serves the rest",
+        "kernels for torch.float32 on meta: fake one serves add; the reference serves scale",
         "kernels for torch.float32 on cpu: the reference serves everything",
     ]
 

@@ -1,4 +1,4 @@
-"""Sums, products with a number and soft caps against float64, bit for bit against themselves and in a recorded step."""
+"""Sums, products with a number, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
 
 from __future__ import annotations
 
@@ -154,14 +154,50 @@ def test_the_library_serves_what_it_can_and_the_reference_the_rest(native: Nativ
     assert learned.grad is not None
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 17, 40_000])
+def test_columns_are_gathered(kernels: Any, size: int, dtype: torch.dtype) -> None:
+    """More columns than there are, from rows of a wider matrix, NaN and infinities included."""
+    wide, _ = inputs(3, size + 5, dtype=dtype)
+    wide[1, :3] = torch.tensor([float("nan"), float("inf"), -0.0])
+    x = wide[:, :size]
+    columns = torch.randint(0, size, (size + 9,), generator=torch.Generator().manual_seed(1))
+    columns[:2] = torch.tensor([size - 1, 0])
+    out = kernels.gather_columns(x, columns)
+    assert out.dtype == dtype and out.shape == (3, size + 9)
+    for row, gathered in zip(x.float().tolist(), out.float().tolist(), strict=True):
+        assert str(gathered) == str([row[column] for column in columns.tolist()])
+    assert kernels.gather_columns(x[:0], columns).shape == (0, size + 9)
+
+
+def test_gathered_columns_are_those_of_any_threads_and_shapes(native: NativeKernels) -> None:
+    x, columns = inputs(2, 9, 5000, dtype=torch.bfloat16)[0], torch.randperm(5000)
+    out = native.gather_columns(x, columns)
+    assert torch.equal(out, x[..., columns]) and out.shape == (2, 9, 5000)
+    assert torch.equal(native.gather_columns(x[0, 0], columns), x[0, 0, columns])
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(native.gather_columns(x, columns), out)
+    for outside in (-1, 5000):
+        with pytest.raises(IndexError, match=r"a column is outside 0 \.\. 4999"):
+            native.gather_columns(x, torch.tensor([0, outside]))
+    for wrong in (columns.int(), columns.view(2, -1), columns[::2]):
+        with pytest.raises(ValueError, match="columns must be contiguous int64 on the CPU"):
+            native.gather_columns(x, wrong)
+    assert torch.equal(dispatched.gather_columns(x.double(), columns), x.double()[..., columns])
+    learned = x.float().requires_grad_()
+    dispatched.gather_columns(learned, columns).sum().backward()
+    assert learned.grad is not None and bool((learned.grad == 1).all())
+
+
 def test_they_can_be_recorded() -> None:
     required_library()
     x, y = inputs(4, 40, dtype=torch.bfloat16)
-    positions = torch.tensor([3, 20, 21, 999])
+    positions, columns = torch.tensor([3, 20, 21, 999]), torch.randperm(40)
 
     def compute() -> list[Tensor]:
         added = dispatched.add(dispatched.scale(x, FACTOR), y)
-        capped = dispatched.soft_cap(added, CAP)
+        capped = dispatched.gather_columns(dispatched.soft_cap(added, CAP), columns)
         return [capped, *dispatched.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 20)]
 
     results, recorded = record(compute, StepMemory())

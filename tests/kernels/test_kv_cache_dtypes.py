@@ -109,7 +109,7 @@ def test_the_native_library_stores_the_same_bytes(native: NativeKernels, name: s
 
 
 @by_name
-@pytest.mark.parametrize("num_rows", [1, 7])
+@pytest.mark.parametrize("num_rows", [1, 7, 13])
 def test_every_number_is_widened_rightly(native: NativeKernels, name: str, num_rows: int) -> None:
     """With a single key, the output is its value: as it lies in the cache for few rows, widened once for many."""
     dtype, head_dim = torch_dtype(name), 256
@@ -183,7 +183,7 @@ def test_same_bits_alone_batched_chunked_and_threaded(
     expected = scaled.attend(native.paged_attention, **options)
     alone = [scaled.only(seq).attend(native.paged_attention, **options) for seq in range(len(q_lens))]
     assert torch.equal(torch.cat(alone), expected)
-    for chunk in (1, 2, 13):
+    for chunk in (1, 2, 3, 4, 13):
         chunks = [
             scaled.only(seq, begin, min(begin + chunk, q_len)).attend(native.paged_attention, **options)
             for seq, q_len in enumerate(q_lens)

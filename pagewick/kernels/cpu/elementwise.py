@@ -1,15 +1,17 @@
-"""Activation functions, sums, products with a number and soft caps by the native library."""
+"""Activation functions, sums, products with a number, soft caps and gathered columns by the native library."""
 
+import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.binding import DTYPES, Operation, address, as_rows, empty, is_plain
-from pagewick.kernels.cpu.structs import Activation, ActivationArgs, Elementwise, ElementwiseArgs
+from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty, is_plain
+from pagewick.kernels.cpu.structs import Activation, ActivationArgs, Elementwise, ElementwiseArgs, GatherColumnsArgs
 
 ACTIVATION_KINDS = {kind.name.lower(): kind.value for kind in Activation}
 
 _ACTIVATION = Operation("activation", ActivationArgs)
 _ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
+_GATHER_COLUMNS = Operation("gather_columns", GatherColumnsArgs)
 _KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
 
 
@@ -50,7 +52,27 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return _run("soft_cap", x, None, cap) if _is_served(x) else reference.soft_cap(x, cap)
 
 
-OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, soft_cap), DTYPES)
+def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """reference.gather_columns for x [..., H].
+
+    Raises IndexError for a column outside x, ValueError for columns that are not a list of int64.
+    """
+    if not _is_served(x):
+        return reference.gather_columns(x, columns)
+    if columns.dtype != torch.int64 or columns.dim() != 1 or not columns.is_contiguous() or not columns.is_cpu:
+        raise ValueError(f"columns must be contiguous int64 on the CPU, not {columns.dtype} {list(columns.shape)}")
+    out = empty((*x.shape[:-1], len(columns)), x.dtype)
+    rows, stride = as_rows(x)
+    args = GatherColumnsArgs(
+        x=rows.data_ptr(), columns=columns.data_ptr(), out=out.data_ptr(), num_rows=rows.shape[0],
+        num_columns=rows.shape[1], size=len(columns), x_stride=stride, dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    if _GATHER_COLUMNS.run(args) == BAD_ROW:
+        raise IndexError(f"a column is outside 0 .. {rows.shape[1] - 1}")
+    return out
+
+
+OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, soft_cap, gather_columns), DTYPES)
 
 
 def _is_served(x: Tensor) -> bool:

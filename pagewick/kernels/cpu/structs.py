@@ -75,6 +75,11 @@ class ElementwiseArgs(Structure):
     factor: Float; dtype: Int32; kind: Int32
 
 @laid_out
+class GatherColumnsArgs(Structure):
+    x: Address; columns: Address; out: Address; num_rows: Int64; num_columns: Int64; size: Int64; x_stride: Int64
+    dtype: Int32
+
+@laid_out
 class ArgmaxArgs(Structure):
     logits: Address; token_ids: Address; values: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
 
@@ -199,5 +204,5 @@ OPERATIONS: dict[str, type[Structure]] = {
     "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
     "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
-    "quantize_weight": QuantizeWeightArgs
+    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs
 }

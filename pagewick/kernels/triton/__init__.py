@@ -10,11 +10,13 @@ import functools
 import importlib
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from pagewick.kernels import batch_invariance
 from pagewick.kernels.dispatch import Backend, Function
 from pagewick.kernels.triton import layouts
 
@@ -29,22 +31,29 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "add_rms_norm": ("norm", _FLOATS),
     "argmax_rows": ("logits", _FLOAT32),
     "combine": ("routing", _FLOATS),
+    "edit_tokens": ("edits", _FLOAT32),
     "fused_moe": ("moe", _FLOATS),
     "gated_activation": ("elementwise", _FLOATS),
+    "gather_blocks": ("blocks", _INT64),
     "gather_quantized_rows": ("quantized", _INT64),
     "grouped_linear": ("moe", _FLOATS),
     "latent_attention": ("mla", _FLOATS),
     "layer_norm": ("norm", _FLOATS),
+    # Only if results must not depend on the batch.
+    "linear": ("linear", _FLOATS),
     "log_softmax_stats": ("logits", _FLOAT32),
+    "mask_min_p": ("logits", _FLOAT32),
     "mask_rows": ("logits", _FLOAT32),
     "paged_attention": ("attention", _FLOATS),
     "philox_uniform": ("logits", _INT64),
     "quantized_linear": ("quantized", _FLOATS),
     "rms_norm": ("norm", _FLOATS),
     "rope_and_store": ("rope", _FLOATS),
+    "rope_and_store_latent": ("latents", _FLOATS),
     "route": ("routing", _FLOAT32),
     "sample_tokens": ("sampling", _FLOAT32),
     "scale": ("elementwise", _FLOATS),
+    "scatter_blocks": ("blocks", _INT64),
     "soft_cap": ("elementwise", _FLOATS),
     "store_kv": ("rope", _FLOATS),
 }
@@ -71,6 +80,8 @@ class _Functions(Mapping[str, Function]):
 
 def supports(operation: str, device_kind: str, dtype: torch.dtype) -> bool:
     """Whether there is a GPU that runs the kernels, and one for tensors of this dtype."""
+    if operation == "linear" and not batch_invariance.is_required():
+        return False
     return device_kind == "cuda" and dtype in OPERATIONS[operation][1] and not why_off()
 
 
@@ -81,6 +92,8 @@ def why_off() -> str:
         return "PAGEWICK_TRITON=0"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed; PyTorch for CUDA brings it along: pip install 'pagewick[gpu]'"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler; install gcc and Python's headers, or name a compiler in CC"
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU"
     if not torch.version.hip and torch.cuda.get_device_capability() < (8, 0):

@@ -10,7 +10,8 @@ between them by their number of new tokens, and by nothing else:
              split the keys, SPLIT of them each; merge_splits merges them in order.
     long     the rest, prompts: a tile of queries goes over all keys that it sees. Bound by tensor cores.
 
-A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). With
+A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). But the
+batch decides how a prompt is cut into chunks; where results must not depend on that, every sequence is long. With
 bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that for products.
 Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values.
 """
@@ -24,10 +25,11 @@ import torch
 import triton
 from torch import Tensor
 
-from pagewick.kernels import reference
+from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from pagewick.kernels.triton.attention_kernels import attend_long, attend_short
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.online_softmax import (
     MERGE_TILE,
     STORED,
@@ -197,7 +199,7 @@ WORKLOADS = (
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
     """reference.paged_attention; see the module."""
     if not _is_served(q, cache):
-        return reference.paged_attention(q, cache, metadata, scores)
+        return by_definition(reference.paged_attention, q, cache, metadata, scores)
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
@@ -205,7 +207,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     if q.stride(2) != 1 or q.stride(1) != head_dim or q.stride(0) % 16:
         q = q.contiguous()
     group = num_heads // cache.num_kv_heads
-    max_short = max(1, MAX_SHORT_ROWS // group)
+    max_short = max_short_tokens(group)
     sinks = scores.sinks
     shared = {
         "q": q, "cache": bytes_of_fp8(cache.data), "out": out, "block_tables": metadata.block_tables,
@@ -220,13 +222,23 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     if cache.scales is not None:
         shared["scales"] = cache.scales
     key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, bool(scores.logit_soft_cap))
-    _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim])
+    if max_short:
+        _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim])
     if num_tokens > max_short:
         long = _ATTEND[key._replace(is_long=True)]
         num_seqs = len(metadata.context_lens)
         num_tiles = num_tokens * group // long.constexprs["BLOCK_M"] + num_seqs
         long.launch((num_tiles, cache.num_kv_heads), num_seqs=num_seqs, **shared)
     return out
+
+
+def max_short_tokens(rows_of_token: int, limit: int = MAX_SHORT_ROWS) -> int:
+    """Return how many new tokens a short sequence has at most.
+
+    None is short if results must not depend on the batch, which decides how a prompt is cut into chunks: both kernels
+    add in orders of their own.
+    """
+    return 0 if batch_invariance.is_required() else max(1, limit // rows_of_token)
 
 
 def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> None:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewick.kernels import reference
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 BLOCK = 1024
@@ -100,28 +101,28 @@ WORKLOADS = tuple(
 
 def activation(x: Tensor, kind: str) -> Tensor:
     """reference.activation for x [..., I]."""
-    return _run(x, kind, x.shape[-1]) if _is_served(x) else reference.activation(x, kind)
+    return _run(x, kind, x.shape[-1]) if _is_served(x) else by_definition(reference.activation, x, kind)
 
 
 def gated_activation(x: Tensor, kind: str) -> Tensor:
     """reference.gated_activation for x [..., 2 * I]: [..., I]."""
     if not _is_served(x) or x.shape[-1] % 2:
-        return reference.gated_activation(x, kind)
+        return by_definition(reference.gated_activation, x, kind)
     return _run(x, kind, x.shape[-1] // 2, is_gated=True)
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
     """reference.scale for x [..., H]."""
-    return _run(x, "scale", x.shape[-1], factor) if _is_served(x) else reference.scale(x, factor)
+    return _run(x, "scale", x.shape[-1], factor) if _is_served(x) else by_definition(reference.scale, x, factor)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """reference.soft_cap for x [..., H]."""
-    return _run(x, "soft_cap", x.shape[-1], cap) if _is_served(x) else reference.soft_cap(x, cap)
+    return _run(x, "soft_cap", x.shape[-1], cap) if _is_served(x) else by_definition(reference.soft_cap, x, cap)
 
 
 def _is_served(x: Tensor) -> bool:
-    return x.dtype in _DTYPES and x.dim() > 0 and x.numel() > 0 and -(-x.shape[-1] // BLOCK) <= _MAX_ROWS
+    return x.dtype in _DTYPES and x.dim() > 0 and x.shape[-1] > 0 and -(-x.shape[-1] // BLOCK) <= _MAX_ROWS
 
 
 def _run(x: Tensor, kind: str, size: int, factor: float = 1.0, *, is_gated: bool = False) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pagewick.kernels import batch_invariance
 from pagewick.kernels.triton import layouts, products
 from pagewick.kernels.triton.grouping import Grouping
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
@@ -57,7 +58,10 @@ def tile_of(kind: str, name: str) -> Tile:
     if kind == FEW:
         # Six stages of 128 columns: for 4,096 outputs, 1.5 MB of Q4_K are on their way, about as much as an H100 needs.
         return Tile(16, 32, 128, 4, 6)
-    return Tile(64, 64, 64, 4, 2) if kind == SOME else Tile(128, 128, 64, 8, 2)
+    if kind == SOME:
+        # Plain weights need no registers between memory and the tensor cores, so that more of them can be on their way.
+        return Tile(64, 64, 64, 4, 4 if name == PLAIN else 2)
+    return Tile(128, 128, 64, 8, 2)
 
 
 def _constants(form: layouts.Format) -> dict[str, int]:
@@ -115,21 +119,21 @@ PRODUCTS: Final[Mapping[tuple[str, str, torch.dtype, torch.dtype], Variant]] = {
     for kind in (ROWS, FEW, SOME, MANY)
     for name in (*layouts.FORMATS, PLAIN)
     for dtype, out_dtype in _PAIRS
-    if (name != PLAIN or dtype == out_dtype) and (kind == ROWS or dtype != torch.float32)
+    if kind == ROWS or dtype != torch.float32
 }
 GATHERS: Final[Mapping[tuple[str, torch.dtype], Variant]] = {
     (name, dtype): _gather(name, dtype) for name in layouts.FORMATS for dtype in _DTYPES
 }
 
 
-def kind_for(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool = False) -> str:
-    """Return the kind of tile for products of x [num_rows, K]; batch_invariant: the same for any number.
+def kind_for(num_rows: int, dtype: torch.dtype) -> str:
+    """Return the kind of tile for products of x [num_rows, K]. Batch-invariant products have one kind for all numbers.
 
     Tensor cores have no float32, and tiles of it would spill registers.
     """
     if dtype == torch.float32:
         return ROWS
-    if batch_invariant:
+    if batch_invariance.is_required():
         return FEW
     if num_rows == 1:
         return ROWS

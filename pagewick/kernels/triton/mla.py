@@ -27,10 +27,12 @@ from pagewick.kernels.triton.attention import (
     Tile,
     attend_variant,
     bytes_of_fp8,
+    max_short_tokens,
     merge_variant,
     split_slices,
 )
 from pagewick.kernels.triton.attention_kernels import find_sequence
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.online_softmax import (
     STORED,
     converted,
@@ -261,25 +263,28 @@ def latent_attention(
         (q_latent.shape[2], q_rope.shape[2]),
     )
     if not _is_served(key, q_latent, cache):
-        return reference_mla.latent_attention(
-            q_latent, q_rope, cache, metadata, softmax_scale=softmax_scale, scales=scales
-        )
+        return by_definition(
+            reference_mla.latent_attention, q_latent, q_rope, cache, metadata, softmax_scale=softmax_scale,
+            scales=scales,
+        )  # fmt: skip
     num_tokens, num_heads, latent_dim = q_latent.shape
     out = torch.empty((num_tokens, num_heads, latent_dim), dtype=q_latent.dtype, device=q_latent.device)
     if num_tokens == 0:
         return out
+    max_short = max_short_tokens(1, MAX_SHORT_TOKENS)
     shared = {
         "q_latent": q_latent.contiguous(), "q_rope": q_rope.contiguous(), "cache": bytes_of_fp8(cache), "out": out,
         "block_tables": metadata.block_tables, "context_lens": metadata.context_lens,
         "cu_seqlens_q": metadata.cu_seqlens_q, "num_heads": num_heads,
         "table_stride": metadata.block_tables.stride(0), "block_stride": cache.stride(0),
         "scale_stride": 0 if scales is None else scales.stride(0), "block_shift": cache.shape[1].bit_length() - 1,
-        "max_short": MAX_SHORT_TOKENS, "scale": softmax_scale,
+        "max_short": max_short, "scale": softmax_scale,
     }  # fmt: skip
     if scales is not None:
         shared["scales"] = scales
-    _attend_short(shared, _ATTEND[key], _MERGE[q_latent.dtype, latent_dim])
-    if num_tokens > MAX_SHORT_TOKENS:
+    if max_short:
+        _attend_short(shared, _ATTEND[key], _MERGE[q_latent.dtype, latent_dim])
+    if num_tokens > max_short:
         long = _ATTEND[key._replace(is_long=True)]
         num_seqs = len(metadata.context_lens)
         num_tiles = num_tokens * num_heads // long.constexprs["BLOCK_M"] + num_seqs

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pagewick.expert_routing import Routing
-from pagewick.kernels import reference
+from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.dispatch import Function
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated
 from pagewick.kernels.triton import BACKEND
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.grouping import GROUPS, Grouping, group
 from pagewick.kernels.triton.launches import (
     FEW,
@@ -23,13 +24,15 @@ from pagewick.kernels.triton.launches import (
     ROWS,
     SOME,
     Stored,
+    kind_for,
     launch_product,
     tile_of,
 )
 from pagewick.kernels.triton.quantized import as_rows
 from pagewick.kernels.triton.variant import Workload
 
-VARIANTS = (*GROUPS.values(), *(variant for (_, name, _, _), variant in PRODUCTS.items() if name == PLAIN))
+_PLAIN = [variant for (_, name, dtype, out), variant in PRODUCTS.items() if name == PLAIN and dtype == out]
+VARIANTS = (*GROUPS.values(), *_PLAIN)
 # The first products of Qwen3-30B-A3B: 128 experts of 768 gates and ups and 2,048 inputs, 8 for each token.
 _EXPERTS, _OUTPUTS, _INPUTS, _CHOSEN = 128, 1536, 2048, 8
 
@@ -83,7 +86,9 @@ def fused_moe(
 
 def kind_for_choices(num_choices: int, num_experts: int, dtype: torch.dtype) -> str:
     """Return the kind of tile by shapes alone: what the experts are is known to the GPU only."""
-    if num_choices <= 16 or dtype == torch.float32:
+    if dtype == torch.float32 or batch_invariance.is_required():
+        return kind_for(num_choices, dtype)
+    if num_choices <= 16:
         return ROWS
     each = num_choices / num_experts
     return FEW if each <= 16 else SOME if each <= 256 else MANY
@@ -100,7 +105,7 @@ def _grouped_linear(
     """grouped_linear; grouping: the choices sorted for tiles of the kind for as many choices, if that has been done."""
     num_choices, num_experts = expert_ids.numel(), weight.num_experts
     if (weight.format is not None) != weight.is_packed:
-        return reference.grouped_linear(x, weight, expert_ids, bias, out)
+        return by_definition(reference.grouped_linear, x, weight, expert_ids, bias, out)
     shape = (num_choices, weight.num_rows)
     _check(x, weight, expert_ids, bias)
     result = x.new_empty(shape) if out is None else out

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewick.kernels import reference
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 # The largest H that a variant serves; a longer row would not fit into a program's registers.
@@ -100,7 +101,7 @@ WORKLOADS = tuple(
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
     """reference.rms_norm for x [..., H]."""
     if not _is_served(x, weight):
-        return reference.rms_norm(x, weight, eps, weight_offset)
+        return by_definition(reference.rms_norm, x, weight, eps, weight_offset)
     return _run("rms_offset" if weight_offset else "rms", x, None, weight, None, eps, weight_offset)[0]
 
 
@@ -109,14 +110,14 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """reference.add_rms_norm for x, residual [..., H]."""
     if not _is_served(x, residual, weight):
-        return reference.add_rms_norm(x, residual, weight, eps, weight_offset)
+        return by_definition(reference.add_rms_norm, x, residual, weight, eps, weight_offset)
     return _run("rms_offset" if weight_offset else "rms", x, residual, weight, None, eps, weight_offset)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """reference.layer_norm for x [..., H]."""
     if not _is_served(x, weight, bias):
-        return reference.layer_norm(x, weight, bias, eps)
+        return by_definition(reference.layer_norm, x, weight, bias, eps)
     return _run("layer" if bias is None else "layer_bias", x, None, weight, bias, eps, 0.0)[0]
 
 
@@ -125,14 +126,14 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """reference.add_layer_norm for x, residual [..., H]."""
     if not _is_served(x, residual, weight, bias):
-        return reference.add_layer_norm(x, residual, weight, bias, eps)
+        return by_definition(reference.add_layer_norm, x, residual, weight, bias, eps)
     return _run("layer" if bias is None else "layer_bias", x, residual, weight, bias, eps, 0.0)
 
 
 def _is_served(x: Tensor, *others: Tensor | None) -> bool:
     given = [other for other in others if other is not None]
     fits = all(other.dtype == x.dtype and other.shape[-1:] == x.shape[-1:] for other in given)
-    return x.dtype in _DTYPES and fits and 0 < x.shape[-1] <= BLOCKS[-1] and x.numel() > 0
+    return x.dtype in _DTYPES and fits and 0 < x.shape[-1] <= BLOCKS[-1]
 
 
 def _run(

@@ -237,13 +237,17 @@ def tiles_kernel(
     for first in range(0, num_columns, BLOCK_K):
         column = first + tl.arange(0, BLOCK_K)
         left = tl.load(of_x + column[None, :], mask=is_choice[:, None] & (column < num_columns)[None, :], other=0.0)
-        levels, scale, minimum = decode(
-            words, codes, scales, row, is_row, first, num_columns, row_words, high_at, group_scales_at,
-            group_minima_at, scales_at, minima_at, BLOCK_N, BLOCK_K, LEVELS, BLOCK, GROUP, LOW_BITS, HIGH_BITS, OFFSET,
-            SCALE_BYTES, GROUP_SCALES, MINIMA, True,
-        )  # fmt: skip
-        right = levels * scale[:, :, None] - minimum[:, :, None]
-        right = tl.reshape(right, [BLOCK_N, BLOCK_K]).to(x.dtype.element_ty)
+        if LEVELS == _PLAIN:
+            is_weight = is_row[:, None] & (column < num_columns)[None, :]
+            right = tl.load(words + (row * row_words)[:, None] + column[None, :], mask=is_weight, other=0.0)
+        else:
+            levels, scale, minimum = decode(
+                words, codes, scales, row, is_row, first, num_columns, row_words, high_at, group_scales_at,
+                group_minima_at, scales_at, minima_at, BLOCK_N, BLOCK_K, LEVELS, BLOCK, GROUP, LOW_BITS, HIGH_BITS,
+                OFFSET, SCALE_BYTES, GROUP_SCALES, MINIMA, True,
+            )  # fmt: skip
+            right = levels * scale[:, :, None] - minimum[:, :, None]
+            right = tl.reshape(right, [BLOCK_N, BLOCK_K]).to(x.dtype.element_ty)
         total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
     total += tl.load(bias + expert.to(tl.int64) * num_biases + n, mask=is_row & (n < num_biases), other=0.0)[None, :]
     total += tl.where(is_expert, 0.0, float("nan"))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.options import StoredQuantized
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.launches import (
     GATHERS,
     PLAIN,
@@ -45,7 +46,15 @@ def quantized_linear(
     Raises ValueError for tensors that do not fit together.
     """
     if not weight.is_packed:
-        return reference.quantized_linear(x, weight, bias, out_dtype, out)
+        return by_definition(reference.quantized_linear, x, weight, bias, out_dtype, out)
+    stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format)
+    return multiplied(x, stored, kind_for(prod(x.shape[:-1]), x.dtype), bias, out_dtype, out)
+
+
+def multiplied(
+    x: Tensor, weight: Stored, kind: str, bias: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None
+) -> Tensor:
+    """Return quantized_linear with tiles of a kind, for quantized and plain weights."""
     num_rows, num_columns = weight.num_rows, weight.num_columns
     if x.shape[-1] != num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {num_columns} columns")
@@ -58,10 +67,7 @@ def quantized_linear(
     if not num_columns or not result.numel():
         # A rank may have no share of a weight; then its part of the sum is 0.
         return result.zero_() if bias is None else result.copy_(bias.expand(shape))
-    rows = as_rows(x)
-    flat = result.view(prod(x.shape[:-1]), num_rows)
-    stored = Stored(weight.data, num_rows, num_columns, weight.format)
-    launch_product(kind_for(len(rows), x.dtype), rows, stored, bias, flat)
+    launch_product(kind, as_rows(x), weight, bias, result.view(prod(x.shape[:-1]), num_rows))
     return result
 
 
@@ -71,7 +77,7 @@ def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch
     A row that does not exist becomes NaN: to raise IndexError, the call would have to wait for the GPU.
     """
     if not weight.is_packed or (weight.format, dtype) not in GATHERS:
-        return reference.gather_quantized_rows(row_ids, weight, dtype)
+        return by_definition(reference.gather_quantized_rows, row_ids, weight, dtype)
     out = torch.empty(len(row_ids), weight.num_columns, dtype=dtype, device=row_ids.device)
     if out.numel():
         launch_gather(

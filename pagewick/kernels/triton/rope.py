@@ -20,6 +20,7 @@ from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
 from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 # The largest D that a variant serves, and how many numbers a program has: it takes as many heads as that allows.
@@ -188,7 +189,7 @@ def rope_and_store(
     num_heads, num_kv_heads, head_dim = layout
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim) if qkv.stride(-1) == 1 else None
     if heads is None or not _is_served(heads, cache, options):
-        return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
+        return by_definition(reference.rope_and_store, qkv, cache, slot_mapping, layout, options)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     return _run(q, k, v, cache, slot_mapping, options)
 
@@ -196,7 +197,7 @@ def rope_and_store(
 def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """reference.store_kv into a plain cache."""
     if not (_is_served(k, cache, PLAIN_HEADS) and v.dtype == k.dtype):
-        reference.store_kv(k, v, cache, slot_mapping)
+        by_definition(reference.store_kv, k, v, cache, slot_mapping)
         return
     _run(k[:, :0], k, v if v.stride(-1) == 1 else v.contiguous(), cache, slot_mapping, PLAIN_HEADS)
 
@@ -214,8 +215,6 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
     """Process q [T, H, D], k and v [T, KVH, D]; return the new q."""
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=k.dtype, device=k.device)
-    if not num_tokens:
-        return out
     rotation = options.rotation
     if rotation is None:
         # A kernel needs some pointer also where nothing is read from it.

@@ -19,6 +19,7 @@ from torch import Tensor
 from pagewick.expert_routing import Routing
 from pagewick.kernels import reference
 from pagewick.kernels.options import SharedOutput
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.order import id_of, ordered
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
@@ -177,17 +178,14 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     size = logits.shape[-1] // num_groups
     tile = _tile_of(num_groups, size)
     if tile is None or not _is_routable(logits, routing, bias):
-        return reference.route(logits, routing, bias)
+        return by_definition(reference.route, logits, routing, bias)
     expert_ids = torch.empty((len(logits), routing.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty(expert_ids.shape, dtype=torch.float32, device=logits.device)
-    if len(logits):
-        variant = _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None]
-        variant.launch(
-            (len(logits),), logits_ptr=logits, ids_ptr=expert_ids, weights_ptr=weights, row_stride=logits.stride(0),
-            group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
-            scaling=routing.scaling, renormalize=int(routing.renormalize),
-            **({} if bias is None else {"bias_ptr": bias}),
-        )  # fmt: skip
+    _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None].launch(
+        (len(logits),), logits_ptr=logits, ids_ptr=expert_ids, weights_ptr=weights, row_stride=logits.stride(0),
+        group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
+        scaling=routing.scaling, renormalize=int(routing.renormalize), **({} if bias is None else {"bias_ptr": bias}),
+    )  # fmt: skip
     return expert_ids, weights
 
 
@@ -208,17 +206,15 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
     """reference.combine for y [T * A, N]."""
     output, gate = shared or (None, None)
     if not _is_combinable(y, weights, output, gate):
-        return reference.combine(y, weights, shared)
+        return by_definition(reference.combine, y, weights, shared)
     num_tokens, top_k = weights.shape
     out = torch.empty((num_tokens, y.shape[1]), dtype=y.dtype, device=y.device)
-    if num_tokens:
-        optional = {} if output is None else {"shared_ptr": output}
-        optional |= {} if gate is None else {"gate_ptr": gate}
-        variant = _COMBINES[y.dtype, "" if output is None else "shared" if gate is None else "gated"]
-        variant.launch(
-            (num_tokens, -(-y.shape[1] // COMBINE_BLOCK)), y_ptr=y, weights_ptr=weights, out_ptr=out,
-            num_outputs=y.shape[1], top_k=top_k, shared_stride=0 if output is None else output.stride(0), **optional,
-        )  # fmt: skip
+    optional = {} if output is None else {"shared_ptr": output}
+    optional |= {} if gate is None else {"gate_ptr": gate}
+    _COMBINES[y.dtype, "" if output is None else "shared" if gate is None else "gated"].launch(
+        (num_tokens, -(-y.shape[1] // COMBINE_BLOCK)), y_ptr=y, weights_ptr=weights, out_ptr=out,
+        num_outputs=y.shape[1], top_k=top_k, shared_stride=0 if output is None else output.stride(0), **optional,
+    )  # fmt: skip
     return out
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.options import DrawOptions
+from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.logits import BLOCK, PART, argmax_rows, is_served, num_parts_of
 from pagewick.kernels.triton.order import id_of, ordered, value_of
 from pagewick.kernels.triton.variant import TARGETS, Variant, Workload, target_of
@@ -300,7 +301,7 @@ WORKLOADS = tuple(
 def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """reference.sample_tokens for logits [N, V] float32. Nothing waits for the device."""
     if not is_served(logits) or logits.shape[1] > MAX_VOCAB:
-        return reference.sample_tokens(logits, draw)
+        return by_definition(reference.sample_tokens, logits, draw)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]
     temperature, top_k, top_p, uniform = columns
     best, highest = argmax_rows(logits)

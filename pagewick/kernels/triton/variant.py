@@ -53,6 +53,8 @@ class Variant:
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
+        if 0 in grid:
+            return
         self.kernel[grid](**arguments, **self.constexprs, **self.options)
 
     @property

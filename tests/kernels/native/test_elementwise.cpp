@@ -53,9 +53,35 @@ void test_case(const Case& c) {
   }
 }
 
+void test_gathering(DType dtype, int64_t num_rows, int64_t num_columns, int64_t size) {
+  begin_case("gather_columns %s [%d, %d]", name_of(dtype), static_cast<int>(num_rows), static_cast<int>(size));
+  const int64_t stride = num_columns + 3;
+  const Tensor x = Tensor::random(dtype, (num_rows - 1) * stride + num_columns);
+  Array<int64_t> columns(size);
+  for (int64_t i = 0; i < size; ++i) columns[i] = testing::random_below(num_columns);
+  const auto gather = [&](const Array<int64_t>& wanted, Tensor& out) {
+    return status_of("gather_columns", pagewick::GatherColumnsArgs{x.data(), wanted.data(), out.data(), num_rows,
+                                                                   num_columns, wanted.size(), stride, dtype});
+  };
+  const Tensor out = tensor_on_all_threads([&] {
+    Tensor computed(dtype, num_rows * size);
+    require(gather(columns, computed) == pagewick::kOk, "status");
+    return computed;
+  });
+  for (int64_t i = 0; i < out.size(); ++i)
+    require(out.bits(i) == x.bits(i / size * stride + columns[i % size]), "a gathered column");
+  Tensor three(dtype, num_rows * 3);
+  for (const int64_t bad : {int64_t{-1}, num_columns, int64_t{1} << 40})
+    require(gather({0, bad, 0}, three) == pagewick::kBadRow, "a column that is not there");
+}
+
 }  // namespace
 
 void test_elementwise() {
+  for (const DType dtype : kDTypes) {
+    test_gathering(dtype, 3, 5, 11);
+    test_gathering(dtype, 2, 700, 40000);
+  }
   for (const DType dtype : kDTypes)
     for (const Elementwise kind : {Elementwise::kAdd, Elementwise::kScale, Elementwise::kSoftCap}) {
       for (const int64_t size : {1, 5, 16, 61}) test_case({kind, dtype, 3, size});

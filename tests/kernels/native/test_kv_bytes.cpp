@@ -169,7 +169,8 @@ class Sequence {
 void test_kv_bytes() {
   for (const Format& format : kFormats)
     for (const Case& c : {Case{1, 65, 2, 1, 16, 32, 0}, Case{70, 70, 3, 1, 24, 6, 0}, Case{5, 1030, 2, 2, 40, 64, 33},
-                          Case{1, 2060, 4, 2, 64, 32, 1030}, Case{40, 41, 8, 2, 100, 16, 0}}) {
+                          Case{1, 2060, 4, 2, 64, 32, 1030}, Case{40, 41, 8, 2, 100, 16, 0},
+                          Case{6, 270, 4, 2, 40, 32, 0}}) {
       begin_case("8-bit cache %d, %d queries of %d, heads %d and %d of %d, blocks of %d", static_cast<int>(format.dtype),
                  c.q_len, c.context_len, static_cast<int>(c.num_heads), static_cast<int>(c.num_kv_heads),
                  static_cast<int>(c.head_dim), static_cast<int>(c.block_size));

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pagewick import kernels
 from pagewick.kernels import TABLE, triton
 
 CHECK = """
@@ -31,8 +32,10 @@ def answers_of_this_test_only() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """PyTorch sees a GPU of capability 8.0, and Triton is installed."""
+    """PyTorch sees a GPU of capability 8.0, and Triton and a C compiler are installed."""
     monkeypatch.delenv("PAGEWICK_TRITON", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
@@ -65,11 +68,21 @@ def test_an_older_gpu_is_not_served(gpu: pytest.MonkeyPatch) -> None:
     [
         ("importlib.util.find_spec", lambda name: None, "pip install 'pagewick[gpu]'"),
         ("torch.cuda.is_available", lambda: False, "PyTorch sees no GPU"),
+        ("shutil.which", lambda name: None, "Triton needs a C compiler; install gcc"),
     ],
 )
 def test_the_reason_why_they_are_off(gpu: pytest.MonkeyPatch, name: str, value: object, reason: str) -> None:
     gpu.setattr(name, value)
     assert reason in triton.why_off()
+    assert kernels.status("cuda:1") == f"plain PyTorch: {triton.why_off()}"
+
+
+def test_any_c_compiler_will_do(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr("shutil.which", lambda name: None)
+    gpu.setenv("CC", "/opt/bin/cc")
+    assert kernels.status("cuda") == "Triton kernels"
+    assert kernels.status("mps") == "plain PyTorch: there are no kernels for this device"
+    assert kernels.status("cpu") == kernels.native_status()
 
 
 def test_they_can_be_turned_off(gpu: pytest.MonkeyPatch) -> None:

@@ -130,23 +130,6 @@ def test_the_result_has_the_dtype_and_the_places_that_are_asked_for() -> None:
         assert quantized_linear(x, weight).dtype == torch.float16
 
 
-def test_a_row_has_the_same_bits_in_any_batch_with_tiles_of_one_kind() -> None:
-    """With --batch-invariant there is one kind of tile."""
-    kind = launches.kind_for(1, torch.float16, batch_invariant=True)
-    assert {launches.kind_for(number, torch.float16, batch_invariant=True) for number in (16, 17, 5000)} == {kind}
-    weight, _ = packed("Q4_K")
-    stored = launches.Stored(weight.data, NUM_ROWS, weight.num_columns, "Q4_K")
-    x = random_x(19, weight.num_columns, torch.float16)
-
-    def products(rows: Tensor) -> Tensor:
-        out = torch.empty(len(rows), NUM_ROWS)
-        launches.launch_product(kind, rows, stored, None, out)
-        return out
-
-    together = products(x)
-    assert torch.equal(products(x[7:8]), together[7:8]) and torch.equal(products(x[2:18]), together[2:18])
-
-
 def test_the_kind_of_tile_follows_the_number_of_rows() -> None:
     kinds = [launches.kind_for(number, torch.bfloat16) for number in (1, 2, 16, 17, 256, 257)]
     assert kinds == ["rows", "few", "few", "some", "some", "many"]

@@ -1,4 +1,4 @@
-// Sums, products with a number and soft caps of each number by itself.
+// Sums, products with a number and soft caps of each number by itself, and the gathering of columns.
 #pragma once
 
 #include "kernels.h"
@@ -22,11 +22,25 @@ struct ElementwiseArgs {
   Elementwise kind;
 };
 
+// out[m][i] = x[m][columns[i]].
+struct GatherColumnsArgs {
+  const void* x;           // [num_rows, num_columns], rows x_stride elements apart
+  const int64_t* columns;  // [size]
+  void* out;               // [num_rows, size], contiguous
+  int64_t num_rows;
+  int64_t num_columns;
+  int64_t size;
+  int64_t x_stride;
+  DType dtype;
+};
+
 struct ElementwiseKernels {
   // Computes columns [first_col, end_col) of one row of out.
   void (*elementwise)(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col);
 };
 
 Status elementwise(const Kernels& kernels, const ElementwiseArgs& args);
+// Returns kBadRow if a column is outside x.
+Status gather_columns(const Kernels& kernels, const GatherColumnsArgs& args);
 
 }  // namespace pagewick

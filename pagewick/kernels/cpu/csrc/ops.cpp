@@ -137,6 +137,7 @@ const Operation kOperations[] = {
     PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
     PW_OPERATION(quantize_weight, QuantizeWeightArgs),
+    PW_OPERATION(gather_columns, GatherColumnsArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

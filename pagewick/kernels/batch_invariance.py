@@ -1,0 +1,22 @@
+"""Whether kernels must give a row the same bits in every batch, at the cost of speed: --batch-invariant.
+
+On a CPU the native library always does. On a GPU, the fastest kernel for a few rows adds in another order than the one
+for many. The demand is that of a process, and is never taken back: engines that do not need it are slower then, not
+wrong.
+"""
+
+from __future__ import annotations
+
+from threading import Event
+
+_IS_REQUIRED = Event()
+
+
+def require() -> None:
+    """Demand it from now on."""
+    _IS_REQUIRED.set()
+
+
+def is_required() -> bool:
+    """Whether a kernel must not choose an order of additions by the size of the batch."""
+    return _IS_REQUIRED.is_set()
