@@ -271,8 +271,9 @@ class AsyncEngine:
         prompt: str | None = None,
         request_id: str | None = None,
         on_delta: OnDelta | None = None,
+        stream_interval: int = 1,
     ) -> Generation:
-        """Make a request from a plan that `prepare` has checked; otherwise like `request`."""
+        """Make a request from a plan that `prepare` has checked; otherwise like `request`, and as Generation says."""
         if not self.is_alive:
             raise EngineDeadError(self.health.reason, retry_after_s=self.health.retry_after_s)
         request_id = request_id or uuid.uuid4().hex
@@ -281,7 +282,7 @@ class AsyncEngine:
         seed = self._seeds.getrandbits(SEED_BITS) if plan.params.seed is None else plan.params.seed
         request, stream = self._requests.make(request_id, prompt_token_ids, plan, seed=seed, prompt=prompt)
         check_request(request, self.info)
-        return Generation(self._client, request, stream, self._generations, on_delta)
+        return Generation(self._client, request, stream, self._generations, on_delta, stream_interval)
 
     async def generate(
         self,

@@ -24,6 +24,9 @@ from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
 DEVICES = ("auto", "cpu", "cuda", "mps")
+# Attention of other packages, and all values of --attention-backend.
+ATTENTION_PACKAGES = ("FLASH_ATTN", "FLASHINFER", "TORCH_VARLEN")
+ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "CPU_ATTN", *ATTENTION_PACKAGES)
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
 # Fields in bytes.
@@ -71,6 +74,12 @@ class EngineConfig:
     quantized_cache: bool = _option(True, "Keep weights that were quantized at load on disk, for further starts.")
     quantized_cache_size: int | None = _option(None, "Largest size of this cache (default: a fifth of the free disk).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
+    batch_invariant: bool = _option(False, "Compute a response with the same bits alone and beside others on a GPU.")
+    attention_backend: str = _option(
+        "auto",
+        "Attention kernels: auto, TRITON_ATTN and CPU_ATTN are Pagewick's; FLASH_ATTN, FLASHINFER and TORCH_VARLEN "
+        "are other packages'.",
+    )
     num_experts_offload_per_rank: int = _option(0, "Experts of each layer to keep in host memory, times the ranks.")
     max_model_len: int | None = _option(None, "Longest sequence, prompt and output together, in tokens.")
     rope_scaling: str | None = _option(None, "Replace the model's rope scaling; JSON, as in config.json.")
@@ -83,10 +92,11 @@ class EngineConfig:
     max_steps_in_flight: int | None = _option(
         None, "Steps scheduled or computed at the same time (2 on a GPU, else 1)."
     )
+    enforce_eager: bool = _option(False, "Start every kernel of a step on a GPU by itself, without CUDA graphs.")
     block_size: int | None = _option(None, "Tokens in a block of the KV cache.")
     kv_cache_memory: int | None = _option(None, "Memory for the KV cache, for example 4GiB.")
     gpu_memory_utilization: float | None = _option(
-        None, "Largest share of the device's memory, from 0 to 1 (instead of --kv-cache-memory)."
+        None, "Largest share of the device's memory, from 0 to 1 (0.9 on a GPU; instead of --kv-cache-memory)."
     )
     num_kv_blocks: int | None = _option(None, "Number of KV cache blocks (instead of --kv-cache-memory).")
     kv_cache_dtype: str = _option(
@@ -120,6 +130,11 @@ class EngineConfig:
             _check_type(option.name, option.type, getattr(self, option.name))
         check_choice("hub", self.hub, HUBS)
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.batch_invariant and self.attention_backend in ATTENTION_PACKAGES:
+            raise ConfigError(
+                f"--batch-invariant needs Pagewick's own attention: drop --attention-backend {self.attention_backend}"
+            )
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
             check_choice("device", self.device, DEVICES)
@@ -161,6 +176,8 @@ class EngineConfig:
         # vLLM gives swap_space in GiB; as bytes it would be too small for one block.
         if isinstance(self.swap_space, int | float) and self.swap_space is not True and 0 < self.swap_space < 2**20:
             change("swap_space", int(self.swap_space * 2**30))
+        if isinstance(self.attention_backend, str) and self.attention_backend.upper() in ATTENTION_BACKENDS:
+            change("attention_backend", self.attention_backend.upper())
         if isinstance(self.quantization, str):
             change("quantization", quantization_named(self.quantization))
         for name, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES)):

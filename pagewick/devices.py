@@ -25,7 +25,7 @@ def choose_device(requested: str) -> str:
     kind = requested.partition(":")[0]
     if not available.get(kind, False):
         have = ", ".join(device for device, there in available.items() if there)
-        raise ConfigError(f"--device {requested} is not available on this machine; it has: {have}")
+        raise ConfigError(f"--device {requested} is not available on this machine; it has: {have}; give one, or none")
     return requested
 
 
@@ -62,6 +62,8 @@ def available_memory(device: str) -> int:
     if device.startswith("cuda"):
         import torch
 
+        # Loading leaves free memory with PyTorch's allocator; the system does not count it as free.
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     limits, available = read_limits(), int(psutil.virtual_memory().available)
     if limits.memory is not None:

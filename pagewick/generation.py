@@ -84,7 +84,8 @@ class Generation:
     does not wait for a slow reader; at most MAX_WAITING_DELTAS deltas, and one per choice, wait for it, or more if they
     have log-probabilities. Deltas of a choice that come from the engine at the same time are one delta.
     running: lists this Generation by its request id while it is entered. on_delta: called with every delta at once, and
-    with a last one for each choice that stays unfinished.
+    with a last one for each choice that stays unfinished. stream_interval: number of tokens that a delta waits for,
+    unless it is the first or the last of its choice.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Generation:
         stream: RequestStream,
         running: dict[str, Generation],
         on_delta: OnDelta | None,
+        stream_interval: int = 1,
     ) -> None:
         self.stream = stream
         self._client = client
         self._request = request
         self._running = running
         self._on_delta = on_delta
+        self._growing = None if stream_interval == 1 else _Growing(stream_interval)
         self._leave: Callable[[], None] = lambda: None
         self._waiting = _Deltas()
         self._reader: Reader | None = None  # gets deltas directly
@@ -109,8 +112,10 @@ class Generation:
         return self.stream.output
 
     def fail(self, error: Exception) -> None:
-        """Make the iterator raise an error."""
+        """Make the iterator raise an error, after all deltas that came before it."""
         self._reader = None
+        for delta in self._growing.rest() if self._growing is not None else ():
+            self._waiting.put(delta)
         self._waiting.put(error)
 
     async def __aenter__(self) -> Self:
@@ -128,7 +133,8 @@ class Generation:
         self._leave()
         self._running.pop(self.output.request_id, None)
         # A client that disconnects cancels the task or closes the iterator; neither raises an Exception.
-        self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
+        last = self.stream.end("error" if isinstance(error, Exception) else "abort")
+        self._put(last if self._growing is None else self._growing.take(last))
 
     def __aiter__(self) -> Self:
         return self
@@ -165,6 +171,8 @@ class Generation:
                 if delta.error is not None:
                     break
                 changes += self.stream.feed(delta)
+            if self._growing is not None:
+                changes = self._growing.take(changes)
             self._put(_joined(changes) if len(changes) > 1 else changes)
             if delta.error is not None and (failure := failure_of(delta)) is not None:
                 raise failure
@@ -200,6 +208,39 @@ def _joined(changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
         else:
             known.add(change)
     return result
+
+
+class _Growing:
+    """Joins the deltas of each choice until they have `interval` tokens. The first and the last do not wait."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._held: dict[int, ChoiceDelta] = {}
+
+    def take(self, changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
+        """Return what no longer waits."""
+        ready = []
+        for change in changes:
+            held = self._held.get(change.index)
+            if held is None:
+                held = change
+            else:
+                held.add(change)
+                if not self._is_ready(held):
+                    continue
+            ready.append(held)
+            self._held[change.index] = ChoiceDelta(change.index)
+        return ready
+
+    def rest(self) -> list[ChoiceDelta]:
+        """Return everything that waits, because nothing more will come."""
+        held, self._held = self._held, {}
+        return [one for one in held.values() if one.token_ids]
+
+    def _is_ready(self, held: ChoiceDelta) -> bool:
+        num_tokens = len(held.token_ids)
+        is_large = num_tokens >= self._interval or len(held.logprobs or ()) >= MAX_JOINED_LOGPROBS
+        return is_large or held.finish_reason is not None
 
 
 class _Deltas:

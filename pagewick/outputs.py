@@ -66,7 +66,10 @@ def join_parts(parts: list[PartDelta], more: Iterable[PartDelta]) -> None:
     """Append `more` to `parts`: extend the last part if it continues, add new parts otherwise. Copies `more`."""
     for delta in more:
         if parts and (last := parts[-1]).kind is delta.kind and last.call == delta.call:
-            last.text += delta.text
+            # Python appends to a string in place if nothing else refers to it; otherwise each token copies the text.
+            text, last.text = last.text, ""
+            text += delta.text
+            last.text = text
         else:
             parts.append(PartDelta(delta.kind, delta.text, delta.call))
 
@@ -117,10 +120,15 @@ class CompletionOutput:
         join_parts(self.parts, parts)
         for part in parts:
             kind = part.kind
+            # In place, as in join_parts.
             if kind is _TEXT:
-                self.text += part.text
+                text, self.text = self.text, ""
+                text += part.text
+                self.text = text
             elif kind is _REASONING:
-                self.reasoning += part.text
+                text, self.reasoning = self.reasoning, ""
+                text += part.text
+                self.reasoning = text
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,24 @@ from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions,
 
 # Raise the number whenever the layout of latents in a block changes.
 _LATENT_LAYOUT = "latents 1"
+_CPU = torch.device("cpu")
 
 
 class NativeBackend:
     """Stores keys and values as kernels/kv_cache.py says, and latents token after token, the latent first.
 
     Keys and values are packed if native operations read them, else plain. cache_dtype: a name in CACHE_DTYPES.
+    device: that of the blocks.
     """
 
-    def __init__(self, block_size: int, cache_dtype: str) -> None:
+    def __init__(self, block_size: int, cache_dtype: str, device: torch.device = _CPU) -> None:
         self._block_size = block_size
         self._cache_dtype = cache_dtype
         self._torch_dtype = torch_dtype(cache_dtype)
+        self._device = device
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
-        layout = _LATENT_LAYOUT if isinstance(kept, KeptLatents) else kernels.kv_layout_version()
+        layout = _LATENT_LAYOUT if isinstance(kept, KeptLatents) else kernels.kv_layout_version(self._device)
         return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
 
     def bind_heads(
@@ -113,4 +116,4 @@ def default_block_size(device: torch.device) -> int:
 
 def choose_backend(device: torch.device, cache_dtype: str, block_size: int) -> AttentionBackend:
     """Choose for a device and a --kv-cache-dtype: Pagewick's own kernels, which run on every device."""
-    return NativeBackend(block_size, cache_dtype)
+    return NativeBackend(block_size, cache_dtype, device)

@@ -29,7 +29,7 @@ from pagewick.doctor.plan import (
 )
 from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
 from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
-from pagewick.doctor.support import Verdict, loadable_formats, refusal
+from pagewick.doctor.support import Verdict, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import ModelTensor, model_tensors
@@ -51,7 +51,6 @@ class ModelReport:
 
     checkpoint: Checkpoint
     verdict: Verdict
-    loadable: frozenset[str]
     findings: tuple[Finding, ...]
     num_parameters: int | None = None
     num_active: int | None = None
@@ -122,10 +121,10 @@ def describe(
     flags: more of the command line that starts it, such as a revision. hindrances: problems of this machine.
     experts_per_rank: with a cluster, as plan_scale has it.
     """
-    verdict, model, loadable = verdict_of(checkpoint), checkpoint.model_config, loadable_formats()
+    verdict, model = verdict_of(checkpoint), checkpoint.model_config
     refused = () if verdict.runs else (problem("model", verdict.reason, verdict.fix),)
     if model is None:
-        return ModelReport(checkpoint, verdict, loadable, refused)
+        return ModelReport(checkpoint, verdict, refused)
 
     @functools.cache
     def weights_of(num_ranks: int, dtype: str | None = wishes.dtype) -> RankWeights:
@@ -159,7 +158,6 @@ def describe(
     return ModelReport(
         checkpoint=checkpoint,
         verdict=verdict,
-        loadable=loadable,
         findings=tuple(findings),
         num_parameters=count(table),
         num_active=_num_active(model, table),

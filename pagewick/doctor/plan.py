@@ -18,12 +18,21 @@ from typing import Final, Literal
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.doctor.findings import format_memory
-from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.engine.step_memory import (
+    CPU_BYTES,
+    CPU_LOGIT_BYTES,
+    StepLimits,
+    activation_bytes,
+    gpu_cache_bytes,
+    gpu_step_bytes,
+)
+from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig
+from pagewick.models.tensors import DTYPE_BYTES
 from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
-CACHE_SHARE: Final = {"cpu": 0.6, "mps": 0.4, "cuda": 0.85}
+CACHE_SHARE: Final = {"cpu": 0.6, "mps": 0.4}
 RESERVED_BYTES: Final = 512 * 2**20
 RESERVED_SHARE: Final = 0.05
 MAX_NUM_SEQS: Final = 32
@@ -190,11 +199,15 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
     num_here = 1 if device.kind == "cuda" else size
     weights = weights_of(size) * num_here
     runtime = RUNTIME_BYTES[device.kind] * num_here
-    activations = activation_bytes(model, wishes.max_num_seqs or MAX_NUM_SEQS) * num_here
+    activations = _activations(model, device.kind, dtype, wishes) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
     groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size)
     after_loading = max(0, device.memory - weights - runtime)
-    default = int(after_loading * CACHE_SHARE[device.kind]) // num_here
+    default = (
+        gpu_cache_bytes(after_loading, device.total, activations)
+        if device.kind == "cuda"
+        else int(after_loading * CACHE_SHARE[device.kind]) // num_here
+    )
     most = max(0, after_loading - activations - reserve) // num_here
     default = min(default, most)
     context = wishes.max_model_len or model.max_position_embeddings
@@ -226,6 +239,20 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
     )
 
 
+def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> int:
+    """Return the bytes of the largest step of a rank, with the default token budget.
+
+    A CPU's are those of float32, as matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB;
+    134 MiB were measured.
+    """
+    num_tokens, num_sequences = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_num_seqs or MAX_NUM_SEQS
+    if kind != "cuda":
+        return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES)
+    context = wishes.max_model_len or model.max_position_embeddings
+    limits = StepLimits(num_tokens, num_sequences, context, DTYPE_BYTES[dtype])
+    return gpu_step_bytes(model, limits, wishes.tensor_parallel_size or 1)
+
+
 def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:
     """Bytes of one rank's KV cache for one sequence of `num_tokens`."""
     return sum(group.num_layers * group.spec.block_bytes * _num_blocks(group, num_tokens) for group in groups)
@@ -234,32 +261,6 @@ def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:
 def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> int:
     """Tokens of the longest sequence, up to `most`, whose KV cache fits into `num_bytes` of one rank."""
     return bisect_right(range(1, most + 1), num_bytes, key=lambda num_tokens: cache_bytes(groups, num_tokens))
-
-
-def activation_bytes(model: ModelConfig, num_sequences: int) -> int:
-    """Estimate the bytes of a step with the default token budget at its widest place, and of every sequence's logits.
-
-    The widest place is the MLP or the attention, beside four tensors of hidden states; all are counted in float32, as
-    matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB; on a CPU, 134 MiB were measured.
-    """
-    widest = 4 * model.hidden_size + max(max(_attention_width(layer), 3 * _mlp_width(layer)) for layer in model.layers)
-    num_logits = min(num_sequences, DEFAULT_MAX_NUM_BATCHED_TOKENS) * model.vocab_size
-    return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * num_logits)
-
-
-def _attention_width(layer: LayerConfig) -> int:
-    attention = layer.attention
-    if isinstance(attention, AttentionConfig):
-        return (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    # Queries and outputs are latents of each head.
-    return attention.num_heads * 2 * attention.latent_size
-
-
-def _mlp_width(layer: LayerConfig) -> int:
-    """Elements between the two products, in all experts of a token together."""
-    if isinstance(layer.mlp, MlpConfig):
-        return layer.mlp.intermediate_size
-    return layer.mlp.routing.top_k * layer.mlp.intermediate_size + (layer.mlp.shared_intermediate_size or 0)
 
 
 def _num_blocks(group: LayerGroup, num_tokens: int) -> int:

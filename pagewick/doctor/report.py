@@ -109,7 +109,6 @@ def model_json(report: ModelReport) -> dict[str, Any]:
         "num_parameters": report.num_parameters,
         "num_active_parameters": report.num_active,
         "weight_bytes": report.formats,
-        "loadable": sorted(report.loadable),
         "kv_bytes_per_token": report.kv_bytes,
         "plan": None if plan is None else {**asdict(plan), "needed": plan.needed, "short_by": plan.short_by},
         "scale": None if report.scale is None else _scale_json(report.scale),
@@ -173,8 +172,7 @@ def _what_it_is(report: ModelReport) -> list[str]:
 def _formats(report: ModelReport) -> list[str]:
     lines = ["Weights by format:"]
     for name, num_bytes in (report.formats or {}).items():
-        loads = "" if name in report.loadable else "  (cannot be loaded yet)"
-        lines.append(f"  {name.ljust(10)} {format_bytes(num_bytes):>8}{loads}")
+        lines.append(f"  {name.ljust(10)} {format_bytes(num_bytes):>8}")
     return lines
 
 

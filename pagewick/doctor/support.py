@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from pagewick.doctor.formats import GGUF_FORMATS
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
-from pagewick.weights.packed.config import packed_rules
-
-# For each format, the quantization_config of a checkpoint in it.
-_QUANTIZED: Final[Mapping[str, dict[str, Any]]] = {
-    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"},
-    "int8": {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-            }
-        },
-    },
-    "gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "awq-int4": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-}
-_UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +43,3 @@ def refusal(error: PagewickError) -> Verdict:
     """The verdict for what loading raises: the first line says why, the last one, if there are more, what to do."""
     reason, *more = str(error).splitlines()
     return Verdict(False, reason, fix=more[-1].strip() if more else "")
-
-
-def loadable_formats() -> frozenset[str]:
-    """Names of formats.stored_formats that can be loaded today."""
-    found = set(_UNQUANTIZED)
-    for name, quantization in _QUANTIZED.items():
-        try:
-            packed_rules({"quantization_config": quantization})
-        except PagewickError:
-            continue
-        found.add(name)
-    # Every type that a file in one of these holds can be multiplied.
-    return frozenset(found.union(GGUF_FORMATS))

@@ -222,7 +222,7 @@ class Engine:
             architecture=runner.model_config.architecture,
             dtype=config.dtype,
             device=config.device,
-            kernels=kernels.native_status() if config.device == "cpu" else "reference kernels",
+            kernels=kernels.status(config.device),
             vocab_size=runner.model_config.vocab_size,
             max_model_len=self._ranks.max_model_len,
             max_num_seqs=config.max_num_seqs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,12 +27,14 @@ class ForwardOutput:
 
     hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. most_likely, highest: at
     stage MOST_LIKELY, the ids [T] int64 of the most likely tokens and their logits [T]; see kernels.argmax_rows.
+    extras: those of the batch, on the device.
     """
 
     hidden_states: Tensor
     logits: Tensor | None = None
     most_likely: Tensor | None = None
     highest: Tensor | None = None
+    extras: Sequence[Tensor] = ()
 
 
 def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, ...]:
@@ -43,3 +46,15 @@ def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, 
     if stage == ForwardStage.LOGITS:
         return hidden_states, logits
     return hidden_states, logits, *kernels.argmax_rows(logits)
+
+
+def output_of(results: Sequence[Tensor], extras: Sequence[Tensor] = ()) -> ForwardOutput:
+    """Return results of `forward` as a ForwardOutput."""
+    hidden_states, *others = results
+    logits, most_likely, highest, *_ = *others, None, None, None
+    return ForwardOutput(hidden_states, logits, most_likely, highest, extras)
+
+
+def run(model: Decoder, batch: Batch, stage: ForwardStage) -> ForwardOutput:
+    """Run the forward pass now, without recording it."""
+    return output_of(forward(model, batch, stage), batch.extras)

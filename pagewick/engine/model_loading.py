@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from pagewick import kernels
-from pagewick.attention.native import choose_backend, default_block_size
+from pagewick.attention.backend import AttentionBackend
+from pagewick.attention.native import choose_backend
+from pagewick.attention.packages import choose_named, usual_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
@@ -37,6 +39,7 @@ from pagewick.weights.progress import Progress, default_progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
 from pagewick.weights.source import TensorSource
+from pagewick.weights.upload import Upload
 
 logger = get_logger(__name__)
 
@@ -90,33 +93,50 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             longest_context=model_config.longest_context,
             checkpoint_dtype=model_config.dtype,
             device=str(device),
-            block_size=default_block_size(device),
+            block_size=usual_block_size(config.attention_backend, device),
             num_cores=max(1, num_cores() // collectives.world_size),
         )
         assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
         torch.set_num_threads(config.num_threads)
         kernels.set_num_threads(config.num_threads)
+        if config.batch_invariant:
+            _require_batch_invariance(device, collectives)
         check_tensor_parallel(model_config.num_heads, collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
-        opened = _quantized(config, model_config, source, collectives)
+        upload = Upload.to_gpu(device)
+        opened = _quantized(config, model_config, source, collectives, upload)
         source = opened.source
         stored_types = {name: source.stored_type(name) for name in source.names()}
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
             device=device,
             collectives=collectives,
-            backend=choose_backend(device, config.kv_cache_dtype, config.block_size),
+            backend=_attention_backend(config, device, config.block_size),
             choose_method=method_chooser(stored_types, opened.at_load),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
         model = _build(context, model_config, source.names())
         progress = _progress(source, opened.at_load, collectives)
-        timeline = [*opened.timeline, *load_weights(model, source, progress=progress)]
+        timeline = [*opened.timeline, *load_weights(model, source, progress=progress, upload=upload)]
         types = {**stored_types, **source.labels, **opened.at_load}
         weights = _describe_weights(model_config, types, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline)
+
+
+def _require_batch_invariance(device: torch.device, collectives: Collectives) -> None:
+    kernels.require_batch_invariance(device)
+    collectives.sum_in_rank_order()
+    if device.type == "cpu" and collectives.rank == 0:
+        logger.info("--batch-invariant changes nothing: on a CPU, a response never depends on the batch")
+
+
+def _attention_backend(config: EngineConfig, device: torch.device, block_size: int) -> AttentionBackend:
+    """Return the backend that the resolved config names. Raises ConfigError if it cannot be used."""
+    if (name := config.attention_backend) == "auto":
+        return choose_backend(device, config.kv_cache_dtype, block_size)
+    return choose_named(name, device, getattr(torch, config.dtype), config.kv_cache_dtype, block_size)
 
 
 class _Opened(NamedTuple):
@@ -131,8 +151,13 @@ class _Opened(NamedTuple):
     timeline: Sequence[tuple[str, float]] = ()
 
 
-def _quantized(config: EngineConfig, model: ModelConfig, source: TensorSource, collectives: Collectives) -> _Opened:
-    """Quantize the checkpoint's weights if the config wants it, or find those that an earlier start has kept."""
+def _quantized(
+    config: EngineConfig, model: ModelConfig, source: TensorSource, collectives: Collectives, upload: Upload | None
+) -> _Opened:
+    """Quantize the checkpoint's weights if the config wants it, or find those that an earlier start has kept.
+
+    upload: brings weights to the GPU that quantizes them; None: the CPU does.
+    """
     if config.quantization is None:
         return _Opened(source, {})
     in_blocks = {name: kind for name in source.names() if isinstance(kind := source.stored_type(name), str)}
@@ -145,7 +170,7 @@ def _quantized(config: EngineConfig, model: ModelConfig, source: TensorSource, c
     # The ranks of this machine wait for the first one, which may use the processors of all.
     kernels.set_num_threads(min(num_cores(), config.num_threads * collectives.world_size))
     progress = _progress(source, plan.formats)
-    found = quantized_once(Path(config.model), source, plan, cache, progress)
+    found = quantized_once(Path(config.model), source, plan, cache, progress, upload)
     kernels.set_num_threads(config.num_threads)
     if found is None:
         return _Opened(source, plan.formats, note)

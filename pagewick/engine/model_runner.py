@@ -21,13 +21,14 @@ from pagewick.engine.cache.expert_cache import ExpertCache
 from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.forward import ForwardOutput, ForwardStage
-from pagewick.engine.graph import step_graph
+from pagewick.engine.graph.choice import step_graph
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.drafting import Drafter, DraftRequest
+from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
@@ -115,6 +116,15 @@ class ModelRunner:
         return num_parameters(self.model)
 
     @property
+    def step_bytes(self) -> int:
+        """Memory that the largest step needs on a GPU beside weights and KV cache; 0 on other devices."""
+        if self.device.type != "cuda":
+            return 0
+        models = [self.model_config, *([self.draft_model.model_config] if self.draft_model else [])]
+        ranks = self._collectives.tp_size
+        return max(gpu_step_bytes(model, StepLimits.of(self.config, model), ranks) for model in models)
+
+    @property
     def rotations(self) -> list[str]:
         """How the model's rotary embeddings turn keys."""
         return [part.rotation for part in self.model.modules() if isinstance(part, RotatingPart)]
@@ -135,7 +145,16 @@ class ModelRunner:
         self._slots = Slots(
             specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
         )
-        self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives, self._progress)
+        self._forward = step_graph(
+            self.model,
+            self.groups,
+            num_blocks,
+            max_model_len,
+            self.config,
+            self.device,
+            self._collectives,
+            self._progress,
+        )
         is_lazy = self.device.type != "cpu"
         self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
@@ -166,6 +185,8 @@ class ModelRunner:
         batch = self._slots.build(plan)
         stage = self._sampler.forward_stage(plan)
         self._expect(self._time_limits.of_forward(plan, has_logits=stage != ForwardStage.HIDDEN_STATES))
+        if extras := self._sampler.extras(plan, stage):
+            batch = replace(batch, extras=extras)
         output = self._forward(batch, stage)
         return StepHandle(partial(self._sample, plan, output), plan.work)
 

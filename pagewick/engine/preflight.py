@@ -15,6 +15,7 @@ from typing import Any, Self
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
+from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
@@ -146,10 +147,12 @@ class WeightBytes:
     """Memory for the weights of one rank.
 
     all: those of a draft model included. expert: this rank's share of one expert of every layer; 0 without experts.
+    step: memory that the largest step needs beside them on a GPU.
     """
 
     all: int
     expert: int
+    step: int
 
     @classmethod
     def of(cls, config: EngineConfig, num_ranks: int, models: Sequence[FoundModel] | None = None) -> Self:
@@ -166,7 +169,8 @@ class WeightBytes:
                 num_bytes += kept
                 num_expert_bytes += kept if tensor.role == "expert" and model is models[0] else 0
         mixtures = models[0].config.mixtures
-        return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0)
+        step = max(gpu_step_bytes(found.config, StepLimits.of(config, found.config), num_ranks) for found in models)
+        return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step)
 
 
 def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weights: WeightBytes | None = None) -> None:
@@ -189,10 +193,11 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
                 "there\n  lower --num-experts-offload-per-rank"
             )
     per_memory = needed if has_gpus else needed * num_local_ranks
-    free = available_memory(device)
-    if per_memory > free:
+    step, free = weights.step if has_gpus else 0, available_memory(device)
+    if per_memory + step > free:
+        beside = f" and a step {_gib(step)}" if step else ""
         raise ConfigError(
-            f"not enough memory: the weights take {_gib(per_memory)}, and {_gib(free)} are free on {device}\n"
+            f"not enough memory: the weights take {_gib(per_memory)}{beside}, and {_gib(free)} are free on {device}\n"
             "  close other programs, use a smaller model, or quantize it with --quantization auto; "
             f"pagewick doctor {config.model} says what it needs"
         )

@@ -5,19 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.device_copies import Array, upload
 from pagewick.engine.sampling.columns import SamplingColumns
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +24,7 @@ class Batch:
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: the cache slots of the new tokens and the block tables, per cache group.
     inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text: see DecoderBatch.
+    extras: those of the HostBatch.
     """
 
     input_ids: Tensor
@@ -36,14 +34,27 @@ class Batch:
     groups: Sequence[GroupBatch]
     inputs_embeds: Tensor | None = None
     embeds_mask: Tensor | None = None
+    extras: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LastSampled:
+    """Where the tokens of a batch come from that only the device knows.
+
+    sources: for each token, the slot that sampled it, or NO_SLOT of Slots if the host knows it; input_ids is 0 where
+    the host does not. token_ids: the last token of every slot, and behind them a 0.
+    """
+
+    sources: Array
+    token_ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
     """A Batch in host memory, as arrays.
 
-    last_sampled: None, unless some tokens are known only to the device: then their indices in input_ids, the slots that
-        sampled them, and the last token of every slot.
+    last_sampled: None if the host knows all tokens. extras: further arrays that travel with the batch, with an element
+        for each sequence.
     block_tables: [B, max_blocks] int32 per cache group. slot_mappings: [T] int64 per cache group.
     inputs_embeds: a tensor of the model's dtype on any device, as returned by an encoder.
 
@@ -60,33 +71,46 @@ class HostBatch:
     context_lens: Array
     slot_mappings: Sequence[Array]
     block_tables: Sequence[Array]
-    last_sampled: tuple[Array, Array, Tensor] | None = None
+    last_sampled: LastSampled | None = None
     inputs_embeds: Tensor | None = None
     embeds_mask: Array | None = None
+    extras: Sequence[Array] = ()
 
     @property
     def is_text(self) -> bool:
         """Whether every token is from the vocabulary, at a position that is a single number."""
         return self.inputs_embeds is None and len(self.positions) == 1
 
-    def to(self, device: torch.device) -> Batch:
-        """Copy the batch to a device; on a CPU its tensors share memory with these arrays."""
-        input_ids = _to_device(self.input_ids, device)
+    def arrays(self) -> list[Array]:
+        """Return the arrays of the batch, in the order in which on_device takes them."""
+        arrays = [self.input_ids, self.positions, self.cu_seqlens_q, self.context_lens]
+        arrays += [*self.slot_mappings, *self.block_tables, *self.extras]
+        arrays += [] if self.last_sampled is None else [self.last_sampled.sources]
+        return arrays if self.embeds_mask is None else [*arrays, self.embeds_mask]
+
+    def on_device(self, tensors: Sequence[Tensor]) -> Batch:
+        """Return the batch, given its arrays as tensors; input_ids that only the device knows are put in."""
+        rest = iter(tensors)
+        input_ids, positions, cu_seqlens_q, context_lens = (next(rest) for _ in range(4))
+        slot_mappings = [next(rest) for _ in self.slot_mappings]
+        block_tables = [next(rest) for _ in self.block_tables]
+        extras = [next(rest) for _ in self.extras]
         if self.last_sampled is not None:
-            places, slots, tokens = self.last_sampled
-            input_ids[_to_device(places, device)] = tokens[_to_device(slots, device)]
+            input_ids = input_ids + self.last_sampled.token_ids[next(rest)]
         return Batch(
             input_ids=input_ids,
-            positions=_to_device(self.positions, device),
-            cu_seqlens_q=_to_device(self.cu_seqlens_q, device),
-            context_lens=_to_device(self.context_lens, device),
-            groups=[
-                GroupBatch(_to_device(slots, device), _to_device(tables, device))
-                for slots, tables in zip(self.slot_mappings, self.block_tables, strict=True)
-            ],
-            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds.to(device),
-            embeds_mask=None if self.embeds_mask is None else _to_device(self.embeds_mask, device),
+            positions=positions,
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            groups=[GroupBatch(*group) for group in zip(slot_mappings, block_tables, strict=True)],
+            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds.to(input_ids.device),
+            embeds_mask=None if self.embeds_mask is None else next(rest),
+            extras=extras,
         )
+
+    def to(self, device: torch.device) -> Batch:
+        """Copy the batch to a device; on a CPU its tensors share memory with these arrays."""
+        return self.on_device(upload(self.arrays(), device))
 
 
 class Slots:
@@ -104,9 +128,11 @@ class Slots:
         self._device = device
         self._block_tables = [np.zeros((max_num_seqs, spec.table_width(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
-        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        # The last element belongs to no slot and stays 0.
+        self._no_slot = max_num_seqs
+        self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
         # On a CPU the host knows every token and uses this array instead, which is read faster than a tensor.
-        self._last_on_host = np.zeros(max_num_seqs, np.int64) if device.type == "cpu" else None
+        self._last_on_host = np.zeros(max_num_seqs + 1, np.int64) if device.type == "cpu" else None
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
         self.columns = SamplingColumns(max_num_seqs)
@@ -122,19 +148,26 @@ class Slots:
         """Return all tokens of the slot's sequence; empty unless sampling or drafting looks back at them."""
         return self._histories[slot]
 
-    def remember(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Store sampled tokens, with which the slot's sequence continues."""
-        if self._last_on_host is None:
-            self._last_token_ids[slot] = token_ids[-1]
-        else:
-            self._last_on_host[slot] = token_ids[-1]
-        if self.has_history[slot]:
-            self._histories[slot].extend(token_ids)
+    def remember(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        """Store the tokens, one or more, that each of these slots has sampled."""
+        last = np.array([sampled[-1] for sampled in token_ids], np.int64)
+        if self._last_on_host is not None:
+            self._last_on_host[list(slots)] = last
+        elif slots:
+            where, values = upload([np.array(slots, np.int64), last], self._device)
+            self._last_token_ids[where] = values
+        for slot, sampled in zip(slots, token_ids, strict=True):
+            if self.has_history[slot]:
+                self._histories[slot].extend(sampled)
 
-    def remember_last(self, slots: Array, token_ids: Tensor) -> None:
-        """Store a sampled token for each of these slots, which have no history: token_ids [N], on the device."""
+    def remember_last(self, slots: Array, token_ids: Tensor, on_device: Tensor | None = None) -> None:
+        """Store a sampled token for each of these slots, which have no history: token_ids [N], on the device.
+
+        on_device: the slots, if they are there already.
+        """
         if self._last_on_host is None:
-            self._last_token_ids[_to_device(slots, self._device)] = token_ids
+            (where,) = upload([slots], self._device) if on_device is None else (on_device,)
+            self._last_token_ids[where] = token_ids
         else:
             self._last_on_host[slots] = token_ids.numpy()
 
@@ -197,28 +230,18 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, streams: Array, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
+    def _input_ids(self, streams: Array, works: Sequence[SlotWork]) -> tuple[Array, LastSampled | None]:
         """Return HostBatch.input_ids and HostBatch.last_sampled. streams: slots of the streams, which come first."""
-        input_ids: list[int] = []
-        places: list[int] = []
-        slots: list[int] = []
-        if self._last_on_host is not None:
-            input_ids = self._last_on_host[streams].tolist()
-        else:
-            slots = streams.tolist()
-            places = [*range(len(slots))]
-            input_ids = [0] * len(slots)
+        slots = [*streams.tolist()]
+        input_ids = [0] * len(slots)
         for work in works:
-            if work.token_ids:
-                input_ids += work.token_ids
-            elif self._last_on_host is not None:
-                input_ids.append(int(self._last_on_host[work.slot]))
-            else:
-                places.append(len(input_ids))
-                slots.append(work.slot)
-                input_ids.append(0)
-        last_sampled = (np.array(places), np.array(slots), self._last_token_ids) if places else None
-        return np.array(input_ids, np.int64), last_sampled
+            known = work.token_ids
+            input_ids += [0] if known is None else known
+            slots += [work.slot] if known is None else [self._no_slot] * len(known)
+        token_ids, sources = np.array(input_ids, np.int64), np.array(slots, np.int64)
+        if self._last_on_host is None:
+            return token_ids, LastSampled(sources, self._last_token_ids)
+        return token_ids + self._last_on_host[sources], None
 
 
 def ragged_batch(
@@ -228,7 +251,7 @@ def ragged_batch(
     num_tokens: Sequence[int],
     block_tables: Sequence[Array],
     specs: Sequence[CacheSpec],
-    last_sampled: tuple[Array, Array, Tensor] | None = None,
+    last_sampled: LastSampled | None = None,
 ) -> HostBatch:
     """Build the batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
@@ -261,8 +284,3 @@ def ragged_batch(
         block_tables=block_tables,
         last_sampled=last_sampled,
     )
-
-
-def _to_device(array: Array, device: torch.device) -> Tensor:
-    # Non-blocking: a copy from ordinary memory is staged at once and need not wait for the device to finish its work.
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -197,7 +197,7 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
 def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
     """Size the KV cache. A default context length is reduced to what fits, with a warning."""
     draft_groups = runner.draft_model.groups if runner.draft_model is not None else []
-    num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config)
+    num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config, runner.step_bytes)
     num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
     capacity = capacity_of(runner.groups, num_blocks, runner.config)
     check_capacity(capacity, requested.max_model_len, runner.groups)

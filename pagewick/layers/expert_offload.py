@@ -8,7 +8,7 @@ T: tokens; E: experts; A: experts of a token; H: hidden_size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
+from pagewick.kernels.copies import CopyStream, CudaCopyStream
 from pagewick.kernels.options import SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
@@ -90,6 +91,8 @@ class OffloadedExperts(nn.Module):
                 f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; "
                 "lower --num-experts-offload-per-rank"
             ) from error
+        device = gate_up.tensors(0)[0].device
+        self._stream: CopyStream | None = CudaCopyStream(device) if device.type == "cuda" else None
         self.num_hits = self.num_copies = 0
 
     @property
@@ -134,12 +137,13 @@ class OffloadedExperts(nn.Module):
         choices = expert_ids.flatten().to(torch.int64)
         products = x.new_empty(len(choices), x.shape[1])
         for wave in self._residency.waves(needed):
-            slots = self._bring(wave, x.device)[choices]
-            if len(wave) == len(needed):
-                products = self._products(x, slots.view(expert_ids.shape))
-                break
-            here = (slots >= 0).nonzero().squeeze(1)
-            products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1))
+            for experts in self._arriving(wave):
+                slots = self._slots_of(experts, x.device)[choices]
+                if len(experts) == len(needed):
+                    products = self._products(x, slots.view(expert_ids.shape))
+                    break
+                here = (slots >= 0).nonzero().squeeze(1)
+                products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1))
         return kernels.combine(products, weights, shared)
 
     def _products(self, x: Tensor, slots: Tensor) -> Tensor:
@@ -147,22 +151,42 @@ class OffloadedExperts(nn.Module):
         activated = kernels.gated_activation(self.gate_up.linear(x, slots), self._config.activation)
         return self.down.linear(activated, slots)
 
-    def _bring(self, wave: Sequence[int], device: torch.device) -> Tensor:
-        """Copy missing experts to the device; return each expert's slot, [E] int32, -1 for those outside the wave.
+    def _arriving(self, wave: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Begin to copy the missing experts to the device; yield the others, and then those that were missing.
 
-        A CUDA device does copies in order, and products after them.
+        A GPU copies in a stream of its own, so that it computes with the experts that are there meanwhile. A CPU copies
+        at once, and gets all experts together.
         """
+        there = [expert for expert in wave if self._residency.slot_of(expert) is not None]
         exchanges = self._residency.admit(wave)
         self.num_copies += len(exchanges)
-        self.num_hits += len(wave) - len(exchanges)
+        self.num_hits += len(there)
+        if self._stream is None or not exchanges:
+            self._copy(exchanges, lambda target, source: target.copy_(source))
+            yield wave
+            return
+        # Products of an earlier step may still read the slots.
+        self._stream.wait_for_current()
+        self._copy(exchanges, self._stream.copy)
+        copied = self._stream.mark()
+        if there:
+            yield there
+        copied.wait_on_device()
+        yield [expert for expert in wave if expert not in there]
+
+    def _copy(self, exchanges: Sequence[Exchange], copy: Callable[[Tensor, Tensor], object]) -> None:
+        """Call copy(target, source) for all tensors that trade places, in order."""
         for exchange in exchanges:
             for host, storage in zip(self._host, (self.gate_up, self.down), strict=True):
                 saved, loaded = host.tensors(exchange.saved_to), host.tensors(exchange.loaded_from)
                 for here, save_to, load_from in zip(storage.tensors(exchange.slot), saved, loaded, strict=True):
-                    save_to.copy_(here, non_blocking=here.is_cuda)
-                    here.copy_(load_from, non_blocking=here.is_cuda)
+                    copy(save_to, here)
+                    copy(here, load_from)
+
+    def _slots_of(self, experts: Sequence[int], device: torch.device) -> Tensor:
+        """Return the slot of each of these experts, which have been admitted: [E] int32, -1 for the others."""
         slots = [-1] * self._config.num_experts
-        for expert in wave:
+        for expert in experts:
             slot = self._residency.slot_of(expert)
             assert slot is not None, "it was admitted"
             slots[expert] = slot

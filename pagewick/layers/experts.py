@@ -17,6 +17,7 @@ from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.expert_storage import ExpertStorage
 from pagewick.quantization.experts import make_experts
 from pagewick.quantization.share import Part, Share, whole_rows
+from pagewick.quantization.weight import Pieces
 
 
 class ExpertWeights(nn.Module):
@@ -89,6 +90,13 @@ class ExpertWeights(nn.Module):
         expert, index, part_of_weight = self._places[part]
         memories, place = self.store.place_of(expert)
         memories[index].load(place, part_of_weight, name, tensor)
+
+    def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, pieces: Pieces) -> None:
+        """load_weight, which uploads an expert that will be on the device: it is as small as a piece."""
+        assert part is not None, "every tensor is an expert's"
+        is_on_device = self._places[part][0] < self.store.gate_up.num_experts
+        self.load_weight(name, pieces.take(tensor) if is_on_device else tensor, part)
+        pieces.release(tensor)
 
     def finish_loading(self) -> None:
         self.store.finish()

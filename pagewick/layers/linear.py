@@ -7,7 +7,7 @@ checkpoint tensors (its parts), one above the other. All sizes here are logical.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 from pagewick.quantization.share import Part, Range, Share, check_floats, whole_rows
-from pagewick.quantization.weight import Weight
+from pagewick.quantization.weight import Pieces, Weight
 
 
 class WeightLayer(nn.Module):
@@ -48,12 +48,12 @@ class WeightLayer(nn.Module):
             vector[offset : offset + stop - start].copy_(tensor[start:stop])
             offset += stop - start
 
-    def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, release: Callable[[Tensor], None]) -> None:
-        """load_weight, which calls `release` with rows of the tensor that it has read."""
+    def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, pieces: Pieces) -> None:
+        """load_weight, which reads the tensor as `pieces` says."""
         if name in self._parameters:
             self.load_weight(name, tensor, part)
         else:
-            self.weight.load(part, name, tensor, release)
+            self.weight.load(part, name, tensor, pieces)
 
     def finish_loading(self) -> None:
         self.weight.finish()

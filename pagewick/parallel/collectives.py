@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.layout import RankLayout, layout_of
 from pagewick.parallel.rendezvous import interface_to_master, open_listener
+from pagewick.parallel.symmetric_memory import SmallSums, open_small_sums
 from pagewick.parallel.topology import Topology
 
 # An idle rank waits in `broadcast_bytes` until the next request. A dead peer is noticed by its closed connection, not
@@ -30,6 +31,8 @@ _IDLE_TIMEOUT = timedelta(days=365)
 _TENSOR_TIMEOUT = timedelta(minutes=10)
 _SIGN_IN_INTERVAL_S = 0.02
 _LENGTH_BYTES = 8
+# Its name before PyTorch 2.13.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 # Up to this size the first message holds length and payload: one round trip for nearly every step plan.
 _HEADER_BYTES = 4096
 
@@ -40,7 +43,7 @@ class Collectives:
     rank, world_size: this rank and the number of all ranks. layout: the task of each; None: all share every layer.
     tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
     tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
-    ordered_sum: whether all_reduce sums in rank order.
+    ordered_sum: whether all_reduce sums in rank order. small_sums: sums the tensors that it serves; None: nothing does.
 
     `all_reduce` and `all_gather` must be called by all ranks of a tensor group, `broadcast_bytes` and `barrier` by all
     ranks, in the same order and with the same shapes. RuntimeError means that another rank is lost and that the group
@@ -56,6 +59,7 @@ class Collectives:
         tensor_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
         ordered_sum: bool = True,
+        small_sums: SmallSums | None = None,
     ) -> None:
         layout = layout or layout_of(world_size)
         assert layout.world_size == world_size, (layout, world_size)
@@ -66,11 +70,21 @@ class Collectives:
         self._tensor_group = tensor_group
         self._control_group = control_group
         self._ordered_sum = ordered_sum
+        self._small_sums = small_sums
 
     @classmethod
     def single(cls) -> Collectives:
         """Make a group of one rank, whose operations do nothing."""
         return cls(0, 1)
+
+    def sum_in_rank_order(self) -> None:
+        """Let all_reduce sum in rank order from now on, as it always does on a CPU."""
+        self._ordered_sum = True
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether all_reduce and all_gather only join a GPU's queue, so that a CUDA graph can contain them."""
+        return self._tensor_group is None or dist.get_backend(self._tensor_group) == "nccl"
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrite `tensor` (any shape) with the sum over the tensor group, the same bits on each rank; return it.
@@ -88,6 +102,8 @@ class Collectives:
             for part in parts[1:]:
                 total += part
             return tensor.copy_(total)
+        if self._small_sums is not None and self._small_sums.serves(tensor):
+            return self._small_sums.all_reduce(tensor)
         reduced = tensor.contiguous()
         dist.all_reduce(reduced, group=self._tensor_group)
         return tensor if reduced is tensor else tensor.copy_(reduced)
@@ -140,7 +156,7 @@ class Collectives:
     def close(self) -> None:
         """Leave the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
         if self._control_group is not None:
-            self._tensor_group = self._control_group = None
+            self._tensor_group = self._control_group = self._small_sums = None
             dist.destroy_process_group()
 
     def _broadcast(self, buffer: bytearray) -> None:
@@ -152,7 +168,7 @@ class Collectives:
         if tensor.numel():
             outgoing = tensor.contiguous().view(-1).view(torch.uint8)
             incoming = gathered.view(self.tp_size, -1).view(torch.uint8)
-            dist.all_gather(list(incoming.unbind(0)), outgoing, group=self._tensor_group)
+            _all_gather(incoming.view(-1), outgoing, group=self._tensor_group)
         return gathered
 
 
@@ -193,6 +209,11 @@ def init_collectives(
             )
             control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
             tensor_group = _make_tensor_group(topology.rank, layout)
+            small_sums = None
+            if device.type == "cuda" and tensor_group is not None:
+                small_sums = open_small_sums(
+                    device, tensor_group, control_group, is_single_host=topology.is_single_host
+                )
     except dist.DistError as error:
         raise ConfigError(_not_found(topology, f"({error})")) from error
     return Collectives(
@@ -202,6 +223,7 @@ def init_collectives(
         tensor_group=tensor_group,
         control_group=control_group,
         ordered_sum=device.type == "cpu",
+        small_sums=small_sums,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.block_formats import ORDER_LEAF
 from pagewick.quantization.method import LinearMethod, Storage
@@ -58,7 +59,7 @@ class OrderedMethod(LinearMethod):
         out: Tensor | None = None,
     ) -> Tensor:
         """Return the product with the gathered inputs."""
-        gathered = x.index_select(-1, storage.get_parameter(ORDER_LEAF))
+        gathered = kernels.gather_columns(x, storage.get_parameter(ORDER_LEAF))
         return self.inner.apply(storage, gathered, bias, out_dtype=out_dtype, out=out)
 
     def unpack(self, storage: Storage) -> Tensor:

@@ -15,9 +15,29 @@ from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import Share
 
-# A mapped tensor is read in pieces of about this size; the number of rows makes whole panels in any layout.
-_BYTES_AT_ONCE: Final = 2**22
+# The number of rows of a piece makes whole panels in any layout.
 _ROWS_AT_ONCE: Final = 256
+
+
+def _nothing(rows: Tensor) -> None:
+    """Keep the memory of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a mapped tensor is read: in pieces of about num_bytes.
+
+    take: is called with a piece before it is stored, and returns it where that happens, for example on a GPU. release:
+    is called with a piece that will not be read again.
+    """
+
+    num_bytes: int = 2**22
+    take: Callable[[Tensor], Tensor] = lambda rows: rows
+    release: Callable[[Tensor], None] = _nothing
+
+
+WHOLE: Final = Pieces()
+"""Pieces that are stored from where they are, and kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +103,15 @@ class Weight(nn.Module):
         part: str | None,
         name: str,
         tensor: Tensor,
-        release: Callable[[Tensor], None] = lambda rows: None,
+        pieces: Pieces = WHOLE,
     ) -> None:
-        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if it does not fit.
-
-        release: is called with rows of the tensor that will not be read again.
-        """
+        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if it does not fit."""
         run = self._run_of[part]
         packing = run.packings[name]
         for offset, shard in self.share.shards(part, packing, tensor):
-            for first, rows in _pieces(shard) if packing.rows == Axis(0) else [(0, shard)]:
-                run.method.load(run.storage, name, rows, out_offset=offset - run.start + first)
-                release(rows)
+            for first, rows in _divided(shard, pieces) if packing.rows == Axis(0) else [(0, shard)]:
+                run.method.load(run.storage, name, pieces.take(rows), out_offset=offset - run.start + first)
+                pieces.release(rows)
 
     def finish(self) -> None:
         """Bring the weight into the layout of products. Called once, after everything is loaded."""
@@ -125,9 +142,9 @@ class Weight(nn.Module):
         return torch.cat([run.method.unpack(run.storage) for run in self._runs])
 
 
-def _pieces(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _divided(rows: Tensor, pieces: Pieces) -> Iterator[tuple[int, Tensor]]:
     """Yield (number of the first row, rows) for pieces of a tensor that are small beside a model."""
     bytes_each = rows.nbytes // max(1, len(rows))
-    step = max(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_each) // _ROWS_AT_ONCE * _ROWS_AT_ONCE)
+    step = max(_ROWS_AT_ONCE, pieces.num_bytes // max(1, bytes_each) // _ROWS_AT_ONCE * _ROWS_AT_ONCE)
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]

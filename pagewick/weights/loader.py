@@ -14,9 +14,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
+from pagewick.quantization.weight import Pieces
 from pagewick.weights.progress import Progress
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_check import check_names
+from pagewick.weights.upload import Upload
 
 
 @runtime_checkable
@@ -24,9 +26,9 @@ class OwnsWeights(Protocol):
     """A module with weights of its own. It may have `finish_loading()`, which is called after all are loaded.
 
     It may list further tensors with `optional_weights()`, which it gets if the checkpoint has them; the model's
-    `ignored_weights` match their names. It may also have `load_in_pieces(name, tensor, part, release)`, which is called
-    instead of `load_weight`, and which calls `release` with rows that it will not read again: they need not stay in
-    memory until it has read all.
+    `ignored_weights` match their names. It may also have `load_in_pieces(name, tensor, part, pieces)`, which is called
+    instead of `load_weight`, and which reads the tensor as `pieces` says: rows that it will not read again need not
+    stay in memory until it has read all.
     """
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -55,10 +57,16 @@ class Route(NamedTuple):
 
 
 def load_weights(
-    model: nn.Module, source: TensorSource, *, ignore: Sequence[str] = (), progress: Progress | None = None
+    model: nn.Module,
+    source: TensorSource,
+    *,
+    ignore: Sequence[str] = (),
+    progress: Progress | None = None,
+    upload: Upload | None = None,
 ) -> list[tuple[str, float]]:
     """Load every weight of `model` from `source`, then call `finish_loading()` where a module has it.
 
+    upload: brings pieces to the model's device; None: the modules copy them there.
     Returns the seconds that "weights" (reading and placing them) and "repack" (`finish_loading`) took.
 
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
@@ -70,7 +78,7 @@ def load_weights(
     routes = build_routes(model)
     check_names(routes.keys(), source.names(), [*ignore, *getattr(model, "ignored_weights", ())])
     routes = {**build_routes(model, "optional_weights"), **routes}
-    progress = progress or Progress()
+    progress, pieces = progress or Progress(), pieces_of(source, upload)
     names = [name for name in source.names() if name in routes]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
     try:
@@ -78,7 +86,7 @@ def load_weights(
             tensor, route = source.get(name), routes[name]
             try:
                 if callable(load := getattr(route.module, "load_in_pieces", None)):
-                    load(route.leaf, tensor, route.part, source.release)
+                    load(route.leaf, tensor, route.part, pieces)
                 else:
                     route.module.load_weight(route.leaf, tensor, route.part)
             except ModelLoadError as error:
@@ -92,6 +100,13 @@ def load_weights(
         if callable(finish := getattr(module, "finish_loading", None)):
             finish()
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
+
+
+def pieces_of(source: TensorSource, upload: Upload | None) -> Pieces:
+    """Return how a source's tensors are read, for a device to which `upload` brings them."""
+    if upload is None:
+        return Pieces(release=source.release)
+    return Pieces(upload.num_bytes, upload.take, source.release)
 
 
 def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping[str, Route]:

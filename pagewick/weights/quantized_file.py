@@ -25,6 +25,7 @@ from torch import Tensor
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.at_load import quantize_rows
 from pagewick.quantization.block_formats import BLOCK_FORMATS
+from pagewick.quantization.weight import WHOLE, Pieces
 from pagewick.weights.progress import Progress
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import file_tensors, safetensors_header
@@ -62,7 +63,14 @@ class NewFile:
         self._header = safetensors_header({**shapes, _CHECKSUMS: (4 * (1 + len(shapes)),)}, "U8", metadata)
         self.num_bytes = len(self._header) + sum(rows * size for rows, size in shapes.values()) + 4 * (1 + len(shapes))
 
-    def write(self, descriptor: int, source: TensorSource, formats: Mapping[str, str], progress: Progress) -> None:
+    def write(
+        self,
+        descriptor: int,
+        source: TensorSource,
+        formats: Mapping[str, str],
+        progress: Progress,
+        pieces: Pieces = WHOLE,
+    ) -> None:
         """Quantize the tensors and write them. Raises OSError, and ModelLoadError as quantize_rows does."""
         _reserve(descriptor, self.num_bytes)
         with open(descriptor, "wb", closefd=False) as file:
@@ -70,7 +78,7 @@ class NewFile:
             checksums = [zlib.crc32(self._header)]
             for name in self._shapes:
                 try:
-                    checksums.append(_write_tensor(file, formats[name], source, name, progress))
+                    checksums.append(_write_tensor(file, formats[name], source, name, progress, pieces))
                 except ModelLoadError as error:
                     raise ModelLoadError(f"cannot load {name}: {error}") from error
             file.write(struct.pack(f"<{len(checksums)}I", *checksums))
@@ -87,13 +95,15 @@ def _reserve(descriptor: int, num_bytes: int) -> None:
             raise
 
 
-def _write_tensor(file: BinaryIO, format: str, source: TensorSource, name: str, progress: Progress) -> int:
+def _write_tensor(
+    file: BinaryIO, format: str, source: TensorSource, name: str, progress: Progress, pieces: Pieces
+) -> int:
     """Write one tensor in blocks; return the checksum."""
     checksum, tensor = 0, source.get(name)
-    step = max(1, _CHUNK_SIZE // tensor.shape[1])
+    step = max(1, _CHUNK_SIZE // tensor.shape[1], pieces.num_bytes // (tensor.shape[1] * tensor.element_size()))
     for first in range(0, len(tensor), step):
         rows = tensor[first : first + step]
-        blocks = quantize_rows(format, rows).numpy().data
+        blocks = quantize_rows(format, pieces.take(rows)).cpu().numpy().data
         checksum = zlib.crc32(blocks, checksum)
         file.write(blocks)
         source.release(rows)

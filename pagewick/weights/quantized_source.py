@@ -8,6 +8,8 @@ import torch
 
 from pagewick.log import get_logger
 from pagewick.quantization.plan import QuantizationPlan
+from pagewick.quantization.weight import Pieces
+from pagewick.weights.loader import pieces_of
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache, cache_key
 from pagewick.weights.quantized_file import (
@@ -19,6 +21,7 @@ from pagewick.weights.quantized_file import (
     stored_shapes,
 )
 from pagewick.weights.source import TensorSource, WrappedSource
+from pagewick.weights.upload import Upload
 
 logger = get_logger(__name__)
 
@@ -48,10 +51,16 @@ class QuantizedSource(WrappedSource):
 
 
 def quantized_once(
-    model: Path, source: TensorSource, plan: QuantizationPlan, cache: QuantizedCache, progress: Progress
+    model: Path,
+    source: TensorSource,
+    plan: QuantizationPlan,
+    cache: QuantizedCache,
+    progress: Progress,
+    upload: Upload | None = None,
 ) -> QuantizedSource | None:
     """Return the checkpoint `model` with the weights of a plan in blocks: those in the cache, or new ones for it.
 
+    upload: brings weights to the GPU that quantizes them; None: the CPU does. Both write the same bits.
     Returns None, with a warning, if nothing can be written there. Raises ModelLoadError for weights that cannot be
     quantized.
     """
@@ -63,7 +72,7 @@ def quantized_once(
             with cache.writing(key, new.num_bytes) as descriptor:
                 if descriptor is None:
                     continue
-                _write(new, descriptor, source, plan, progress)
+                _write(new, descriptor, source, plan, progress, pieces_of(source, upload))
             file = QuantizedFile(cache.path(key), shapes)
             _note_use(cache, cache.path(key))
             break
@@ -97,10 +106,12 @@ def _note_use(cache: QuantizedCache, path: Path) -> None:
     note_checked(path)
 
 
-def _write(new: NewFile, descriptor: int, source: TensorSource, plan: QuantizationPlan, progress: Progress) -> None:
+def _write(
+    new: NewFile, descriptor: int, source: TensorSource, plan: QuantizationPlan, progress: Progress, pieces: Pieces
+) -> None:
     shapes = [(source.shape(name), source.dtype(name).itemsize) for name in plan.formats]
     progress.start(f"quantizing weights to {plan.mix}", sum(rows * columns * size for (rows, columns), size in shapes))
     try:
-        new.write(descriptor, source, plan.formats, progress)
+        new.write(descriptor, source, plan.formats, progress, pieces)
     finally:
         progress.stop()

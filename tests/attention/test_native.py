@@ -160,6 +160,17 @@ def test_blocks_are_as_large_as_the_spec_says(
     assert not blocks[:4].any()
 
 
+def test_blocks_of_a_gpu_have_another_layout_than_those_of_a_cpu() -> None:
+    """A CPU must not find blocks that a GPU has written to disk, nor a GPU those of a CPU."""
+    layouts = {
+        choose_backend(torch.device(device), "bfloat16", 32).cache_spec(KeptHeads(2, 64)).layout
+        for device in ("cpu", "cuda:0", "mps")
+    }
+    assert len(layouts) == 3
+    one, other = (choose_backend(torch.device("cuda", index), "bfloat16", 32) for index in (0, 1))
+    assert one.cache_spec(KeptHeads(2, 64)) == other.cache_spec(KeptHeads(2, 64))
+
+
 def test_fused_heads_give_the_same_as_separate_ones() -> None:
     layer = Attention(single_context(), num_heads=6, num_kv_heads=2, head_dim=24, softmax_scale=0.4)
     sequences = Sequences([11], num_kv_heads=2, head_dim=24, block_size=BLOCK_SIZE, seed=7)

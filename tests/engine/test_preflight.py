@@ -15,6 +15,7 @@ from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import preflight
 from pagewick.engine.preflight import WeightBytes, check_memory, check_models
+from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
@@ -96,7 +97,8 @@ def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     check_memory(config, "cpu", 1, weights)
     assert done[2:] == ["model_tensors"]
     # Another process gets nothing from this one.
-    assert WeightBytes.of(config, 1) == weights == WeightBytes(2 * NUM_PARAMETERS, 0)
+    assert WeightBytes.of(config, 1) == weights
+    assert (weights.all, weights.expert) == (2 * NUM_PARAMETERS, 0)
     assert done[3:] == ["describe", "model_tensors"]
 
 
@@ -132,7 +134,8 @@ def test_tensors_are_compared_with_config_json(tmp_path: Path) -> None:
 def test_blocks_take_the_memory_that_they_have_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_gguf())
-    assert WeightBytes.of(config_of(path), 1) == WeightBytes(NUM_IN_MATRICES // 32 * 34 + 2 * 3 * 64, 0)
+    weights = WeightBytes.of(config_of(path), 1)
+    assert (weights.all, weights.expert) == (NUM_IN_MATRICES // 32 * 34 + 2 * 3 * 64, 0)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +173,14 @@ def test_weights_must_fit_to_the_byte(free: list[int], dtype: str, size: int) ->
 def test_ranks_share_a_machine_and_have_gpus_of_their_own(free: list[int]) -> None:
     """A rank of two has a KV head of its own, and all norms."""
     config = config_of(tensor_parallel_size=2)
-    free.append((NUM_PARAMETERS - NUM_IN_NORMS) * 2 // 2 + NUM_IN_NORMS * 2)
+    weights = (NUM_PARAMETERS - NUM_IN_NORMS) * 2 // 2 + NUM_IN_NORMS * 2
+    model = read_config(json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8")))
+    free.append(weights + gpu_step_bytes(model, StepLimits.of(config, model), 2))
     check_memory(config, "cuda", num_local_ranks=2)
+    free.append(free[-1] - 1)
+    with pytest.raises(ConfigError, match="and a step"):
+        check_memory(config, "cuda", num_local_ranks=2)
+    free.append(weights)
     with pytest.raises(ConfigError, match="not enough memory"):
         check_memory(config, "cpu", num_local_ranks=2)
 
@@ -203,12 +212,14 @@ def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.
     expert = 2 * 3 * 4 * 256 * 4
     norms, attention, routers = 2 * (2 * 256 + 2 * 64) + 256, 2 * (256 * 256 + 128 * 256), 2 * 6 * 256
     others = 4 * (norms + attention + routers + 4096 * 256 // 2)
-    sizes = {"cuda": others + 2 * expert, "cpu": 5 * expert * 2}
+    model = read_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    step = gpu_step_bytes(model, StepLimits.of(config, model), 2)
+    sizes = {"cuda": others + 2 * expert + step, "cpu": 5 * expert * 2}
     monkeypatch.setattr(preflight, "available_memory", lambda device: sizes[device])
     check_memory(config, "cuda", num_local_ranks=2)
     sizes["cpu"] -= 1
     with pytest.raises(ConfigError, match=r"experts in host memory take .*\n.*lower --num-experts-offload-per-rank"):
         check_memory(config, "cuda", num_local_ranks=2)
     sizes |= {"cpu": 5 * expert, "cuda": sizes["cuda"] - 1}
-    with pytest.raises(ConfigError, match=r"the weights take .* free on cuda"):
+    with pytest.raises(ConfigError, match=r"the weights take .* and a step 0\.\d GiB, and .* free on cuda"):
         check_memory(config, "cuda", num_local_ranks=1)

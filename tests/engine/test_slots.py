@@ -151,7 +151,7 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
                 # Several tokens where draft tokens were accepted; all but the last have been computed already.
                 num_new = min(maker.random.choice([1, 1, 3]), MAX_MODEL_LEN + 1 - len(held.token_ids))
                 token_ids = [maker.random.randrange(1000) for _ in range(num_new)]
-                slots.remember(work.slot, token_ids)
+                slots.remember([work.slot], [token_ids])
                 maker.accept(work.slot, token_ids)
             assert list(slots.history(work.slot)) == (held.token_ids if held.has_history else [])
     assert num_streams > 0
@@ -192,11 +192,11 @@ def test_a_slot_that_starts_again_has_nothing_of_the_sequence_before() -> None:
     slots.build(
         StepPlan(starts=[SlotStart(0, sampling(), [[1, 2]], [3] * 9, 1.0)], work=[SlotWork(0, 8, 1, [3], [[4]], True)])
     )
-    slots.remember(0, [11])
+    slots.remember([0], [[11]])
     batch = slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[]])], work=[SlotWork(0, 0, 1, [5], [[7]], True)]))
     assert batch.block_tables[0].tolist() == [[7]]
     assert (list(slots.history(0)), slots.mirostat_mu[0]) == ([], None)
-    slots.remember(0, [12])
+    slots.remember([0], [[12]])
     assert list(slots.history(0)) == []
 
 

@@ -27,7 +27,9 @@ from pagewick.quantization.expert_storage import host_tensors
 from pagewick.quantization.grouped_experts import GroupedExperts
 from pagewick.quantization.packing import PLAIN
 from pagewick.quantization.share import whole_rows
+from pagewick.quantization.weight import Pieces
 from tests.kernels.conftest import library_off
+from tests.late_stream import LateMark, LateStream
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
 
@@ -63,6 +65,53 @@ def kernels_in_use(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("needs the native library: make install")
     with library_off() if request.param == "plain" else nullcontext():
         yield request.param
+
+
+def test_a_gpu_computes_while_experts_arrive() -> None:
+    """The stand-in copies as late as it may: an expert that is multiplied too early has the weights of another."""
+    _, config, tensors = made("mixtral", torch.float32)
+    expected = loaded(single_context(), config, tensors)
+    for per_rank in (1, config.num_experts - config.routing.top_k):
+        layer = loaded(offloading(single_context(), per_rank), config, tensors)
+        store, stream = store_of(layer), LateStream()
+        store._stream = stream
+        for turn, count in enumerate(STEPS):
+            x = tokens(count + turn, torch.float32)[turn:]
+            torch.testing.assert_close(layer(x), expected(x), rtol=1e-5, atol=1e-6)
+        assert stream.num_waits_for_current > 0 == stream.num_waits, "the host never waits"
+        assert store.num_copies >= stream.num_waits_for_current and store.num_hits > 0
+
+
+@pytest.mark.parametrize("per_rank", [0, 1])
+def test_experts_of_the_device_are_uploaded_and_others_are_not(per_rank: int) -> None:
+    _, config, tensors = made("mixtral", torch.float32)
+    expected = loaded(single_context(), config, tensors)
+    layer, taken, released = MoeLayer(offloading(single_context(), per_rank), PREFIX, H, config), [0], [0]
+
+    def take(rows: Tensor) -> Tensor:
+        taken[0] += 1
+        return rows.clone()
+
+    def release(rows: Tensor) -> None:
+        released[0] += 1
+
+    for path, module in layer.named_modules():
+        for part, leaf in getattr(module, "expected_weights", list)():
+            owner = path if part is None else ".".join([*path.split(".")[:-1], part])
+            module.load_in_pieces(leaf, tensors[f"{owner}.{leaf}"], part, Pieces(take=take, release=release))
+    # Three matrices of each expert, and the router.
+    assert taken[0] == 3 * (config.num_experts - per_rank) + 1 and released[0] == 3 * config.num_experts + 1
+    assert torch.equal(layer(tokens(7)), expected(tokens(7)))
+
+
+def test_an_expert_that_is_not_waited_for_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This proves that the stand-in finds a race."""
+    monkeypatch.setattr(LateMark, "wait_on_device", lambda self: None)
+    _, config, tensors = made("mixtral", torch.float32)
+    layer, expected = (loaded(offloading(single_context(), 1), config, tensors) for _ in range(2))
+    store_of(layer)._stream = LateStream()
+    x = tokens(60, torch.float32)
+    assert not torch.allclose(layer(x), expected(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("family", "dtype"), [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pagewick.engine import graph
-from pagewick.engine.graph import StepGraph
+from pagewick.engine.graph import recorded as graph
+from pagewick.engine.graph.recorded import StepGraph
 from pagewick.kernels import cpu, recorded_steps
 from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint

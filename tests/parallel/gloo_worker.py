@@ -5,16 +5,20 @@ Usage: python -m tests.parallel.gloo_worker FOLDER operations|wait
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
+import torch.distributed as dist
 
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import die_with_parent
+from pagewick.parallel.symmetric_memory import SmallSums
 from pagewick.parallel.topology import detect_topology
 
 PAYLOAD_SIZES = (0, 1, 4087, 4088, 4089, 100_000)
@@ -59,6 +63,7 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
         "gather_with_empty": collectives.all_gather(with_empty, sizes=[0] + [3] * (world_size - 1)),
         "gather_bfloat16": collectives.all_gather(mine(2, 3).bfloat16()).float(),
     }
+    results |= sums_on_gpus(collectives, mine)
     collectives.barrier()
     listening = [
         connection.laddr.ip
@@ -70,6 +75,45 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
         [got == payload_of(size) for got, size in zip(received, PAYLOAD_SIZES, strict=True)]
     )
     return {**arrays, "listening": np.array(listening, dtype=str)}
+
+
+class GlooMemory:
+    """A SharedMemory of processes without GPUs: parts go through gloo, and are added in the order of the ranks."""
+
+    num_sums = 0
+
+    def buffer(self, num_bytes: int, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
+        return torch.full((num_bytes,), 255, dtype=torch.uint8)
+
+    def add_parts(self, part: torch.Tensor, group: dist.ProcessGroup, out: torch.Tensor) -> None:
+        self.num_sums += 1
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, part, group=group)
+        out.copy_(functools.reduce(torch.add, parts))
+
+
+def sums_on_gpus(collectives: Collectives, mine: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Sums as ranks with GPUs compute them: small ones through shared memory, others by the backend's all_reduce."""
+    memory, group = GlooMemory(), dist.group.WORLD
+    assert group is not None
+    small_sums = SmallSums(memory, memory.buffer(1024, torch.device("cpu"), group), group)
+    on_gpus = Collectives(
+        collectives.rank, collectives.world_size, tensor_group=group, ordered_sum=False, small_sums=small_sums
+    )
+    tensor = mine(4, 8)
+    assert on_gpus.all_reduce(tensor) is tensor
+    results = {
+        "small": tensor,
+        "small_bfloat16": on_gpus.all_reduce(mine(4, 8).bfloat16()).float(),
+        "small_again": on_gpus.all_reduce(mine(16, 16)),
+    }
+    assert memory.num_sums == 3
+    results["not_small"] = on_gpus.all_reduce(mine(17, 16))
+    results["not_aligned"] = on_gpus.all_reduce(mine(1, 7))
+    results["not_contiguous"] = on_gpus.all_reduce(mine(4, 6).T)
+    results["not_float"] = on_gpus.all_reduce(torch.arange(8) + collectives.rank)
+    assert memory.num_sums == 3
+    return results
 
 
 def save(folder: Path, rank: int, results: dict[str, np.ndarray]) -> None:

@@ -137,6 +137,30 @@ def test_sum_of_integers_and_of_nothing(results: Results) -> None:
         assert result["sum_of_nothing"].shape == (0, 7)
 
 
+def test_small_sums_are_added_in_rank_order(results: Results) -> None:
+    for name, shape in (("small", (4, 8)), ("small_again", (16, 16))):
+        expected, *others = inputs(results, *shape)
+        for other in others:
+            expected = expected + other
+        for result in results:
+            np.testing.assert_array_equal(result[name], expected)
+    for result in results:
+        np.testing.assert_array_equal(result["small_bfloat16"], results[0]["small_bfloat16"])
+
+
+def test_other_sums_of_gpus_are_the_backends(results: Results) -> None:
+    transposed = np.sum(np.stack(inputs(results, 4, 6)).astype(np.float64), axis=0).T
+    expected = {
+        "not_small": np.sum(np.stack(inputs(results, 17, 16)).astype(np.float64), axis=0),
+        "not_aligned": np.sum(np.stack(inputs(results, 1, 7)).astype(np.float64), axis=0),
+        "not_contiguous": transposed,
+        "not_float": np.arange(8) * len(results) + sum(range(len(results))),
+    }
+    for result in results:
+        for name, numbers in expected.items():
+            np.testing.assert_allclose(result[name], numbers, rtol=1e-5, atol=1e-2)
+
+
 def test_gather_along_either_dimension(results: Results) -> None:
     parts = inputs(results, 2, 3)
     for result in results:

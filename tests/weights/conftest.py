@@ -19,6 +19,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from tests.log_lines import collected_lines
+
 
 @pytest.fixture
 def safetensors_bytes() -> Callable[..., bytes]:
@@ -216,13 +218,5 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
     """Collect the messages of pagewick's logger."""
-    found: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pagewick")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield found
-    logger.removeHandler(handler)
-    logger.setLevel(before)
+    with collected_lines(logging.INFO) as found:
+        yield found

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pagewick import kernels
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.disk_store import DiskStore
+from pagewick.engine.device_copies import upload
 from pagewick.engine.progress import Progress
+from pagewick.engine.streams import stream_of
 from pagewick.errors import ConfigError
 
 # Upper limit for a batch, and so for temporary copies, unless a single block is larger.
@@ -40,6 +44,7 @@ class BlockStore:
         self._caches = [list(layers) for layers in caches]
         self._device = caches[0][0].device
         self._is_cuda = self._device.type == "cuda"
+        self._stream = stream_of(self._device)
         # Many small copies to another device are slow: the layers of a block are first put together there.
         self._is_staged = self._device.type != "cpu"
         self._block_bytes = [sum(cache.shape[1] for cache in layers) for layers in self._caches]
@@ -53,7 +58,7 @@ class BlockStore:
         return sum(memory.nbytes for memory in self._host)
 
     def run(self, transfers: Sequence[Transfer]) -> list[bytes]:
-        """Do the transfers, with the outcome of doing one after the other, and wait for them.
+        """Do the transfers, with the outcome of doing one after the other; a GPU may do them later, before any step.
 
         Return the keys that could not be read from disk, each once. The contents of their destinations are undefined.
         """
@@ -106,13 +111,14 @@ class BlockStore:
         return unreadable
 
     def _copy(self, group: int, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        for cache in self._caches[group]:
-            if self._is_staged:
-                cache.index_copy_(0, self._index(destinations), cache.index_select(0, self._index(sources)))
-                continue
+        caches = self._caches[group]
+        if self._is_staged:
+            content = kernels.gather_blocks(self._index(sources), caches)
+            kernels.scatter_blocks(self._index(destinations), caches, content)
+            return
+        for cache in caches:
             for source, destination in zip(sources, destinations, strict=True):
                 cache[destination].copy_(cache[source])
-        self._wait()
 
     def _save(self, group: int, blocks: Sequence[int], memory: Tensor, rows: Sequence[int]) -> None:
         """Copy blocks of the pool into rows of host memory, [number of rows, L * B]."""
@@ -121,10 +127,9 @@ class BlockStore:
                 for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
                     part.copy_(cache[block])
             return
-        staged = torch.cat([cache.index_select(0, self._index(blocks)) for cache in self._caches[group]], dim=1)
+        staged = kernels.gather_blocks(self._index(blocks), self._caches[group])
         for row, content in zip(rows, staged, strict=True):
             memory[row].copy_(content, non_blocking=self._is_cuda)
-        self._wait()
 
     def _load(self, group: int, memory: Tensor, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of host memory, [number of rows, L * B], into blocks of the pool."""
@@ -136,12 +141,11 @@ class BlockStore:
         staged = torch.empty(len(rows), memory.shape[1], dtype=torch.uint8, device=self._device)
         for row, content in zip(rows, staged, strict=True):
             content.copy_(memory[row], non_blocking=self._is_cuda)
-        for part, cache in zip(self._layers_of(group, staged), self._caches[group], strict=True):
-            cache.index_copy_(0, self._index(blocks), part)
-        self._wait()
+        kernels.scatter_blocks(self._index(blocks), self._caches[group], staged)
 
     def _write(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> None:
         assert self._disk is not None
+        self._wait()
         for row, transfer in zip(rows, batch, strict=True):
             self._progress.mark()
             self._disk.write(transfer.group, transfer.key, memory[row].numpy().data)
@@ -155,6 +159,7 @@ class BlockStore:
     def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[bytes]:
         """Read blocks into rows of host memory; return the keys of those that failed."""
         assert self._disk is not None
+        self._wait()
         unreadable = []
         for row, transfer in zip(rows, batch, strict=True):
             self._progress.mark()
@@ -168,7 +173,8 @@ class BlockStore:
         return tuple(part for part in torch.split(content, widths, dim=-1))
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        (index,) = upload([np.array(numbers, np.int64)], self._device)
+        return index
 
     def _host_memory(self, num_blocks: int, group: int) -> Tensor:
         """Allocate [num_blocks, L * B] on the CPU, not initialised."""
@@ -182,9 +188,9 @@ class BlockStore:
             ) from error
 
     def _wait(self) -> None:
-        """Wait for the device, so that host memory can be reused and temporary memory freed."""
-        if self._is_cuda:
-            torch.cuda.current_stream(self._device).synchronize()
+        """Wait for copies from or to host memory that the device has not done yet, before the host uses that memory."""
+        if self._stream is not None:
+            self._stream.record_event().synchronize()
 
 
 def batches(transfers: Sequence[Transfer], limits: Sequence[int]) -> Iterator[list[Transfer]]:

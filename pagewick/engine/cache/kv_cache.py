@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
+from pagewick.engine.step_memory import gpu_cache_bytes
 from pagewick.errors import ConfigError
 from pagewick.huge_memory import HUGE_PAGE
 from pagewick.kernels.huge_pages import huge_zeros
 
 # The cache's share of the memory that is free once the weights are loaded; the rest is for activations and for other
-# programs. On a CPU the pools open blocks as they need them, as long as the machine has memory left.
-_CACHE_SHARE = {"cpu": 0.6, "mps": 0.4, "cuda": 0.85}
+# programs. On a CPU the pools open blocks as they need them, as long as the machine has memory left. On CUDA,
+# engine.step_memory computes what the rest needs.
+_CACHE_SHARE = {"cpu": 0.6, "mps": 0.4}
 _GROWTH_BYTES = 64 * 2**20
 _RESERVED_SHARE = 0.05
 _RESERVED_BYTES = 512 * 2**20
@@ -59,8 +61,10 @@ def cache_groups(model: nn.Module) -> list[CacheGroup]:
     return [CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items()]
 
 
-def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list[int]:
+def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig, step_bytes: int = 0) -> list[int]:
     """Return the number of blocks of each group's pool. `config` is resolved.
+
+    step_bytes: the memory that a step on a GPU needs beside them (engine.step_memory).
 
     A group that keeps every token gets blocks for as many tokens as memory allows. A group with a window or with
     snapshots gets at most as many as `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
@@ -79,21 +83,14 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
             raise ConfigError(
                 f"--num-kv-blocks {config.num_kv_blocks} is too small for this model; give at least {least}"
             )
-        _check_wanted(sum(group.block_bytes for group in groups) * config.num_kv_blocks, "--num-kv-blocks", config)
+        wanted = sum(group.block_bytes for group in groups) * config.num_kv_blocks
+        _check_wanted(wanted, "--num-kv-blocks", config, step_bytes)
         return [config.num_kv_blocks] * len(groups)
     memory = config.kv_cache_memory
     if memory is not None:
-        _check_wanted(memory, "--kv-cache-memory", config)
+        _check_wanted(memory, "--kv-cache-memory", config, step_bytes)
     else:
-        kind = config.device.partition(":")[0]
-        # Every GPU has a memory of its own; on a CPU the ranks share one.
-        num_sharers = 1 if kind == "cuda" else config.tensor_parallel_size
-        free = available_memory(config.device)
-        usable = free * _CACHE_SHARE[kind]
-        if config.gpu_memory_utilization is not None:
-            left_alone = total_memory(config.device) * (1 - config.gpu_memory_utilization)
-            usable = max(0.0, min(usable, free - left_alone))
-        memory = int(usable / num_sharers)
+        memory = _usual_memory(config, step_bytes)
     unit = math.lcm(*(group.spec.block_size for group in groups))
     limit = memory
     if config.kv_cache_memory is None:
@@ -104,22 +101,39 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     blocks = [_blocks_for(group.spec, num_tokens, config) for group in groups]
     if 0 in blocks or _bytes_for(groups, num_tokens, config) > memory:
         needed = _bytes_for(groups, unit, config)
-        flag = "--kv-cache-memory" if config.gpu_memory_utilization is None else "--gpu-memory-utilization"
+        is_share = config.gpu_memory_utilization is not None or (
+            config.device.startswith("cuda") and config.kv_cache_memory is None
+        )
+        flag = "--gpu-memory-utilization" if is_share else "--kv-cache-memory"
+        step = f"\n  or lower --max-num-batched-tokens: a step takes {step_bytes / 2**30:.1f} GiB" if step_bytes else ""
         raise ConfigError(
-            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; raise {flag}"
+            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; raise {flag}{step}"
         )
     return blocks
 
 
-def _check_wanted(num_bytes: int, flag: str, config: EngineConfig) -> None:
+def _usual_memory(config: EngineConfig, step_bytes: int) -> int:
+    """Return the bytes for the cache of one rank unless the user gives a number of bytes or of blocks."""
+    kind, share, free = config.device.partition(":")[0], config.gpu_memory_utilization, available_memory(config.device)
+    if kind == "cuda":
+        return gpu_cache_bytes(free, total_memory(config.device), step_bytes, share)
+    usable = free * _CACHE_SHARE[kind]
+    if share is not None:
+        usable = max(0.0, min(usable, free - total_memory(config.device) * (1 - share)))
+    # On a CPU the ranks share one memory.
+    return int(usable / config.tensor_parallel_size)
+
+
+def _check_wanted(num_bytes: int, flag: str, config: EngineConfig, step_bytes: int) -> None:
     """Raise ConfigError if `num_bytes` can never be available.
 
-    The limit on a GPU is the free memory. On a CPU, where blocks take memory when they are used, it is all memory.
+    The limit on a GPU is what a step leaves of the free memory. On a CPU, where blocks take memory when they are used,
+    it is all memory.
     """
     on_cpu = config.device == "cpu"
-    limit = total_memory() // config.tensor_parallel_size if on_cpu else available_memory(config.device)
+    limit = total_memory() // config.tensor_parallel_size if on_cpu else available_memory(config.device) - step_bytes
     if num_bytes > limit:
-        has = "this machine has for each rank" if on_cpu else f"{config.device} has free"
+        has = "this machine has for each rank" if on_cpu else f"{config.device} has free beside a step"
         raise ConfigError(
             f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, but {has} only {limit / 2**30:.1f} GiB; "
             "lower it, or leave it out to use as much as fits"
@@ -153,6 +167,7 @@ def check_capacity(capacity: int, requested_max_model_len: int | None, groups: S
 def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> list[list[Tensor]]:
     """Give every layer its blocks; return them per group and layer, [num_blocks, block_bytes] uint8.
 
+    On a GPU there is one block more, the last: the null block, where the padding of captured steps stores its keys.
     On a CPU, memory is committed when a block is first written; the first blocks are in small pages, so that a short
     sequence does not take a huge page in every layer.
     """
@@ -160,12 +175,12 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
     for index, (group, number) in enumerate(zip(groups, num_blocks, strict=True)):
         caches.append([])
         for layer in group.layers:
-            shape = number, group.spec.block_bytes
-            blocks = (
-                huge_zeros(shape, torch.uint8, num_small_bytes=HUGE_PAGE)
-                if device.type == "cpu"
-                else torch.empty(shape, dtype=torch.uint8, device=device)
-            )
+            block_bytes = group.spec.block_bytes
+            if device.type == "cpu":
+                blocks = huge_zeros((number, block_bytes), torch.uint8, num_small_bytes=HUGE_PAGE)
+            else:
+                blocks = torch.empty(number + 1, block_bytes, dtype=torch.uint8, device=device)
+                blocks[number].zero_()
             layer.bind_cache(blocks, index)
             caches[-1].append(blocks)
     return caches

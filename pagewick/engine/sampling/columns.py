@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pagewick.engine.batch import SlotSampling
+from pagewick.engine.device_copies import Array
 from pagewick.engine.sampling.traits import SampleRow, noise_from, traits_of
-
-Array = npt.NDArray[Any]
+from pagewick.kernels.options import DrawOptions
 
 # Random numbers depend only on the seed and the position of the token, so they are computed in groups of this size.
 NUM_NOISE_AHEAD = 64
@@ -27,6 +25,7 @@ class Draws:
     """Parameters of the draw of N tokens, [N] each.
 
     is_drawn: whether the token is drawn at random; else it is the most likely one. noise: a random number for the draw.
+    on_device: what the draw takes of these, if it is there already.
     """
 
     is_drawn: Array
@@ -34,6 +33,12 @@ class Draws:
     top_k: Array
     top_p: Array
     noise: Array
+    on_device: DrawOptions | None = None
+
+    @property
+    def options(self) -> list[Array]:
+        """The fields of DrawOptions."""
+        return [self.temperature, self.top_k, self.top_p, self.noise]
 
     @classmethod
     def of(cls, rows: Sequence[SampleRow]) -> Draws:

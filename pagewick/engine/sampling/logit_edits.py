@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pagewick import kernels
 from pagewick.engine.batch import SlotSampling
+from pagewick.engine.device_copies import Array, upload
 from pagewick.engine.sampling.traits import SampleRow, traits_of
+from pagewick.kernels.options import EditStep, TokenEdits
 
-Array = npt.NDArray[Any]
+# By step: the tokens of a row, and the amount of each or of all.
+_Changes = dict[EditStep, tuple[Array, Array | float]]
+_NO_CHANGE = np.zeros(0, np.int64), 0.0
 
 # Keeps logits finite: a penalty must not exclude a token, in case all other tokens are excluded.
 MAX_DRY_PENALTY = 1e30
@@ -36,13 +38,9 @@ def edit_logits(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
         return logits
     logits = _masked(logits, rows)
     _exclude_others(logits, edited)
-    _ban(logits, edited)
-    _add_bias(logits, edited)
-    penalised = [(index, row) for index, row in edited if row.sampling.params.has_penalty]
-    if penalised:
-        _penalise_repetition(logits, penalised)
-        _penalise_output(logits, penalised)
-        _penalise_dry(logits, penalised)
+    changes = {index: found for index, row in edited if (found := _changes_of(row))}
+    if changes:
+        kernels.edit_tokens(logits, _edits(logits, changes))
     return logits
 
 
@@ -67,8 +65,8 @@ def _masked(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
         return logits.clone()
     open_mask = b"\xff" * -(-logits.shape[1] // 8)
     joined = bytearray().join(masks.get(index, open_mask) for index in range(len(logits)))
-    packed = torch.frombuffer(joined, dtype=torch.uint8)
-    return kernels.mask_rows(logits, packed.to(logits.device).view(len(logits), -1))
+    (packed,) = upload([np.frombuffer(joined, np.uint8).reshape(len(logits), -1)], logits.device)
+    return kernels.mask_rows(logits, packed)
 
 
 def _open_mask(logits: Tensor, allowed_mask: bytes, row: SampleRow) -> bytes:
@@ -97,17 +95,11 @@ def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) 
     """Return which tokens are not in allowed_token_ids, [V] bool; computed for the slot's first token and then kept."""
     kept: Tensor | None = sampling.__dict__.get("not_allowed")
     if kept is None or len(kept) != vocab_size or kept.device != device:
-        kept = torch.ones(vocab_size, dtype=torch.bool)
-        kept[torch.tensor(sampling.params.allowed_token_ids)] = False
-        sampling.__dict__["not_allowed"] = kept = kept.to(device)
+        excluded = np.ones(vocab_size, bool)
+        excluded[list(sampling.params.allowed_token_ids or ())] = False
+        (kept,) = upload([excluded], device)
+        sampling.__dict__["not_allowed"] = kept
     return kept
-
-
-def _ban(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    banned = [(index, token_id) for index, row in rows for token_id in _banned_token_ids(row)]
-    if banned:
-        indices, token_ids = (torch.tensor(column, device=logits.device) for column in zip(*banned, strict=True))
-        logits[indices, token_ids] = float("-inf")
 
 
 def _banned_token_ids(row: SampleRow) -> list[int]:
@@ -124,60 +116,47 @@ def _ends_with(row: SampleRow, token_ids: list[int]) -> bool:
     return len(token_ids) <= row.position and list(row.token_ids[-len(token_ids) :]) == token_ids
 
 
-def _add_bias(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    biases = [(index, *bias) for index, row in rows for bias in (row.sampling.params.logit_bias or {}).items()]
-    if biases:
-        indices, token_ids, values = zip(*biases, strict=True)
-        where = (torch.tensor(indices, device=logits.device), torch.tensor(token_ids, device=logits.device))
-        logits[where] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+def _changes_of(row: SampleRow) -> _Changes:
+    """Return the tokens of a row that each step changes, and the amounts of edit_tokens."""
+    params, found = row.sampling.params, _Changes()
+    if banned := _banned_token_ids(row):
+        found[EditStep.BAN] = _array(banned), float("-inf")
+    if params.logit_bias:
+        found[EditStep.BIAS] = _array([*params.logit_bias]), np.array([*params.logit_bias.values()])
+    # Keskar et al. 2019 (CTRL), section 4.1, with negative logits multiplied so that they are not rewarded.
+    if params.repetition_penalty != 1:
+        found[EditStep.REPETITION] = _last_tokens(row, params.repeat_last_n), params.repetition_penalty
+    if params.presence_penalty or params.frequency_penalty:
+        # As OpenAI's API defines them.
+        _check_history(row)
+        output = _array(row.token_ids[row.sampling.num_prompt_tokens :])
+        seen, counts = np.unique(output, return_counts=True)
+        found[EditStep.PRESENCE] = seen, -params.presence_penalty
+        found[EditStep.FREQUENCY] = seen, -np.float32(params.frequency_penalty) * counts.astype(np.float32)
+    if params.dry_multiplier:
+        found[EditStep.DRY] = _dry(row)
+    return {step: change for step, change in found.items() if len(change[0])}
 
 
-def _penalise_repetition(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    """Keskar et al. 2019 (CTRL), section 4.1, with negative logits multiplied so that they are not rewarded."""
-    parts = []
-    for index, row in rows:
-        params = row.sampling.params
-        if params.repetition_penalty != 1:
-            parts.append((index, _last_tokens(row, params.repeat_last_n), params.repetition_penalty))
-    if parts:
-        where = _places(logits, [(index, seen) for index, seen, _ in parts])
-        penalty = _spread(logits, [(len(seen), value) for _, seen, value in parts])
-        before = logits[where]
-        # A token that occurs twice is written twice, with the same value.
-        logits[where] = torch.where(before > 0, before / penalty, before * penalty)
+def _dry(row: SampleRow) -> tuple[Array, Array]:
+    """Return the tokens that DRY penalises, and what it adds; p-e-w, text-generation-webui, pull request 5677."""
+    params = row.sampling.params
+    history = _last_tokens(row, params.dry_penalty_last_n)
+    repeated, lengths = repetitions(history, params.dry_allowed_length, _breakers(row.sampling))
+    with np.errstate(over="ignore"):
+        powers = np.float64(params.dry_base) ** (lengths - params.dry_allowed_length)
+    return repeated, -np.minimum(params.dry_multiplier * powers, MAX_DRY_PENALTY)
 
 
-def _penalise_output(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    """presence_penalty and frequency_penalty, as OpenAI's API defines them."""
-    parts = []
-    for index, row in rows:
-        params = row.sampling.params
-        if params.presence_penalty or params.frequency_penalty:
-            _check_history(row)
-            output = _array(row.token_ids[row.sampling.num_prompt_tokens :])
-            parts.append((index, params, *np.unique(output, return_counts=True)))
-    if parts:
-        where = _places(logits, [(index, seen) for index, _, seen, _ in parts])
-        presence = _spread(logits, [(len(seen), params.presence_penalty) for _, params, seen, _ in parts])
-        frequency = _spread(logits, [(len(seen), params.frequency_penalty) for _, params, seen, _ in parts])
-        counts = torch.from_numpy(np.concatenate([counts for *_, counts in parts])).to(logits)
-        logits[where] = logits[where] - presence - frequency * counts
-
-
-def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    """DRY, as p-e-w defined it for text-generation-webui (pull request 5677)."""
-    parts = []
-    for index, row in rows:
-        params = row.sampling.params
-        if params.dry_multiplier:
-            history = _last_tokens(row, params.dry_penalty_last_n)
-            repeated, lengths = repetitions(history, params.dry_allowed_length, _breakers(row.sampling))
-            with np.errstate(over="ignore"):
-                powers = np.float64(params.dry_base) ** (lengths - params.dry_allowed_length)
-            parts.append((index, repeated, np.minimum(params.dry_multiplier * powers, MAX_DRY_PENALTY)))
-    if parts:
-        where = _places(logits, [(index, repeated) for index, repeated, _ in parts])
-        logits[where] -= torch.from_numpy(np.concatenate([penalties for *_, penalties in parts])).to(logits)
+def _edits(logits: Tensor, changes: Mapping[int, _Changes]) -> TokenEdits:
+    """Put the changes of rows together on the device of logits."""
+    ordered = [of_row.get(step, _NO_CHANGE) for step in EditStep for of_row in changes.values()]
+    all_token_ids = [token_ids for token_ids, _ in ordered]
+    counts = [len(token_ids) for token_ids in all_token_ids]
+    amounts = np.concatenate([np.broadcast_to(amount, len(token_ids)) for token_ids, amount in ordered])
+    starts, rows = np.concatenate([[0], np.cumsum(counts)]), np.array([*changes], np.int64)
+    numbers = [rows, starts, np.concatenate(all_token_ids), amounts.astype(np.float32)]
+    return TokenEdits(*upload(numbers, logits.device))
 
 
 def _breakers(sampling: SlotSampling) -> Breakers:
@@ -313,16 +292,3 @@ def _check_history(row: SampleRow) -> None:
 
 def _array(token_ids: Sequence[int]) -> Array:
     return np.asarray(token_ids, dtype=np.int64)
-
-
-def _places(logits: Tensor, parts: Sequence[tuple[int, Array]]) -> tuple[Tensor, Tensor]:
-    """Return the indices into logits of parts (row, token ids of that row)."""
-    indices = np.repeat([index for index, _ in parts], [len(token_ids) for _, token_ids in parts])
-    token_ids = np.concatenate([token_ids for _, token_ids in parts])
-    return torch.from_numpy(indices).to(logits.device), torch.from_numpy(token_ids).to(logits.device)
-
-
-def _spread(logits: Tensor, parts: Sequence[tuple[int, float]]) -> Tensor:
-    """Return each value of parts (count, value) `count` times, in the type of logits."""
-    counts, values = zip(*parts, strict=True)
-    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), counts)).to(logits)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagewick import kernels
+from pagewick.engine.device_copies import Array, upload
 from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.sampling.columns import Array, Draws
+from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.logit_edits import edit_logits
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.kernels import truncation
@@ -74,9 +77,10 @@ def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[
     if truncated := [index for index in rows if draws.is_drawn[index] and traits_of(rows[index].sampling).is_truncated]:
         logits, top_k, top_p = logits.clone(), top_k.copy(), top_p.copy()
         _truncate(logits, rows, truncated, top_k, top_p)
-    temperature, noise = torch.from_numpy(draws.temperature), torch.from_numpy(draws.noise).to(sum_dtype(logits))
-    columns = (temperature, torch.from_numpy(top_k), torch.from_numpy(top_p), noise)
-    draw = DrawOptions(*(column.to(logits.device) for column in columns))
+    draw = draws.on_device
+    if draw is None or truncated:
+        noise = draws.noise.astype(_numpy_sum_dtype(logits), copy=False)
+        draw = DrawOptions(*upload([draws.temperature, top_k, top_p, noise], logits.device))
     token_ids = kernels.sample_tokens(logits, draw)
     next_mu: list[float | None] = [None] * len(logits)
     if by_mirostat := [index for index in truncated if rows[index].sampling.params.mirostat]:
@@ -98,10 +102,11 @@ def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int
     def apply(mask: Callable[..., Tensor], indices: list[int], *names: str) -> None:
         if indices:
             columns = _columns(logits, [rows[index] for index in indices], *names)
-            logits[indices] = mask(logits[indices], *columns)
+            (where,) = upload([np.array(indices, np.int64)], logits.device)
+            logits[where] = mask(logits[where], *columns)
 
     apply(truncation.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
-    apply(truncation.mask_min_p, [index for index in drawn if params[index].min_p], "temperature", "min_p")
+    apply(kernels.mask_min_p, [index for index in drawn if params[index].min_p], "temperature", "min_p")
     typical = [index for index in drawn if params[index].typical_p < 1]
     apply(truncation.mask_typical_p, typical, "temperature", "typical_p")
     if excluding := _excluding_top_choices(rows, drawn):
@@ -138,10 +143,14 @@ def _columns(logits: Tensor, rows: Sequence[SampleRow], *names: str) -> list[Ten
     """Return the values [len(rows)] of these parameters as kernels take them; "mirostat_mu" is that of the row."""
     columns = []
     for name in names:
-        dtype = torch.int64 if name == "top_k" else sum_dtype(logits)
+        dtype = np.int64 if name == "top_k" else _numpy_sum_dtype(logits)
         values = [_mirostat_mu(row) if name == "mirostat_mu" else getattr(row.sampling.params, name) for row in rows]
-        columns.append(torch.tensor(values, dtype=dtype, device=logits.device))
-    return columns
+        columns.append(np.array(values, dtype))
+    return upload(columns, logits.device)
+
+
+def _numpy_sum_dtype(logits: Tensor) -> type[np.floating[Any]]:
+    return np.float64 if sum_dtype(logits) == torch.float64 else np.float32
 
 
 def _mirostat_mu(row: SampleRow) -> float:
@@ -170,6 +179,10 @@ class TokenScores:
     ranks: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """Return the fields, in order."""
+        return [self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs]
 
     def to_list(self) -> list[TokenLogprobs]:
         """Wait for the device and return the scores as plain data."""

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagewick.engine.batch import Candidate, SlotResult, SlotWork, StepPlan, StreamWork
+from pagewick.engine.batch import SlotResult, SlotWork, StepPlan, StreamWork
+from pagewick.engine.device_copies import Array, download, upload
 from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.sampling.columns import Array
-from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
-from pagewick.engine.sampling.sampler import candidate_logprobs, sample, score_tokens
+from pagewick.engine.sampling.candidates import take_candidates
+from pagewick.engine.sampling.logit_edits import has_edits
+from pagewick.engine.sampling.sampler import sample, score_tokens
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
+from pagewick.engine.sampling.step_rows import Drawn, Streams
 from pagewick.engine.sampling.traits import SampleRow, traits_of
-from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.engine.slots import Slots
+from pagewick.engine.streams import stream_of
+from pagewick.kernels.options import DrawOptions
 from pagewick.layers.context import BatchRows
 from pagewick.models.decoder import Decoder
 from pagewick.sampling_params import SamplingParams
@@ -33,37 +36,6 @@ _PROMPT_LOGPROBS_SLICE = 256
 
 # The tokens that the constraint of a slot allows, for each token that it samples. None, or no entry: all tokens.
 Masks = Mapping[int, Sequence[bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The batch's logits [N, V] and, for each row, its token and whether it is valid or poisoned.
-
-    mirostat_mu: as in Sampled; None: no row has one.
-    """
-
-    logits: Tensor
-    token_ids: list[int]
-    is_valid: list[bool]
-    is_poisoned: list[bool]
-    mirostat_mu: list[float | None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """The columns of StreamWork as arrays, which are made once for all of the sampling of a step."""
-
-    given: StreamWork
-    slots: Array
-    starts: Array
-
-    @classmethod
-    def of(cls, given: StreamWork) -> _Streams:
-        return cls(given, np.array(given.slots, np.int64), np.array(given.starts, np.int64))
-
-    def with_works(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> Array:
-        """Return the slots of the streams and of the works after them."""
-        return np.concatenate([self.slots, np.array([work.slot for work, _ in pairs], np.int64)])
 
 
 class SlotSampler:
@@ -78,10 +50,12 @@ class SlotSampler:
         self._slots = slots
         self._device = device
         self._is_lazy = is_lazy
+        self._stream = stream_of(device)
+        self._streams = Streams.of(StreamWork())  # those of the latest forward_stage
 
     def forward_stage(self, plan: StepPlan) -> ForwardStage:
         """Return how far the forward pass must go for all of its tokens."""
-        streams = _Streams.of(plan.streams)
+        streams = self._streams = Streams.of(plan.streams)
         columns, slots = self._slots.columns, streams.slots
         is_early = streams.starts + 1 < columns.min_position[slots]
         is_changed = columns.is_drawn[slots] | columns.is_edited[slots] | is_early
@@ -97,22 +71,36 @@ class SlotSampler:
                 stage = ForwardStage.LOGITS
         return stage
 
+    def extras(self, plan: StepPlan, stage: ForwardStage) -> list[Array]:
+        """Return arrays that travel with a plan's batch, so that sampling needs no copy of its own.
+
+        These are the slot of each sequence and, if logits are not only compared, its fields of DrawOptions. Nothing, if
+        the device does not compute beside the host, or not every sequence samples one token.
+        """
+        if self._stream is None or stage == ForwardStage.HIDDEN_STATES:
+            return []
+        slots = np.array([*plan.streams.slots, *(work.slot for work in plan.work)], np.int64)
+        if stage == ForwardStage.MOST_LIKELY:
+            return [slots]
+        starts = np.array([*plan.streams.starts, *(work.start for work in plan.work)], np.int64)
+        return [slots, *self._slots.columns.draws(slots, starts + 1).options]
+
     def sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> StepResults:
         """Return the results of a plan. output: of all its tokens in order, at least up to their forward_stage."""
-        found = StepResults([SlotResult() for _ in plan.work])
-        streams = _Streams.of(plan.streams)
+        found = StepResults([SlotResult() for _ in plan.work], self._stream)
+        streams = self._streams if self._streams.given is plan.streams else Streams.of(plan.streams)
         if output.logits is None:
             self._sample_some(plan, streams, output.hidden_states, masks, found)
             return found
         pairs = list(zip(plan.work, found.results, strict=True))
         if output.most_likely is None or output.highest is None:
-            self._sample(streams, pairs, output.logits, masks, found)
+            self._sample(streams, pairs, output.logits, masks, found, output.extras)
         else:
             self._take_most_likely(streams, pairs, output, found)
         return found
 
     def _sample_some(
-        self, plan: StepPlan, streams: _Streams, hidden_states: Tensor, masks: Masks, found: StepResults
+        self, plan: StepPlan, streams: Streams, hidden_states: Tensor, masks: Masks, found: StepResults
     ) -> None:
         """Sample the streams and the works that want a token, and compute logits only for these."""
         beams: list[tuple[SlotWork, SlotResult]] = []
@@ -141,7 +129,7 @@ class SlotSampler:
         if beams:
             logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):
-                self._take_candidates(work, logits[place : place + 1], result)
+                take_candidates(self._row(work, None), logits[place : place + 1], result)
         if rows:
             logits = self._logits(self._rows(hidden_states, rows), num_rows)
             self._sample(streams, others, logits, masks, found)
@@ -156,19 +144,21 @@ class SlotSampler:
     def _rows(self, hidden_states: Tensor, rows: Sequence[int]) -> Tensor:
         if rows == list(range(len(hidden_states))):
             return hidden_states
-        return hidden_states[torch.tensor(rows, device=self._device)]
+        (where,) = upload([np.array(rows, np.int64)], self._device)
+        return hidden_states[where]
 
     def _sample(
         self,
-        streams: _Streams,
+        streams: Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         logits: Tensor,
         masks: Masks,
         found: StepResults,
+        extras: Sequence[Tensor] = (),
     ) -> None:
         """Draw a token for every row of logits: one for each stream, then those of the works.
 
-        A work has one row more than draft tokens.
+        A work has one row more than draft tokens. extras: see `extras`.
         """
         columns, given = self._slots.columns, streams.given
         positions = streams.starts + 1
@@ -181,22 +171,23 @@ class SlotSampler:
             slots += [work.slot] * (work.num_draft_tokens + 1)
         rows |= enumerate(of_works, start=first)
         positions = np.array([*positions.tolist(), *(row.position for row in of_works)], np.int64)
-        sampled = sample(logits, rows, columns.draws(np.array(slots, np.int64), positions))
+        draws = columns.draws(np.array(slots, np.int64), positions)
+        if extras:
+            draws = replace(draws, on_device=DrawOptions(*extras[1:]))
+        sampled = sample(logits, rows, draws)
         if self._can_wait(streams, pairs):
-            self._leave(streams, pairs, logits, sampled.token_ids, sampled.is_valid, sampled.is_poisoned, found)
+            flags = sampled.is_valid, sampled.is_poisoned
+            self._leave(streams, pairs, logits, sampled.token_ids, flags, found, extras)
             return
-        drawn = _Drawn(
-            logits,
-            sampled.token_ids.tolist(),
-            sampled.is_valid.tolist(),
-            sampled.is_poisoned.tolist(),
-            sampled.mirostat_mu,
-        )
-        self._take_all(streams, pairs, drawn, sampled.token_ids, found)
+        copies = download([sampled.token_ids, sampled.is_valid, sampled.is_poisoned])
+        self._wait()
+        token_ids, is_valid, is_poisoned = (copy.tolist() for copy in copies)
+        drawn = Drawn(logits, sampled.token_ids, token_ids, is_valid, is_poisoned, sampled.mirostat_mu)
+        self._take_all(streams, pairs, drawn, found)
 
     def _take_most_likely(
         self,
-        streams: _Streams,
+        streams: Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         output: ForwardOutput,
         found: StepResults,
@@ -206,13 +197,20 @@ class SlotSampler:
         assert logits is not None and token_ids is not None and highest is not None
         if self._can_wait(streams, pairs):
             is_valid = highest.isfinite()
-            self._leave(streams, pairs, logits, token_ids, is_valid, ~is_valid, found)
+            self._leave(streams, pairs, logits, token_ids, (is_valid, ~is_valid), found, output.extras)
             return
-        valid = np.isfinite(highest.tolist()).tolist()
-        drawn = _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid])
-        self._take_all(streams, pairs, drawn, token_ids, found)
+        copies = download([token_ids, highest])
+        self._wait()
+        valid = np.isfinite(copies[1].tolist()).tolist()
+        drawn = Drawn(logits, token_ids, copies[0].tolist(), valid, [not one for one in valid])
+        self._take_all(streams, pairs, drawn, found)
 
-    def _can_wait(self, streams: _Streams, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
+    def _wait(self) -> None:
+        """Wait for everything that the device has been given to do."""
+        if self._stream is not None:
+            self._stream.record_event().synchronize()
+
+    def _can_wait(self, streams: Streams, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
         """Whether the host can prepare the next step without these tokens."""
         if not self._is_lazy or any(work.num_draft_tokens or work.num_wanted_drafts for work, _ in pairs):
             return False
@@ -221,52 +219,66 @@ class SlotSampler:
 
     def _leave(
         self,
-        streams: _Streams,
+        streams: Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         logits: Tensor,
         token_ids: Tensor,
-        is_valid: Tensor,
-        is_poisoned: Tensor,
+        flags: tuple[Tensor, Tensor],
         found: StepResults,
+        extras: Sequence[Tensor],
     ) -> None:
-        """Leave the tokens [N], one of each sequence, on the device, and store them there as the slots' last tokens."""
+        """Leave the tokens [N], one of each sequence, on the device, and store them there as the slots' last tokens.
+
+        flags: whether each is valid, and whether it is poisoned.
+        """
         slots = streams.with_works(pairs)
-        self._slots.remember_last(slots, token_ids)
-        scores = []
+        self._slots.remember_last(slots, token_ids, extras[0] if extras else None)
+        scored: dict[int, list[int]] = {}
         for row in np.flatnonzero(self._slots.columns.has_details[slots]).tolist():
             num_top = self._slots.sampling(int(slots[row])).params.logprobs
             if num_top is not None:
-                scores.append((row, score_tokens(logits[row : row + 1], token_ids[row : row + 1], num_top)))
+                scored.setdefault(num_top, []).append(row)
+        scores = []
+        for num_top, rows in scored.items():
+            scores.append((rows, score_tokens(self._rows(logits, rows), self._rows(token_ids, rows), num_top)))
         results = [result for _, result in pairs]
-        found.leave(Unread(found.streams, results, token_ids, is_valid, is_poisoned, scores))
+        found.leave(Unread(found.streams, results, token_ids, *flags, scores))
 
     def _take_all(
         self,
-        streams: _Streams,
+        streams: Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
-        drawn: _Drawn,
-        token_ids: Tensor,
+        drawn: Drawn,
         found: StepResults,
     ) -> None:
-        """Store the tokens of every row in the results and the slots. token_ids: drawn.token_ids, on the device."""
+        """Store the tokens of every row in the results and the slots."""
         first = len(streams.slots)
         found.streams.token_ids = drawn.token_ids[:first]
-        if first:
-            self._take_streams(streams, drawn, token_ids[:first], found)
+        taken = self._take_streams(streams, drawn, found) if first else []
         for work, result in pairs:
             self._take(work, drawn, first, result)
             first += work.num_draft_tokens + 1
+        taken += [(work.slot, result) for work, result in pairs]
+        taken = [(slot, result) for slot, result in taken if result.token_ids]
+        self._slots.remember([slot for slot, _ in taken], [result.token_ids for _, result in taken])
 
-    def _take_streams(self, streams: _Streams, drawn: _Drawn, token_ids: Tensor, found: StepResults) -> None:
-        """Store the tokens of the streams, and make results of those whose token alone does not say everything."""
-        self._slots.remember_last(streams.slots, token_ids)
+    def _take_streams(self, streams: Streams, drawn: Drawn, found: StepResults) -> list[tuple[int, SlotResult]]:
+        """Store the tokens of the streams; make and return results of those whose token alone does not say everything.
+
+        These come with their slots.
+        """
+        self._slots.remember_last(streams.slots, drawn.on_device[: len(streams.slots)])
         is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
         valid = drawn.is_valid[: len(streams.slots)]
         if not all(valid):
             is_rare |= ~np.array(valid)
+        taken = []
         for place in np.flatnonzero(is_rare).tolist():
             result = found.streams.details[place] = SlotResult()
-            self._take(streams.given.work(place), drawn, place, result)
+            work = streams.given.work(place)
+            self._take(work, drawn, place, result)
+            taken.append((work.slot, result))
+        return taken
 
     def _row(self, work: SlotWork, mask: bytes | None) -> SampleRow:
         """Return the row of the first token to be drawn."""
@@ -288,7 +300,7 @@ class SlotSampler:
             mask = masks[place] if masks else None
             rows.append(SampleRow(sampling, first.position + place, known, mask, first.mirostat_mu))
 
-    def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
+    def _take(self, work: SlotWork, drawn: Drawn, first: int, result: SlotResult) -> None:
         """Take the tokens from row `first` on, up to the first that differs from its draft token or is invalid."""
         draft_token_ids = work.draft_token_ids
         last = first + work.num_draft_tokens
@@ -302,42 +314,19 @@ class SlotSampler:
                 break
         if not result.token_ids:
             return
-        self._slots.remember(work.slot, result.token_ids)
         if drawn.mirostat_mu is not None:
             self._slots.mirostat_mu[work.slot] = result.mirostat_mu = drawn.mirostat_mu[last]
         num_top = self._params(work).logprobs
         if num_top is not None:
-            rows = drawn.logits[first : first + len(result.token_ids)]
-            token_ids = torch.tensor(result.token_ids, device=self._device)
-            result.logprobs = score_tokens(rows, token_ids, num_top).to_list()
-
-    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
-        """Find the best tokens for a beam, in place of a token that is drawn."""
-        sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
-        row = SampleRow(sampling, work.start + work.num_tokens, history)
-        if not bool(logits.amax().isfinite()):
-            fail(result, is_poisoned=True)
-            return
-        scores = edit_logits(torch.log_softmax(logits, dim=-1), {0: row})[0]
-        num_wanted = num_candidates(sampling.params.n, len(sampling.stop_token_ids))
-        values, token_ids = scores.topk(min(num_wanted, len(scores)))
-        is_possible = values > float("-inf")
-        values, token_ids = values[is_possible], token_ids[is_possible]
-        if not len(values):
-            fail(result, is_poisoned=False)
-            return
-        num_top = sampling.params.logprobs
-        reported = [None] * len(values) if num_top is None else candidate_logprobs(logits[0], token_ids, num_top)
-        result.candidates = [
-            Candidate(*found) for found in zip(token_ids.tolist(), values.tolist(), reported, strict=True)
-        ]
+            rows = slice(first, first + len(result.token_ids))
+            result.logprobs = score_tokens(drawn.logits[rows], drawn.on_device[rows], num_top).to_list()
 
     def _prompt_logprobs(
         self, work: SlotWork, hidden_states: Tensor, place: int, num_works: int
     ) -> list[TokenLogprobs]:
         """Score the work's prompt_targets. hidden_states: those of the work, which is at `place` among num_works."""
         num_top = self._params(work).prompt_logprobs or 0
-        targets = torch.tensor(work.prompt_targets, device=self._device)
+        (targets,) = upload([np.array(work.prompt_targets, np.int64)], self._device)
         found: list[TokenLogprobs] = []
         for first in range(0, len(targets), _PROMPT_LOGPROBS_SLICE):
             last = min(first + _PROMPT_LOGPROBS_SLICE, len(targets))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotResult, StreamResults
+from pagewick.engine.device_copies import download
 from pagewick.engine.sampling.sampler import TokenScores
+from pagewick.engine.streams import DeviceStream, Event
 
 _NOT_NUMBERS = "the model computed logits that are not numbers for this request"
 _NONE_ALLOWED = (
@@ -22,7 +23,7 @@ _NONE_ALLOWED = (
 class Unread:
     """Drawn tokens that the host has not read: first those of the streams, then one for each result. Tensors are [N].
 
-    scores: the rows that want log-probabilities, each with its scores.
+    scores: of the rows that want log-probabilities; each entry has some of them.
     """
 
     streams: StreamResults
@@ -30,23 +31,21 @@ class Unread:
     token_ids: Tensor
     is_valid: Tensor
     is_poisoned: Tensor
-    scores: list[tuple[int, TokenScores]]
+    scores: Sequence[tuple[list[int], TokenScores]]
 
     def on_host(self) -> Unread:
         """Return copies in host memory, which the device fills when the tensors are computed; on a CPU no copies."""
-        return Unread(
-            self.streams,
-            self.results,
-            _to_host(self.token_ids),
-            _to_host(self.is_valid),
-            _to_host(self.is_poisoned),
-            [(row, TokenScores(*map(_to_host, _tensors(of)))) for row, of in self.scores],
-        )
+        tensors = [self.token_ids, self.is_valid, self.is_poisoned]
+        copies = iter(download([*tensors, *(tensor for _, scores in self.scores for tensor in scores.tensors())]))
+        token_ids, is_valid, is_poisoned = (next(copies) for _ in tensors)
+        scores = [(rows, TokenScores(*(next(copies) for _ in of.tensors()))) for rows, of in self.scores]
+        return Unread(self.streams, self.results, token_ids, is_valid, is_poisoned, scores)
 
     def read(self) -> None:
         """Store the tokens, errors and scores in the results."""
         token_ids, is_valid, is_poisoned = self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist()
-        num_streams, scores = len(token_ids) - len(self.results), dict(self.scores)
+        num_streams = len(token_ids) - len(self.results)
+        scores = {row: one for rows, of in self.scores for row, one in zip(rows, of.to_list(), strict=True)}
         self.streams.token_ids = token_ids[:num_streams]
         rare = [row for row in range(num_streams) if row in scores or not is_valid[row]]
         self.streams.details = {row: SlotResult() for row in rare}
@@ -56,16 +55,20 @@ class Unread:
                 continue
             result.token_ids.append(token_ids[row])
             if row in scores:
-                result.logprobs = scores[row].to_list()
+                result.logprobs = [scores[row]]
 
 
 class StepResults:
-    """The results of a step's works, in their order, and those of its streams."""
+    """The results of a step's works, in their order, and those of its streams.
 
-    def __init__(self, results: list[SlotResult]) -> None:
+    stream: the device's, if it has one.
+    """
+
+    def __init__(self, results: list[SlotResult], stream: DeviceStream | None = None) -> None:
         self.results = results
         self.streams = StreamResults()
-        self._unread: list[tuple[Unread, torch.cuda.Event | None]] = []
+        self._stream = stream
+        self._unread: list[tuple[Unread, Event | None]] = []
 
     @property
     def is_read(self) -> bool:
@@ -75,12 +78,8 @@ class StepResults:
     def leave(self, unread: Unread) -> None:
         """Begin to copy tensors from the device, after all work that is queued there; `get` waits for the copies."""
         copies = unread.on_host()
-        event = None
-        if unread.token_ids.is_cuda:
-            # Without this event, reading would also wait for the next step if it has been submitted by then.
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._unread.append((copies, event))
+        # Without an event, reading would also wait for the next step if it has been submitted by then.
+        self._unread.append((copies, self._stream.record_event() if self._stream else None))
 
     def get(self) -> list[SlotResult]:
         """Wait for results in transit, and return those of the works."""
@@ -96,11 +95,3 @@ def fail(result: SlotResult, *, is_poisoned: bool) -> None:
     """Store an error in a result. is_poisoned: logits were not numbers; else no token was allowed."""
     result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
     result.is_poisoned = is_poisoned
-
-
-def _tensors(scores: TokenScores) -> Iterator[Tensor]:
-    return (getattr(scores, each.name) for each in fields(scores))
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", non_blocking=True)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy.typing as npt
 import torch
 
 from pagewick import kernels
 from pagewick.engine.batch import SlotSampling
+from pagewick.engine.device_copies import Array
 from pagewick.kernels.reference_sampling import Purpose
 
 # Smaller temperatures are not normal numbers in float32, in which logits are divided by them.
 LEAST_TEMPERATURE = 2.0**-126
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True)

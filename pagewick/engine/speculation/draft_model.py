@@ -19,8 +19,9 @@ from torch.nn.functional import pad
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
+from pagewick.engine.device_copies import upload
 from pagewick.engine.forward import ForwardStage
-from pagewick.engine.graph import step_graph
+from pagewick.engine.graph.choice import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.columns import Draws
@@ -122,7 +123,14 @@ class DraftModel:
         specs = [group.spec for group in self.groups]
         self._blocks = _Blocks(specs, num_blocks, max_num_seqs=self.config.max_num_seqs, max_len=self._max_len)
         self._forward = step_graph(
-            self.model, specs, self._max_len, self._device, self._collectives, progress or Progress.private()
+            self.model,
+            self.groups,
+            num_blocks,
+            self._max_len,
+            self.config,
+            self._device,
+            self._collectives,
+            progress or Progress.private(),
         )
         # By slot, the least recently requested first.
         self._followed: dict[int, _Followed] = {}
@@ -218,7 +226,7 @@ class DraftModel:
                 piece.job.followed.num_computed += len(piece.token_ids)
         wanted = [index for index, piece in enumerate(pieces) if piece.is_sampled]
         if wanted:
-            rows = torch.from_numpy(last_rows[wanted]).to(self._device)
+            (rows,) = upload([last_rows[wanted]], self._device)
             num_rows = BatchRows([int(piece.is_sampled) for piece in pieces], self._device)
             logits = self.model.compute_logits(hidden_states[rows], num_rows)
             self._sample([pieces[index].job for index in wanted], logits)

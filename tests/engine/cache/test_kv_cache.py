@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,8 +113,38 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
     made = groups(full_spec(4))
     assert blocks_per_group(made, config(max_model_len=10**6)) == [150]
     assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [75]
-    on_gpus = config(max_model_len=10**6, tensor_parallel_size=2, device="cuda:0")
-    assert blocks_per_group(made, on_gpus) == blocks_per_group(made, replace(on_gpus, tensor_parallel_size=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "step_bytes", "num_bytes"),
+    [
+        ({}, 0, 3000 - 400),
+        ({}, 700, 3000 - 400 - 700),
+        ({"gpu_memory_utilization": 1.0}, 700, 3000 - 700),
+        ({"gpu_memory_utilization": 0.5}, 700, 3000 - 2000 - 700),
+        ({"tensor_parallel_size": 2}, 700, 3000 - 400 - 700),
+        ({"kv_cache_memory": 2300}, 700, 2300),
+    ],
+)
+def test_on_a_gpu_the_cache_takes_what_a_step_leaves(
+    options: dict[str, Any], step_bytes: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and other programs take 1,000 of 4,000 bytes. A tenth stays free unless the user says otherwise."""
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 3000)
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device: 4000)
+    chosen = config(max_model_len=10**6, device="cuda:0", **options)
+    assert blocks_per_group(groups(full_spec(4)), chosen, step_bytes) == [num_bytes // 4]
+
+
+def test_on_a_gpu_errors_name_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 3 * 2**30)
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device: 4 * 2**30)
+    with pytest.raises(
+        ConfigError, match=r"raise --gpu-memory-utilization\n  or lower --max-num-batched-tokens: .* 3.0"
+    ):
+        blocks_per_group(groups(full_spec(4)), config(device="cuda:0"), 3 * 2**30)
+    with pytest.raises(ConfigError, match=r"asks for 2.5 GiB .* cuda:0 has free beside a step only 2.0 GiB; lower it"):
+        blocks_per_group(groups(full_spec(4)), config(device="cuda:0", kv_cache_memory=5 * 2**29), 2**30)
 
 
 @pytest.mark.parametrize(("share", "num_blocks"), [(1.0, 450), (0.75, 450), (0.5, 250), (0.375, 125)])

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepPlan, StreamWork
 from pagewick.engine.forward import ForwardOutput
 from pagewick.engine.sampling.slot_sampler import SlotSampler
+from pagewick.engine.sampling.step_rows import Streams
 from pagewick.engine.slots import Slots
 from pagewick.sampling_params import SamplingParams
 
@@ -136,3 +137,25 @@ def test_candidates_are_ranked_with_bias_and_reported_without(num_top: int | Non
         assert [value for _, value in one.logprobs.top] == pytest.approx(
             [own[token_id] for token_id in order[:num_top]], abs=1e-5
         )
+
+
+def test_the_arrays_of_the_streams_are_made_once_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[StreamWork] = []
+    make = Streams.of
+
+    def of(given: StreamWork) -> Streams:
+        made.append(given)
+        return make(given)
+
+    slots = Slots([], max_num_seqs=2, max_model_len=64, device=CPU)
+    sampler = SlotSampler(Head(), slots, CPU, is_lazy=False)  # type: ignore[arg-type]
+    greedy = SlotSampling(SamplingParams(temperature=0.0), 0, 0, len(PROMPT), [])
+    slots.apply(StepPlan(starts=[SlotStart(slot, greedy, [], list(PROMPT)) for slot in range(2)]))
+    monkeypatch.setattr(Streams, "of", of)
+    logits = random_logits(1)
+    for slot in range(2):
+        plan = StepPlan(streams=StreamWork([slot], [len(PROMPT)]))
+        sampler.forward_stage(plan)
+        results = sampler.sample(plan, ForwardOutput(logits, logits), {})
+        assert results.streams.token_ids == [int(logits.argmax())]
+    assert len(made) == 2

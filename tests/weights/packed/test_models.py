@@ -13,8 +13,10 @@ import torch
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
+from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
-from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, logits_on, write_packed
+from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, load, logits_on, write_packed
 from tests.weights.packed.test_readers import AWQ, GPTQ, ROUND
 from tests.weights.packed.writers import awq, gptq, marlin
 
@@ -56,6 +58,13 @@ def test_act_order(tmp_path: Path) -> None:
         tmp_path, quantization, write, is_packed=lambda prefix: "_proj" in prefix or prefix == "lm_head"
     )
     check_logits(written, tmp_path)
+    (model,) = on_ranks(1, lambda context: load(context, written.directory))
+    product, x = model.get_submodule("model.layers.1.mlp.down_proj"), torch.randn(3, SIZES["intermediate_size"])
+    results, recorded = record(lambda: [product(x)], StepMemory())
+    assert isinstance(recorded, RecordedStep), f"{recorded} prevents recording"
+    x.neg_()
+    recorded.replay()
+    assert torch.equal(results[0], product(x))
     with pytest.raises(ConfigError, match=r"does not fit the model's .*down_proj.*sorted by group \(desc_act\)"):
         check_models(EngineConfig(model=str(tmp_path), tensor_parallel_size=2))
 

@@ -1,4 +1,4 @@
-"""Records the forward pass of small steps once for each size, and then replays it with a single call.
+"""Records the forward pass of small steps on a CPU once for each size, and then replays it with a single call.
 
 A step of few tokens does little work in many operations, so most of its time would go into calling them. The size of a
 step is its number of tokens, its number of sequences and its ForwardStage. Everything else in a batch may differ from
@@ -8,20 +8,18 @@ step to step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
+from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
 from pagewick.engine.progress import Progress
 from pagewick.engine.slots import HostBatch
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
 from pagewick.models.decoder import Decoder
-from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
 
@@ -33,24 +31,6 @@ MAX_RECORDED_STEPS = 64
 _CPU = torch.device("cpu")
 # Number of tokens, number of sequences, and how far the forward pass goes.
 _Size = tuple[int, int, ForwardStage]
-
-
-def step_graph(
-    model: Decoder,
-    specs: Sequence[CacheSpec],
-    max_model_len: int,
-    device: torch.device,
-    collectives: Collectives,
-    progress: Progress,
-) -> Callable[[HostBatch, ForwardStage], ForwardOutput]:
-    """Return the model's forward pass, recorded where that is possible.
-
-    specs: one per cache group of the batch. progress: is marked after every operation that is replayed.
-    """
-    # Communication between ranks cannot be recorded.
-    if collectives.tp_size > 1 or not recorded_steps.can_record(device):
-        return lambda batch, stage: ForwardOutput(*forward(model, batch.to(device), stage))
-    return StepGraph(model, [spec.table_width(max_model_len) for spec in specs], progress)
 
 
 class StepGraph:
@@ -75,7 +55,7 @@ class StepGraph:
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
         # A step with an image is long and comes once for each image; the steps after it are text again.
         if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:
-            return ForwardOutput(*forward(self._model, batch.to(_CPU), stage))
+            return run(self._model, batch.to(_CPU), stage)
         size = num_tokens, num_seqs, stage
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
@@ -85,7 +65,7 @@ class StepGraph:
         # Recording is slower than running, so a size is recorded only when it comes a second time.
         if size not in self._seen:
             self._seen.add(size)
-            return ForwardOutput(*forward(self._model, batch.to(_CPU), stage))
+            return run(self._model, batch.to(_CPU), stage)
         return self._record(batch, size)
 
     def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
@@ -94,7 +74,7 @@ class StepGraph:
         _copy(batch, own)
         tensors = own.to(_CPU)
         results, recorded = recorded_steps.record(lambda: forward(self._model, tensors, stage), self._results)
-        output = ForwardOutput(*results)
+        output = output_of(results)
         if isinstance(recorded, str):
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick.engine import graph
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
-from pagewick.engine.graph import MAX_TOKENS, StepGraph
+from pagewick.engine.graph import recorded as graph
+from pagewick.engine.graph.recorded import MAX_TOKENS, StepGraph
 from pagewick.engine.progress import Progress
 from pagewick.engine.slots import Batch, HostBatch
 from pagewick.kernels import cpu

@@ -1,0 +1,138 @@
+"""The memory that the largest step needs on a rank beside weights and KV cache, by arithmetic. Imports no torch.
+
+Nothing is run to find it out: a profiling pass would take seconds at every start, and would see one batch only. With T
+tokens in the largest step, S rows of logits, H = hidden_size, I = intermediate_size, A experts of a token, V =
+vocab_size, R ranks of tensor parallelism and e bytes of a number, the activations are
+
+    hidden states    T * 4 H * e                 residual, norm, output of a layer, and a sum of both
+    widest layer     T * w * e, the largest w of
+                       attention                 (2 query heads + 2 KV heads) * head_dim / R
+                       latent attention          query heads * 2 latents / R
+                       MLP                       3 I / R
+                       experts                   3 (A * I + shared I) / R + A * H
+    logits           S * V * b                   b bytes of each logit: as the product wrote it, in float32, a copy that
+                                                 is edited, and room to sort it with its token id; with ranks, each
+                                                 rank's part and all parts in one
+
+and the whole step on a GPU is
+
+    activations      the parts above are added, because PyTorch's allocator keeps memory of both sizes
+    attention        results of the splits of long contexts: S * query heads / R * context / 256 * (head_dim + 2) * 4,
+                     at most 256 MiB (kernels/triton/attention.py)
+    graphs           activations for 512 tokens in a pool of the graphs' own, and 16 KiB for each of 16 kernels of a
+                     layer in each of 64 graphs
+    libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
+    margin           an eighth of activations and attention, for gaps between blocks of memory
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from pagewick.config import EngineConfig
+from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.tensors import DTYPE_BYTES
+
+_MIB: Final = 2**20
+# Sums of products in float32, as the reference operations of a CPU keep them, and two tensors of logits.
+CPU_BYTES: Final = 4
+CPU_LOGIT_BYTES: Final = 8
+# float32 logits and an edited copy, and a sort's values and 64-bit ids before and after it.
+_LOGIT_BYTES: Final = 4 + 4 + 2 * (4 + 8)
+# kernels/triton/attention.py: keys of a split, and the most memory for their results.
+SPLIT: Final = 256
+PARTS_BYTES: Final = 256 * _MIB
+# A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
+_NODE_BYTES: Final = 16 * 2**10
+_KERNELS_PER_LAYER: Final = 16
+# CUDA graphs that are kept, and the tokens of the largest step that is captured (engine/graph).
+MAX_GRAPHS: Final = 64
+GRAPH_TOKENS: Final = 512
+_LIBRARY_BYTES: Final = 64 * _MIB
+_NCCL_BYTES: Final = 256 * _MIB
+_MARGIN: Final = 1 / 8
+# The share of a GPU's memory that weights, steps, KV cache and other programs may take together.
+GPU_MEMORY_UTILIZATION: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
+
+    element_bytes: bytes of a number of the activations.
+    """
+
+    num_tokens: int
+    num_logits: int
+    context: int
+    element_bytes: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
+        """Return the limits of `model` under a config, which need not be resolved."""
+        drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
+        return cls(
+            num_tokens=config.max_num_batched_tokens,
+            num_logits=config.max_num_seqs * (1 + drafts),
+            context=config.max_model_len or model.max_position_embeddings,
+            element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
+        )
+
+
+def gpu_cache_bytes(free: int, total: int, step_bytes: int, utilization: float | None = None) -> int:
+    """Return the bytes for the KV cache on a GPU with these free and total bytes after the weights are loaded.
+
+    utilization: the largest share of all memory that this and other programs may take together; None:
+    GPU_MEMORY_UTILIZATION.
+    """
+    left_alone = total * (1 - (utilization or GPU_MEMORY_UTILIZATION))
+    return max(0, int(free - left_alone) - step_bytes)
+
+
+def gpu_step_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
+    """Return the bytes that the largest step needs on one of num_ranks GPUs, as the module says."""
+    size, num_logits = limits.element_bytes, limits.num_logits
+    per_logit = _LOGIT_BYTES + (1 if num_ranks == 1 else 3) * size
+    activations, of_graphs = (
+        activation_bytes(model, num_tokens, num_logits, size, per_logit, num_ranks)
+        for num_tokens in (limits.num_tokens, min(GRAPH_TOKENS, limits.num_tokens))
+    )
+    splits = -(-limits.context // SPLIT)
+    parts = max(_split_width(layer) for layer in model.layers) // num_ranks * splits * num_logits * 4
+    used = activations + min(parts, PARTS_BYTES)
+    nodes = _NODE_BYTES * _KERNELS_PER_LAYER * model.num_layers * MAX_GRAPHS
+    libraries = _LIBRARY_BYTES + (_NCCL_BYTES if num_ranks > 1 else 0)
+    return int(used * (1 + _MARGIN)) + of_graphs + nodes + libraries
+
+
+def activation_bytes(
+    model: ModelConfig, num_tokens: int, num_logits: int, element_bytes: int, logit_bytes: int, num_ranks: int = 1
+) -> int:
+    """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each."""
+    width = 4 * model.hidden_size + max(_layer_width(layer, model.hidden_size, num_ranks) for layer in model.layers)
+    num_logits = min(num_logits, num_tokens)
+    return num_tokens * width * element_bytes + num_logits * model.vocab_size * logit_bytes
+
+
+def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
+    """Numbers of a token in the wider of attention and MLP."""
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(attention, AttentionConfig):
+        width = 2 * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    else:
+        width = attention.num_heads * 2 * attention.latent_size
+    if isinstance(mlp, MlpConfig):
+        inner, outer = mlp.intermediate_size, 0
+    else:
+        inner = mlp.routing.top_k * mlp.intermediate_size + (mlp.shared_intermediate_size or 0)
+        outer = mlp.routing.top_k * hidden_size
+    return max(-(-width // num_ranks), -(-3 * inner // num_ranks) + outer)
+
+
+def _split_width(layer: LayerConfig) -> int:
+    """Numbers that a split of the keys leaves for a token: sums of values, and two statistics, of every head."""
+    attention = layer.attention
+    if isinstance(attention, AttentionConfig):
+        return attention.num_heads * (attention.head_dim + 2)
+    return attention.num_heads * (attention.kv_lora_rank + 2)

@@ -1,0 +1,108 @@
+"""DeviceStream: the queue of a device that computes beside the host.
+
+PyTorch's operations on tensors of such a device only join its queue. This module has what else a step needs: events,
+graphs, and a way to find out whether a computation makes the host wait. mps has such a queue too, but no graphs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A place in the queue."""
+
+    def synchronize(self) -> object:
+        """Wait until the device has done everything before this place."""
+        ...
+
+
+class Graph(Protocol):
+    """Operations that were captured."""
+
+    def replay(self) -> object:
+        """Queue the operations again. They read and write the memory that they had when they were captured."""
+        ...
+
+
+class DeviceStream(Protocol):
+    """The queue of one device, in which all work of this process stands."""
+
+    def record_event(self) -> Event:
+        """Return an event behind everything that is queued."""
+        ...
+
+    def refuse_waits(self) -> AbstractContextManager[None]:
+        """Raise RuntimeError, inside the block, from operations that make the host wait for the device."""
+        ...
+
+    def capture(self, function: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Graph]:
+        """Call `function` without computing anything; return its results and a graph that computes them.
+
+        All graphs of a stream share their memory: the results are valid until another graph is replayed. The function
+        must have run before. Raises RuntimeError if it cannot be captured.
+        """
+        ...
+
+
+class CudaStream:
+    """PyTorch's current stream on a GPU of NVIDIA or, with PyTorch for ROCm, of AMD."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def record_event(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    @contextmanager
+    def refuse_waits(self) -> Iterator[None]:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            # PyTorch warns that it does not notice every wait. The others make capturing fail.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def capture(self, function: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Graph]:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # By default, what any other thread does on the GPU, such as NCCL's watchdog, would end the capture.
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            results = function()
+        return [_borrowed(result) for result in results], graph
+
+
+def stream_of(device: torch.device) -> DeviceStream | None:
+    """Return the stream of a device; None: the device has no events and graphs that Pagewick uses."""
+    return CudaStream(device) if device.type == "cuda" else None
+
+
+class _Memory:
+    """The memory of a tensor, for which other programs ask by this attribute; nothing here keeps it allocated."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,), "typestr": "|u1", "data": (tensor.data_ptr(), False), "version": 2,
+        }  # fmt: skip
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory that does not own it, so that later graphs can use the memory, too."""
+    assert tensor.is_contiguous(), "a forward pass returns new tensors"
+    memory = torch.as_tensor(_Memory(tensor), device=tensor.device)
+    return memory.view(tensor.dtype).view(tensor.shape)

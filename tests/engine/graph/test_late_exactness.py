@@ -1,0 +1,53 @@
+"""Random histories of requests on a device that computes late and out of phase: the answers are those of a CPU.
+
+PAGEWICK_DEEP=1 plays 50 times as many, other ones every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
+from tests.engine.graph.late_device import late_device
+from tests.engine.row_by_row import row_by_row
+from tests.kernels.conftest import library_off
+from tests.models.checkpoints import COMMON, write_checkpoint
+
+NUM_SCENES = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    found = {name: tmp_path_factory.mktemp(name) for name in ("qwen3", "llama")}
+    for name, directory in found.items():
+        write_checkpoint(name, directory)
+    with row_by_row(), library_off():
+        made = Model(str(found["qwen3"]), [str(directory) for directory in found.values()], COMMON["vocab_size"])
+        yield made
+        made.close()
+
+
+@pytest.mark.timeout(0 if IS_DEEP else 300)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_random_histories(depth: int, model: Model) -> None:
+    tally, num_replays = Tally(), 0
+    seeds = Random() if IS_DEEP else Random(depth)
+    for _ in range(NUM_SCENES * (50 if IS_DEEP else 1)):
+        seed = seeds.getrandbits(64)
+        scene = make_scene(Random(seed))
+        for wanted in scene.wanted:
+            model.alone(wanted)
+        with TemporaryDirectory() as disk, late_device(seed, chance=[0.0, 0.05, 0.5][seed % 3]) as device:
+            try:
+                play(model, scene, Path(disk), tally, depth)
+            except BaseException:
+                print(scene)
+                raise
+            num_replays += sum(graph.num_replays for graph in device.graphs)
+    print(tally)
+    assert num_replays > 40 and tally.counts["tokens"] > 40

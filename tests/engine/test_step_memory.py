@@ -1,0 +1,94 @@
+"""The memory of a step by arithmetic, against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pagewick.config import EngineConfig
+from pagewick.engine.step_memory import (
+    PARTS_BYTES,
+    SPLIT,
+    StepLimits,
+    activation_bytes,
+    gpu_cache_bytes,
+    gpu_step_bytes,
+)
+from pagewick.models.config import ModelConfig
+from pagewick.models.registry import read_config
+from tests.models.published import PUBLISHED
+
+MIB = 2**20
+LLAMA = read_config(PUBLISHED["Meta-Llama-3.1-8B"])
+LIMITS = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+NODES = 16 * 1024 * 16 * 32 * 64
+
+
+def of_tokens(num_tokens: int, num_ranks: int = 1) -> int:
+    """Bytes of Llama 3.1 8B: four tensors of 4,096, three of 14,336, and 32 rows of 128,256 logits."""
+    logits = 32 * 128256 * (4 + 4 + 24 + 2 * (1 if num_ranks == 1 else 3))
+    return num_tokens * (4 * 4096 + 3 * 14336 // num_ranks) * 2 + logits
+
+
+def test_an_8b_model_by_hand() -> None:
+    parts = 32 * (128 + 2) * 4 * (8192 // 256) * 32
+    expected = int((of_tokens(2048) + parts) * 9 / 8) + of_tokens(512) + NODES + 64 * MIB
+    assert gpu_step_bytes(LLAMA, LIMITS) == expected
+    assert 1190 * MIB < expected < 1200 * MIB
+
+
+def test_ranks_divide_layers_and_not_hidden_states() -> None:
+    parts = 16 * (128 + 2) * 4 * (8192 // 256) * 32
+    expected = int((of_tokens(2048, 2) + parts) * 9 / 8) + of_tokens(512, 2) + NODES + (64 + 256) * MIB
+    assert gpu_step_bytes(LLAMA, LIMITS, 2) == expected
+
+
+def test_results_of_splits_are_bounded() -> None:
+    long = replace(LIMITS, context=131072, num_logits=256)
+    longer = replace(long, context=10**7)
+    assert gpu_step_bytes(LLAMA, long) == gpu_step_bytes(LLAMA, longer)
+    assert gpu_step_bytes(LLAMA, LIMITS) < gpu_step_bytes(LLAMA, replace(LIMITS, context=131072))
+
+
+def test_experts_count_once_for_each_that_a_token_has() -> None:
+    model = read_config(PUBLISHED["Qwen3-30B-A3B"])
+    width = 4 * 2048 + max(2 * (32 + 4) * 128, 8 * (3 * 768 + 2048))
+    assert activation_bytes(model, 100, 0, 2, 0) == 100 * width * 2
+
+
+@pytest.mark.parametrize("name", ["num_tokens", "num_logits", "element_bytes"])
+def test_every_limit_counts(name: str) -> None:
+    more = replace(LIMITS, **{name: 2 * getattr(LIMITS, name)})
+    assert gpu_step_bytes(LLAMA, more) > gpu_step_bytes(LLAMA, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, StepLimits(2048, 32, 131072, 2)),
+        ({"max_num_batched_tokens": 512, "max_num_seqs": 7, "max_model_len": 99, "dtype": "float32"},
+         StepLimits(512, 7, 99, 4)),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 3}, StepLimits(2048, 32 * 4, 131072, 2)),
+    ],
+)  # fmt: skip
+def test_limits_are_the_configs(options: dict[str, object], expected: StepLimits) -> None:
+    assert StepLimits.of(EngineConfig.from_options(**options), LLAMA) == expected
+
+
+def test_the_cache_gets_the_rest() -> None:
+    assert gpu_cache_bytes(free=800, total=1000, step_bytes=100) == 800 - 100 - 100
+    assert gpu_cache_bytes(free=800, total=1000, step_bytes=100, utilization=0.5) == 200
+    assert gpu_cache_bytes(free=800, total=1000, step_bytes=100, utilization=0.2) == 0
+
+
+def test_numbers_are_those_of_the_kernels() -> None:
+    pytest.importorskip("triton")
+    from pagewick.kernels.triton import attention
+
+    assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
+
+
+def test_every_published_model_has_a_step() -> None:
+    models: list[ModelConfig] = [read_config(config) for config in PUBLISHED.values()]
+    assert all(64 * MIB < gpu_step_bytes(model, LIMITS) < 16 * 2**30 for model in models)
