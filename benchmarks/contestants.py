@@ -6,10 +6,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +17,12 @@ import click
 
 import pagewick
 from benchmarks import openvino_model, peer_llama_cpp, peer_pagewick, peer_vllm
+from benchmarks.accuracy import LogitsCommand, pagewick_logits
 from benchmarks.limits import StoredWeights
 from benchmarks.measurements import MAX_LEN, MAX_STREAMS, Face
 from benchmarks.openvino_model import OpenVino
 from benchmarks.peer import Peer
-from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp
+from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp, RepackedIkLlamaCpp
 from benchmarks.peer_vllm import Vllm
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.weight_files import BF16, bits_per_weight, gguf_file, stored_weights
@@ -29,7 +30,8 @@ from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 
-ENGINES = ("pagewick", "llama.cpp", "ik_llama.cpp", "openvino", "vllm", "transformers")
+IK_KINDS = {"ik_llama.cpp": IkLlamaCpp, "ik_llama.cpp-rtr": RepackedIkLlamaCpp}
+ENGINES = ("pagewick", "llama.cpp", *IK_KINDS, "openvino", "vllm", "transformers")
 CLIENT_NICENESS = 19
 
 
@@ -60,6 +62,16 @@ class Contestant:
     fields: dict[str, object] = field(default_factory=dict)
     max_http_len: int = MAX_LEN
     bits: float = 16.0
+    logits: Callable[[], LogitsCommand] | None = None
+    is_kept: bool = True
+
+    def at(self, faces: Collection[str]) -> Contestant:
+        """Return it with these faces only."""
+        return replace(
+            self,
+            library=self.library if Face.LIBRARY in faces else None,
+            server=self.server if Face.HTTP in faces else None,
+        )
 
     def can_run(self, scenario: Scenario, face: Face) -> bool:
         if face is Face.LIBRARY:
@@ -87,9 +99,10 @@ class Field:
 
     def contestants(self, wanted: Iterable[str]) -> list[Contestant]:
         """Return the wanted engines that are installed, in the order of ENGINES; explain on stderr what is left out."""
-        makers = {
-            "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "ik_llama.cpp": self._ik_llama_cpp,
-            "openvino": self._openvino, "vllm": self._vllm, "transformers": self._transformers,
+        makers: dict[str, Callable[[], Contestant | None]] = {
+            "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "openvino": self._openvino,
+            "vllm": self._vllm, "transformers": self._transformers,
+            **{key: partial(self._ik_llama_cpp, key) for key in IK_KINDS},
         }  # fmt: skip
         found = (makers[key]() for key in ENGINES if key in set(wanted))
         return [one for one in found if one is not None]
@@ -128,7 +141,10 @@ class Field:
         name = f"Pagewick {pagewick.__version__}"
         # Several streams at once need more sequences than the default of one.
         library = ("benchmarks.peer_pagewick", model, "cpu", self.num_threads, MAX_LEN, MAX_STREAMS)
-        return Contestant("pagewick", name, lambda: Peer(*library), serve, served_model=str(model), bits=self._bits)
+        return Contestant(
+            "pagewick", name, lambda: Peer(*library), serve, served_model=str(model), bits=self._bits,
+            logits=lambda: pagewick_logits(model, "auto", self.num_threads),
+        )  # fmt: skip
 
     def _llama_cpp(self) -> Contestant | None:
         tree = _directory(peer_llama_cpp.VARIABLE, "llama.cpp")
@@ -145,14 +161,18 @@ class Field:
         return Contestant(
             "llama.cpp", llama_cpp.name, lambda: llama_cpp, serve, fields={"cache_prompt": False},
             max_http_len=peer_llama_cpp.SLOT_LEN, bits=self._bits,
+            logits=lambda: llama_cpp.logits_command(self.vocab_size, self.logs), is_kept=False,
         )  # fmt: skip
 
-    def _ik_llama_cpp(self) -> Contestant | None:
-        tree = _directory(peer_llama_cpp.IK_VARIABLE, "ik_llama.cpp")
+    def _ik_llama_cpp(self, key: str) -> Contestant | None:
+        tree = _directory(peer_llama_cpp.IK_VARIABLE, key)
         if tree is None:
             return None
-        ik_llama_cpp = IkLlamaCpp(tree, self.gguf, self.num_threads)
-        return Contestant("ik_llama.cpp", ik_llama_cpp.name, lambda: ik_llama_cpp, bits=self._bits)
+        ik_llama_cpp = IK_KINDS[key](tree, self.gguf, self.num_threads)
+        return Contestant(
+            key, ik_llama_cpp.name, lambda: ik_llama_cpp, bits=self._bits,
+            logits=lambda: ik_llama_cpp.logits_command(self.vocab_size, self.logs), is_kept=False,
+        )  # fmt: skip
 
     def _openvino(self) -> Contestant | None:
         environment = _directory(openvino_model.VARIABLE, "openvino")
@@ -161,8 +181,10 @@ class Field:
         found = OpenVino(environment, self.model, self.format)
         arguments = (openvino_model.SCRIPT, found.directory, self.num_threads, MAX_STREAMS, MAX_LEN)
         bits = bits_per_weight(found.num_bytes, SHAPES[self.shape])
-        name = f"OpenVINO {found.weights}"
-        return Contestant("openvino", name, lambda: Peer(*arguments, python=found.python), bits=bits)
+        return Contestant(
+            "openvino", found.name, lambda: Peer(*arguments, python=found.python), bits=bits,
+            logits=lambda: found.logits_command(self.num_threads),
+        )  # fmt: skip
 
     def _vllm(self) -> Contestant | None:
         environment = _directory(peer_vllm.VARIABLE, "vllm")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.compiled import compile_program
 from benchmarks.limits import MachineLimits
 from pagewick.errors import ConfigError
 
@@ -61,14 +61,8 @@ class MachineProbe:
     """
 
     def __init__(self, directory: Path, num_bytes: int, num_threads: int) -> None:
-        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            raise ConfigError("measuring the machine's limits needs a C compiler; install gcc, or set CC to one")
-        self._program = directory / "machine"
-        flags = ["-O3", "-march=native", "-ffp-contract=fast", "-pthread"]
-        built = subprocess.run([compiler, *flags, SOURCE, "-o", self._program], capture_output=True, text=True)
-        if built.returncode:
-            raise ConfigError(f"{compiler} cannot build {SOURCE.name}: {built.stderr.strip()[-400:]}")
+        options = ["-march=native", "-ffp-contract=fast", "-pthread"]
+        self._program = compile_program(SOURCE, directory / "machine", options, "measuring the machine's limits")
         self._arguments = [str(num_threads), str(max(num_bytes >> 20, 1)), str(READ_REPEATS), str(PEAK_MS)]
 
     def measure(self) -> MachineRates:

@@ -7,27 +7,34 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from benchmarks.accuracy import LogitsCommand
 from benchmarks.weight_files import BF16
 from pagewick.cli.random_model import bench_cache_dir
 from pagewick.errors import ConfigError
 
 VARIABLE: Final = "PAGEWICK_PEER_OPENVINO"
 SCRIPT: Final = Path(__file__).with_name("peer_openvino.py")
+LOGITS_SCRIPT: Final = Path(__file__).with_name("logits_openvino.py")
 # The nearest format: signed bytes with a scale per row, or 4 bits with a scale and a zero point per group of 128.
 _NEAREST: Final = {BF16: "fp16", "q8_0": "int8", "q4_0": "int4", "q4_k_m": "int4"}
 _FOUR_BITS: Final = ("--group-size", "128", "--ratio", "1.0")
+_PACKAGE: Final = "openvino_genai"
 _WEIGHTS: Final = "openvino_model.bin"
 
 
 class OpenVino:
     """environment: the directory of a virtual environment with openvino-genai and optimum-intel.
 
-    num_bytes: of the weights. Raises ConfigError if it lacks them, or if the model cannot be written.
+    name: with its version and the format. num_bytes: of the weights. Raises ConfigError if it lacks them, or if the
+    model cannot be written.
     """
 
     def __init__(self, environment: Path, model: Path, name: str) -> None:
         self.python = environment / "bin" / "python"
         self.weights = _NEAREST[name]
+        found = environment.glob(f"lib/*/site-packages/{_PACKAGE}-*.dist-info")
+        versions = [file.name.removeprefix(f"{_PACKAGE}-").removesuffix(".dist-info") for file in found]
+        self.name = " ".join(["OpenVINO", *versions, self.weights])
         program = environment / "bin" / "optimum-cli"
         if not program.is_file():
             raise ConfigError(
@@ -38,6 +45,9 @@ class OpenVino:
         if not self.directory.is_dir():
             self._write(program, model)
         self.num_bytes = (self.directory / _WEIGHTS).stat().st_size
+
+    def logits_command(self, num_threads: int) -> LogitsCommand:
+        return LogitsCommand([str(self.python), str(LOGITS_SCRIPT), str(self.directory), str(num_threads)])
 
     def _write(self, program: Path, model: Path) -> None:
         unfinished = self.directory.with_suffix(".unfinished")

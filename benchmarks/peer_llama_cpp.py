@@ -1,7 +1,8 @@
 """llama.cpp and ik_llama.cpp as contestants: their own tools, from the source trees in which they were built.
 
 llama-batched-bench takes the place of a library. It decodes random tokens and samples none, which is less work than the
-others do. Every run is a new process, whose loading time is not counted. The HTTP server is llama-server.
+others do. Every run is a new process, whose loading time is not counted. The HTTP server is llama-server. Logits come
+from a program of ours, logits_llama.c, that is linked to the libraries of the tree.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
+from benchmarks.accuracy import LogitsCommand
+from benchmarks.compiled import compile_program
 from pagewick.cli.bench import Scenario, Timing
 from pagewick.errors import ConfigError
 
@@ -20,8 +24,10 @@ IK_VARIABLE = "PAGEWICK_PEER_IK_LLAMA_CPP"
 # llama-server gives every slot the same part of its context, and is slower where they share one.
 SLOT_LEN = 640
 TOOLS = ("llama-batched-bench", "llama-server")
-# ik_llama.cpp repacks weights when it loads them. That and its flash attention make it fastest.
-IK_OPTIONS = ("-rtr", "-fa", "on")
+REPACK = "-rtr"
+LOGITS_SOURCE = Path(__file__).with_name("logits_llama.c")
+# The other libraries of the tree are found when the program starts.
+_SHARED = ("-Wl,--allow-shlib-undefined",)
 
 
 class LlamaCpp:
@@ -31,9 +37,11 @@ class LlamaCpp:
     variable = VARIABLE
     tools: tuple[str, ...] = TOOLS
     options: tuple[str, ...] = ("--output-format", "jsonl")
+    # Options of the compiler for logits_llama.c.
+    definitions: tuple[str, ...] = ()
 
     def __init__(self, tree: Path, gguf: Path, num_threads: int) -> None:
-        self._bin = tree / "build" / "bin"
+        self._tree, self._bin = tree, tree / "build" / "bin"
         missing = [tool for tool in self.tools if not (self._bin / tool).is_file()]
         if missing:
             raise ConfigError(
@@ -41,8 +49,11 @@ class LlamaCpp:
                 f"{self.title}'s source, built (benchmarks/README.md has the commands)"
             )
         self._gguf = gguf
+        self._num_threads = num_threads
         self._threads = ["-t", str(num_threads), "-tb", str(num_threads)]
-        self.name = f"{self.title} {self._version(tree)}".rstrip()
+        # Options that someone tries; the engine's name in the result tells them.
+        self._tried = shlex.split(os.environ.get(f"{self.variable}_OPTIONS", ""))
+        self.name = " ".join(part for part in (self.title, self._version(tree), *self._tried) if part)
 
     def run(self, scenario: Scenario, seed: int) -> Timing:
         """Run a scenario once; the tool draws its own tokens, and a new process has no cache of them."""
@@ -51,7 +62,7 @@ class LlamaCpp:
         num_steps = max(scenario.num_output_tokens - 1, 1)
         sizes = {"-npp": prompt_len, "-ntg": num_steps, "-npl": streams, "-c": streams * (prompt_len + num_steps)}
         command = [str(self._bin / "llama-batched-bench"), "-m", str(self._gguf), *self._threads]
-        command += [*self.options, *(str(part) for pair in sizes.items() for part in pair)]
+        command += [*self.options, *self._tried, *(str(part) for pair in sizes.items() for part in pair)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
         found = self.read_output(done.stdout)
         if done.returncode or len(found) != 1:
@@ -69,10 +80,26 @@ class LlamaCpp:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(self._bin)}
 
+    def logits_command(self, vocab_size: int, directory: Path) -> LogitsCommand:
+        """Compile logits_llama.c into a directory, and return its command. Raises ConfigError."""
+        libraries = sorted({file.parent for file in (self._tree / "build").rglob("lib*.so")})
+        if not any((place / "libllama.so").is_file() for place in libraries):
+            raise ConfigError(
+                f"{self.variable}: there is no libllama.so in {self._tree / 'build'}; build shared libraries"
+            )
+        options = [f"-I{self._tree / place}" for place in ("include", "ggml/include")]
+        options += [part for place in libraries for part in (f"-L{place}", f"-Wl,-rpath,{place}")]
+        program = compile_program(
+            LOGITS_SOURCE, directory / "logits_llama", [*self.definitions, *options, "-lllama", *_SHARED],
+            f"computing {self.title}'s logits",
+        )  # fmt: skip
+        arguments = [str(program), str(self._gguf), str(self._num_threads), str(vocab_size)]
+        return LogitsCommand(arguments, self.environment)
+
     def server_command(self, port: int, num_streams: int) -> list[str]:
         command = [str(self._bin / "llama-server"), "-m", str(self._gguf), *self._threads, "--alias", "m", "--no-ui"]
         command += ["-c", str(num_streams * SLOT_LEN), "-np", str(num_streams), "--cache-ram", "0"]
-        return [*command, "--host", "127.0.0.1", "--port", str(port)]
+        return [*command, *self._tried, "--host", "127.0.0.1", "--port", str(port)]
 
     def _version(self, tree: Path) -> str:
         """Return the tensor library's version from its build files, since the source has no version of its own."""
@@ -82,12 +109,16 @@ class LlamaCpp:
 
 
 class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp. Its llama-batched-bench prints a table: | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | ..."""
+    """ik_llama.cpp, which fuses experts, gates and sums by itself.
+
+    Its llama-batched-bench prints a table: | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | ...
+    """
 
     title = "ik_llama.cpp"
     variable = IK_VARIABLE
     tools = TOOLS[:1]
-    options = IK_OPTIONS
+    options: tuple[str, ...] = ("-fa", "on")
+    definitions: tuple[str, ...] = ("-DPW_IK",)
 
     def read_output(self, output: str) -> list[dict[str, float]]:
         rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if "|" in line)
@@ -95,6 +126,19 @@ class IkLlamaCpp(LlamaCpp):
 
     def _version(self, tree: Path) -> str:
         return ""
+
+
+class RepackedIkLlamaCpp(IkLlamaCpp):
+    """ik_llama.cpp with rows of weights interleaved when it loads them, which is faster for few tokens.
+
+    For 32 rows and more it otherwise converts weights to another format in each product.
+    """
+
+    options = (REPACK, *IkLlamaCpp.options)
+    definitions = (*IkLlamaCpp.definitions, "-DPW_REPACK")
+
+    def _version(self, tree: Path) -> str:
+        return REPACK
 
 
 def timing_of(scenario: Scenario, found: dict[str, float]) -> Timing:

@@ -21,10 +21,11 @@ from typing import Any
 
 import click
 
+from benchmarks.accuracy import measure_errors, pagewick_logits
 from benchmarks.cold_start import command_seconds, split_seconds, torch_seconds, transformers_seconds
 from benchmarks.contestants import ENGINES, Contestant, Field
 from benchmarks.machine import MachineProbe, describe_machine
-from benchmarks.measurements import MEASUREMENTS, Measurement
+from benchmarks.measurements import MEASUREMENTS, Face, Measurement
 from benchmarks.peers_report import markdown, print_report
 from benchmarks.rounds import run_rounds
 from benchmarks.serving_cost import measure_serving
@@ -34,7 +35,9 @@ from pagewick.devices import num_cores
 from pagewick.errors import ConfigError, PagewickError
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("rates", "serving", "cold-start")
+PARTS = ("rates", "accuracy", "serving", "cold-start")
+# It stands for the format in the name of a result.
+PLACE = "{format}"
 
 
 def measure_cold_starts(contestants: Sequence[Contestant], field: Field, repeats: int) -> dict[str, list[Any]]:
@@ -79,6 +82,12 @@ def measure_all(
         "in_turn": in_turn,
         "rounds": [],
     }
+    if "accuracy" in parts:
+        commands = {one.key: one.logits for one in contestants if one.logits is not None}
+        reference = pagewick_logits(field.model, "float32", field.num_threads, is_reference=True)
+        errors = measure_errors(commands, reference, field.vocab_size, field.logs)
+        result["accuracy"] = {key: asdict(error) for key, error in errors.items()}
+        write(result, output)
     if "rates" in parts:
         probe = MachineProbe(field.logs, field.weights.all, field.num_threads)
         for one_round in run_rounds(
@@ -118,6 +127,7 @@ def load(file: Path) -> dict[str, Any]:
 @click.option("--engines", default=",".join(ENGINES), show_default=True, help="Engines, separated by commas.")
 @click.option("--measure", default="", help="Only measurements whose name contains one of these: decode,context.")
 @click.option("--parts", default=",".join(PARTS), show_default=True, help="Parts to measure, separated by commas.")
+@click.option("--faces", default=",".join(Face), show_default=True, help="Interfaces of the engines to measure.")
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
 @click.option(
     "--format", "formats", default=BF16, show_default=True, help=f"Formats of the weights, of {', '.join(FORMATS)}."
@@ -129,13 +139,14 @@ def load(file: Path) -> dict[str, Any]:
 @click.option("--idle", type=click.FloatRange(1), default=60.0, show_default=True, help="Idle seconds to measure.")
 @click.option("--in-turn", is_flag=True, help="Load one engine at a time: slower, for machines with little memory.")
 @click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON; of one format only."
-)
+    "--output", type=click.Path(dir_okay=False, path_type=Path),
+    help="File of the result; {format} stands for the format.",
+)  # fmt: skip
 @click.option("--show", type=click.Path(dir_okay=False, path_type=Path), help="Print this result and measure nothing.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as docs/performance.md has them.")
 def main(
-    engines: str, measure: str, parts: str, shape: str, formats: str, repeats: int, threads: int, idle: float,
-    in_turn: bool, output: Path | None, show: Path | None, as_markdown: bool,
+    engines: str, measure: str, parts: str, faces: str, shape: str, formats: str, repeats: int, threads: int,
+    idle: float, in_turn: bool, output: Path | None, show: Path | None, as_markdown: bool,
 ) -> None:  # fmt: skip
     """Compare Pagewick with the engines that are installed, on random weights, on a CPU."""
     # By default SIGTERM would end this process at once and leave the servers running.
@@ -146,21 +157,23 @@ def main(
             show_result(load(show))
             return
         wanted, asked = _chosen(engines, ENGINES, "--engines"), _chosen(parts, PARTS, "--parts")
-        names = _chosen(formats, FORMATS, "--format")
-        if output is not None and len(names) > 1:
-            raise ConfigError("--output names one file; leave it out, or give one --format")
+        names, at = _chosen(formats, FORMATS, "--format"), _chosen(faces, list(Face), "--faces")
+        if output is not None and len(names) > 1 and PLACE not in output.name:
+            raise ConfigError(f"--output names one file for {len(names)} formats; put {PLACE} into its name")
         measurements = [one for one in MEASUREMENTS if any(part in one.name for part in measure.split(","))]
         if not measurements:
             known = "; ".join(one.name for one in MEASUREMENTS)
             raise ConfigError(f"no name contains any of --measure {measure!r}; the measurements are: {known}")
         for name in names:
             kind = "" if name == BF16 else f"{name}-"
-            file = output or RESULTS / f"peers-{shape}-{kind}{platform.machine()}.json"
+            default = RESULTS / f"peers-{shape}-{kind}{platform.machine()}.json"
+            file = default if output is None else output.with_name(output.name.replace(PLACE, name))
             with tempfile.TemporaryDirectory(prefix="pagewick-peers-") as logs:
                 field = Field(shape, cached_random_model(shape), threads, Path(logs), name)
+                contestants = [one.at(at) for one in field.contestants(wanted)]
                 result = measure_all(
-                    field, field.contestants(wanted), measurements, file, parts=asked, repeats=repeats,
-                    idle_seconds=idle, in_turn=in_turn,
+                    field, contestants, measurements, file, parts=asked, repeats=repeats, idle_seconds=idle,
+                    in_turn=in_turn,
                 )  # fmt: skip
             click.echo(f"result: {file}", err=True)
             show_result(result)

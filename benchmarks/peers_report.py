@@ -126,6 +126,20 @@ def context_block(result: dict[str, Any]) -> Block:
     return heading, lines
 
 
+def weights_block(result: dict[str, Any]) -> Block:
+    """Return the size of each engine's weights, and what their format costs in exactness."""
+    heading = ["weights", "bits of each", "mean error of logits: a prompt", "token by token"]
+    errors = result.get("accuracy", {})
+    if not errors and result.get("format", BF16) == BF16:
+        return heading, []
+    lines = []
+    for key, name in result["engines"].items():
+        found = errors.get(key)
+        cells = ["-", "-"] if found is None else [f"{found[kind]:.2%}" for kind in ("prompt", "token_by_token")]
+        lines.append([name, f"{result['bits'][key]:.2f}", *cells])
+    return heading, lines
+
+
 def serving_block(result: dict[str, Any]) -> Block:
     budget = memory_budget(result["shape"], weights_of(result))
     heading = [
@@ -172,9 +186,6 @@ def machine_lines(result: dict[str, Any]) -> list[str]:
     for key, name in RATES.items():
         values = [one[key] / 1e9 for one in rates if one.get(key) is not None]
         parts += [f"{name} {_spread(values)} GFLOP/s"] if values else []
-    if result.get("format", BF16) != BF16:
-        bits = (f"{result['engines'][key]} {value:.2f}" for key, value in result["bits"].items())
-        lines.append(f"bits per weight: {', '.join(bits)}")
     busy = max(one["busy_before"] for one in result["rounds"])
     lines.append(f"limits from this run: {'; '.join(parts)}")
     lines.append(f"others used at most {busy:.0%} of the processors when a round began")
@@ -182,7 +193,7 @@ def machine_lines(result: dict[str, Any]) -> list[str]:
 
 
 def blocks_of(result: dict[str, Any]) -> Iterable[Block]:
-    blocks = (rate_block(result), context_block(result), serving_block(result), cold_start_block(result))
+    blocks = (make(result) for make in (rate_block, weights_block, context_block, serving_block, cold_start_block))
     return (block for block in blocks if block[1])
 
 

@@ -108,9 +108,11 @@ def warm_up(contestants: Iterable[Contestant], runners: Runners) -> None:
                     runner.run(scenario, WARM_UP_SEED + number)
 
 
-def check_memory(contestants: Iterable[Contestant], field: Field) -> None:
+def check_memory(contestants: Sequence[Contestant], field: Field) -> None:
     """Raise ConfigError, with the sizes, if not all engines fit into memory at once."""
-    num_loaded = sum((one.library is not None) + (one.server is not None) for one in contestants)
+    libraries = [one.is_kept for one in contestants if one.library is not None]
+    # Those that are not kept are loaded one at a time.
+    num_loaded = sum(libraries) + (not all(libraries)) + sum(one.server is not None for one in contestants)
     needed = num_loaded * (field.weights.all + BYTES_BESIDE_WEIGHTS)
     available = psutil.virtual_memory().available
     if needed > available:

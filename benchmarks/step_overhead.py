@@ -5,6 +5,9 @@ the model's forward pass, the vocabulary head and the draw from sorted probabili
 scheduling, blocks, the batch's tensors and results. It is given as processor time, which other programs on the machine
 disturb less than they do wall-clock time, per step and per sequence; so is encoding the step's message to the server.
 If the engine is a process of its own, steps are timed by the arrival of deltas.
+
+With --format, one stream of a model of a real shape decodes instead, quantized at load, and what remains of a step
+around its matrix products is given (benchmarks/around_products.py).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +26,10 @@ from typing import Any
 
 import click
 
-from pagewick.cli.random_model import Shape, write_random_model
+from benchmarks.around_products import HEADING, measure_around_products
+from benchmarks.weight_files import BF16
+from pagewick.cli.bench import open_engine
+from pagewick.cli.random_model import SHAPES, Shape, write_random_model
 from pagewick.config import EngineConfig
 from pagewick.engine.client import EngineClient
 from pagewick.engine.messages import EngineRequest, Outputs, RequestDelta, encode_frame
@@ -162,12 +169,30 @@ async def print_over_process(config: EngineConfig, num_seqs: tuple[int, ...]) ->
         await client.close()
 
 
+def print_around_products(shape: str, formats: list[str], num_threads: int, num_rounds: int) -> None:
+    click.echo(f"{shape:12}{HEADING}")
+    for name in formats:
+        config = EngineConfig(device="cpu", num_threads=num_threads, quantization=None if name == BF16 else name)
+        with closing(open_engine(config, shape=shape, max_num_seqs=1)) as engine:
+            click.echo(f"{name:12}{measure_around_products(engine, num_rounds).row()}")
+
+
 @click.command()
 @click.option("--seqs", type=click.IntRange(1), multiple=True, default=(1, 16, 64, 256, 512), show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--over-process/--in-process", default=None, help="one of the two only")
-def main(seqs: tuple[int, ...], threads: int, over_process: bool | None) -> None:
+@click.option("--format", "formats", help="What remains around products with weights in these formats: bf16,q4_k_m.")
+@click.option(
+    "--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True, help="With --format."
+)
+@click.option("--rounds", type=click.IntRange(1), default=100, show_default=True, help="With --format.")
+def main(
+    seqs: tuple[int, ...], threads: int, over_process: bool | None, formats: str | None, shape: str, rounds: int
+) -> None:
     """Microseconds of a decode step: by the clock (median), then processor time of its parts (means)."""
+    if formats is not None:
+        print_around_products(shape, formats.split(","), threads, rounds)
+        return
     with tempfile.TemporaryDirectory() as directory:
         write_random_model(SHAPE, Path(directory))
         config = EngineConfig(

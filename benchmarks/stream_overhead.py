@@ -105,8 +105,8 @@ class Streams:
         self._selector.close()
 
 
-def measure(server: psutil.Process, address: tuple[str, int], num_streams: int, route: str, num_tokens: int) -> Result:
-    """Run the streams at the same time, until each has had `num_tokens` events."""
+def measure(server: psutil.Process, address: tuple[str, int], num_streams: int, route: str, num_events: int) -> Result:
+    """Run the streams at the same time, until each has had this number of events between the margins."""
     api_processes = [one for one in server.children() if API_MODULE in one.cmdline()]
     (engine,) = [one for one in server.children() if one not in api_processes]
     hub = [server] if api_processes else []
@@ -120,10 +120,10 @@ def measure(server: psutil.Process, address: tuple[str, int], num_streams: int, 
         streams.read_until(MARGIN)
         num_tokens_before = num_generated(address)
         before = times()
-        num_events = sum(streams.counts)
-        streams.read_until(MARGIN + num_tokens)
+        num_before = sum(streams.counts)
+        streams.read_until(MARGIN + num_events)
         api_s, hub_s, engine_s, client_s, wall_s = (b - a for a, b in zip(before, times(), strict=True))
-        tokens, events = num_generated(address) - num_tokens_before, sum(streams.counts) - num_events
+        tokens, events = num_generated(address) - num_tokens_before, sum(streams.counts) - num_before
         return Result(tokens, events, wall_s, api_s, hub_s, engine_s, client_s)
     finally:
         streams.close()
@@ -137,7 +137,7 @@ def num_generated(address: tuple[str, int]) -> float:
     return float(re.findall(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)[0])
 
 
-async def serve(max_num_seqs: int) -> None:
+async def serve(max_num_seqs: int, stream_interval: int) -> None:
     """Serve without a model until this process is ended."""
     from pagewick.api_arguments import load_text
     from pagewick.async_llm import AsyncEngine
@@ -151,7 +151,7 @@ async def serve(max_num_seqs: int) -> None:
     tokenizer, template, default_params = load_text(config, None)
     client = await EngineClient.start(config, module="benchmarks.steady_engine")
     engine = AsyncEngine(client, tokenizer, template, default_params=default_params)
-    settings = ServerSettings.for_model(log_requests=False)
+    settings = ServerSettings.for_model(log_requests=False, stream_interval=stream_interval)
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     server = HttpServer(build_app(engine, settings), settings)
@@ -160,7 +160,7 @@ async def serve(max_num_seqs: int) -> None:
     await engine.close()
 
 
-async def serve_in_processes(max_num_seqs: int, count: int) -> None:
+async def serve_in_processes(max_num_seqs: int, stream_interval: int, count: int) -> None:
     """Serve with several API processes, without a model, until this process is ended."""
     from pagewick.engine.messages import ModelInfo
     from pagewick.engine.supervisor import Supervisor, Timing
@@ -178,19 +178,24 @@ async def serve_in_processes(max_num_seqs: int, count: int) -> None:
         print(f"ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 
     config = replace(with_local_models(EngineConfig()), max_num_seqs=max_num_seqs)
-    settings = ServerSettings.for_model(log_requests=False, api_server_count=count)
+    settings = ServerSettings.for_model(log_requests=False, stream_interval=stream_interval, api_server_count=count)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await Hub(config, settings, {}, listener, announce, ApiKeys(settings, {}), None, start_engine).run()
 
 
-def run_serve(max_num_seqs: int, count: int, profile: str | None) -> None:
+def run_serve(max_num_seqs: int, stream_interval: int, count: int, profile: str | None) -> None:
     import uvloop
 
     profiler = cProfile.Profile()
     if profile is not None:
         profiler.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(max_num_seqs) if count == 1 else serve_in_processes(max_num_seqs, count))
+        server = (
+            serve(max_num_seqs, stream_interval)
+            if count == 1
+            else serve_in_processes(max_num_seqs, stream_interval, count)
+        )
+        runner.run(server)
     if profile is not None:
         profiler.dump_stats(profile)
 
@@ -202,6 +207,7 @@ def run_serve(max_num_seqs: int, count: int, profile: str | None) -> None:
 @click.option("--period-us", default=200.0, show_default=True, help="time of a step for each stream")
 @click.option("--engine", is_flag=True, help="let the built-in model generate the tokens")
 @click.option("--api-server-count", type=click.IntRange(1), default=1, show_default=True, help="API processes")
+@click.option("--stream-interval", type=click.IntRange(1), default=1, show_default=True, help="tokens of an event")
 @click.option("--profile", type=click.Path(), help="write the server's profile to this file")
 @click.option("--serve", is_flag=True, hidden=True)
 def main(
@@ -211,19 +217,20 @@ def main(
     period_us: float,
     engine: bool,
     api_server_count: int,
+    stream_interval: int,
     profile: str | None,
     serve: bool,
 ) -> None:
     """Tokens per second, and microseconds of processor time per token, by process."""
     if serve:
-        run_serve(max(streams), api_server_count, profile)
+        run_serve(max(streams), stream_interval, api_server_count, profile)
         return
     command = [sys.executable, "-m", "benchmarks.stream_overhead", "--serve", "--streams", str(max(streams))]
     command += ["--profile", profile] if profile else []
     if engine:
         command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--no-log-requests"]
         command += ["--max-num-seqs", str(max(streams))]
-    command += ["--api-server-count", str(api_server_count)]
+    command += ["--api-server-count", str(api_server_count), "--stream-interval", str(stream_interval)]
     environment = {**os.environ, PERIOD_VARIABLE: str(period_us)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -234,7 +241,8 @@ def main(
             click.echo(f"{route:>11}" + "".join(f"{column:>12}" for column in columns))
             for number in streams:
                 num_tokens = min(max(tokens // number, 2 * MARGIN), MAX_TOKENS // 2)
-                click.echo(measure(psutil.Process(process.pid), address, number, route, num_tokens).row(number))
+                num_events = max(num_tokens // stream_interval, 1)
+                click.echo(measure(psutil.Process(process.pid), address, number, route, num_events).row(number))
         finally:
             process.terminate()
 

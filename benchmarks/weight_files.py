@@ -48,13 +48,13 @@ def gguf_file(tree: Path, model: Path, name: str) -> Path:
     converted = bench_cache_dir() / f"{model.name}.gguf"
     if name == BF16:
         return _written(converted, lambda file: [sys.executable, "-c", _CONVERT, str(tree), str(model), str(file)])
-    program = tree / "build" / "bin" / _QUANTIZE
-    if not program.is_file():
+    program, quantized = tree / "build" / "bin" / _QUANTIZE, bench_cache_dir() / f"{model.name}-{name}.gguf"
+    if not program.is_file() and not quantized.is_file():
         raise ConfigError(
             f"there is no {_QUANTIZE} in {program.parent}; build it (benchmarks/README.md has the commands)"
         )
     return _written(
-        bench_cache_dir() / f"{model.name}-{name}.gguf",
+        quantized,
         lambda file: [str(program), str(gguf_file(tree, model, BF16)), str(file), name],
         {**os.environ, "LD_LIBRARY_PATH": str(program.parent)},
     )

@@ -21,8 +21,9 @@ from benchmarks.contestants import Contestant, Field
 from benchmarks.limits import MachineLimits, StoredWeights, end_to_end_limit, limit
 from benchmarks.machine import MachineProbe, MachineRates, describe_machine
 from benchmarks.measurements import MEASUREMENTS, Face, Figure, Measurement, kv_read_rate
+from benchmarks.openvino_model import OpenVino
 from benchmarks.peer_http import RequestFailedError, timing_of
-from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp
+from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp, RepackedIkLlamaCpp
 from benchmarks.peer_vllm import Vllm
 from benchmarks.peers import main
 from benchmarks.peers_report import blocks_of, cold_start_block, context_block, markdown, rate_block, rows_of
@@ -223,6 +224,25 @@ def test_engines_that_do_not_fit_beside_each_other_are_not_started(monkeypatch: 
         check_memory(fakes([]), FIELD)
 
 
+def test_libraries_that_are_loaded_for_each_measurement_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = 3_000_000_000
+
+    monkeypatch.setattr("psutil.virtual_memory", lambda: Memory)
+    many = [replace(one, is_kept=False) for one in fakes([]) * 3]
+    check_memory(many, FIELD)
+    with pytest.raises(ConfigError, match="2 loaded engines"):
+        check_memory([*fakes([])[:1], *many], FIELD)
+
+
+def test_only_the_wanted_faces_are_measured() -> None:
+    whole = replace(fakes([])[0], server=lambda: None)  # type: ignore[arg-type,return-value]
+    scenario = SHORT.scenario
+    assert [whole.can_run(scenario, face) for face in Face] == [True, True]
+    assert [whole.at(["library"]).can_run(scenario, face) for face in Face] == [True, False]
+    assert [whole.at(["HTTP"]).can_run(scenario, face) for face in Face] == [False, True]
+
+
 def test_a_server_is_not_measured_with_more_than_its_longest_sequence() -> None:
     llama_cpp = Contestant("llama.cpp", "L", None, lambda: None, max_http_len=640)  # type: ignore[arg-type,return-value]
     able = [one.name for one in MEASUREMENTS if llama_cpp.can_run(one.scenario, Face.HTTP)]
@@ -244,6 +264,7 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name(
     for text in (
         "llama.cpp, because PAGEWICK_PEER_LLAMA_CPP",
         "ik_llama.cpp, because PAGEWICK_PEER_IK_LLAMA_CPP",
+        "ik_llama.cpp-rtr, because PAGEWICK_PEER_IK_LLAMA_CPP",
         "openvino, because PAGEWICK_PEER_OPENVINO",
         "vllm, because PAGEWICK_PEER_VLLM",
         "transformers is not",
@@ -291,10 +312,23 @@ def test_ik_llama_cpp_prints_a_table(tmp_path: Path) -> None:
     script = f'echo "$@" > {tmp_path}/asked; cat <<END\n{table}\nEND'
     tree = llama_tree(tmp_path / "tree", script)
     (tree / "build" / "bin" / "llama-server").unlink()
-    ik_llama_cpp = IkLlamaCpp(tree, tmp_path / "model.gguf", 2)
-    assert ik_llama_cpp.name == "ik_llama.cpp"
-    assert ik_llama_cpp.run(Scenario("d", 64, 64, 16), 0) == Timing(0.5, 2.0, 16 * 63)
-    assert "-t 2 -tb 2 -rtr -fa on -npp 64" in (tmp_path / "asked").read_text()
+    for kind, name, options in (
+        (IkLlamaCpp, "ik_llama.cpp", "-fa on"),
+        (RepackedIkLlamaCpp, "ik_llama.cpp -rtr", "-rtr -fa on"),
+    ):
+        ik_llama_cpp = kind(tree, tmp_path / "model.gguf", 2)
+        assert ik_llama_cpp.name == name
+        assert ik_llama_cpp.run(Scenario("d", 64, 64, 16), 0) == Timing(0.5, 2.0, 16 * 63)
+        assert f"-t 2 -tb 2 {options} -npp 64" in (tmp_path / "asked").read_text()
+
+
+def test_other_settings_are_tried_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWICK_PEER_IK_LLAMA_CPP_OPTIONS", "-mqkv -ub '1024'")
+    script = f'echo "$@" > {tmp_path}/asked; echo "| 8 | 1 | 1 | 9 | 0.5 | 0 | 0.25 |"'
+    ik_llama_cpp = IkLlamaCpp(llama_tree(tmp_path / "tree", script), tmp_path / "model.gguf", 2)
+    assert ik_llama_cpp.name == "ik_llama.cpp -mqkv -ub 1024"
+    assert ik_llama_cpp.run(Scenario("p", 8, 1), 0) == Timing(0.5, 0.5, 0)
+    assert "-fa on -mqkv -ub 1024 -npp 8" in (tmp_path / "asked").read_text()
 
 
 # Formats
@@ -309,6 +343,29 @@ def test_quantized_files_are_written_once(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(2):
         assert gguf_file(tree, tmp_path / "tiny", "q4_k_m").read_text() == "weights"
     assert (tmp_path / "asked").read_text() == "q4_k_m\n"
+    (tree / "build" / "bin" / "llama-quantize").unlink()
+    assert gguf_file(tree, tmp_path / "tiny", "q4_k_m").read_text() == "weights"
+
+
+def test_openvino_gets_the_nearest_format_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    environment = tmp_path / "venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "lib" / "python3.11" / "site-packages" / "openvino_genai-2026.4.1.dist-info").mkdir(parents=True)
+    program = environment / "bin" / "optimum-cli"
+    with pytest.raises(ConfigError, match="PAGEWICK_PEER_OPENVINO: there is no optimum-cli"):
+        OpenVino(environment, tmp_path / "tiny", "q4_0")
+    write = 'for last; do true; done; mkdir -p "$last"; printf 1234567 > "$last/openvino_model.bin"'
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{write}\n')
+    program.chmod(0o755)
+    for name in ("q4_0", "q4_k_m"):
+        openvino = OpenVino(environment, tmp_path / "tiny", name)
+        assert (openvino.name, openvino.num_bytes) == ("OpenVINO 2026.4.1 int4", 7)
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert f"-m {tmp_path}/tiny " in asked and "--weight-format int4 --group-size 128 --ratio 1.0" in asked
+    program.write_text("#!/bin/sh\necho no room >&2; exit 1\n")
+    with pytest.raises(ConfigError, match=r"optimum-cli cannot convert .*tiny: no room"):
+        OpenVino(environment, tmp_path / "tiny", "q8_0")
 
 
 def test_without_its_tools_no_file_is_written(tmp_path: Path) -> None:
@@ -535,13 +592,16 @@ def test_another_file_is_not_shown(tmp_path: Path, content: str) -> None:
     [
         (
             ["--engines", "ollama"],
-            "--engines 'ollama': choose among pagewick, llama.cpp, ik_llama.cpp, openvino, vllm, transformers",
+            "--engines 'ollama': choose among pagewick, llama.cpp, ik_llama.cpp, ik_llama.cpp-rtr, openvino, vllm, "
+            "transformers",
         ),
-        (["--parts", ""], "--parts '': choose among rates, serving, cold-start"),
+        (["--faces", "grpc"], "--faces 'grpc': choose among library, HTTP"),
+        (["--parts", ""], "--parts '': choose among rates, accuracy, serving, cold-start"),
         (
             ["--measure", "nothing"],
             "no name contains any of --measure 'nothing'; the measurements are: decode",
         ),
+        (["--format", "q8_0,q4_0", "--output", "r.json"], "--output names one file for 2 formats; put {format} into"),
         (["--show", "no-such-file"], "no-such-file cannot be read"),
     ],
 )

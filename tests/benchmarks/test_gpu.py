@@ -1,0 +1,130 @@
+"""The benchmarks for GPUs, dry: every line runs on a CPU with small models, and no figure means anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import pagewick.vllm_rs
+from benchmarks import gpu, gpu_parts
+from benchmarks.gpu_models import FORMATS, SHAPES, Place, RandomSource
+from benchmarks.gpu_parts import PARTS, Sizes
+from pagewick.models.registry import read_config
+from pagewick.quantization.ggml import dequantize
+
+DRY = Place("cpu", is_dry=True)
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(gpu.main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pagewick's own module with vllm.rs's names stands in for it."""
+    monkeypatch.setitem(sys.modules, "vllm_rs", pagewick.vllm_rs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+# One item of each kind in every run; all of them with PAGEWICK_DEEP=1.
+SAMPLE = {
+    "kernels": ["Qwen3-30B-A3B q4_k", "Llama-3.1-8B fp8"],
+    "agreement": ["auto"],
+    "decode-8b": ["Llama-3.1-8B int4-g128"],
+    "prompts": ["Qwen3-0.6B"],
+    "serving": ["Qwen3-0.6B"],
+    "peers": ["transformers Qwen3-0.6B", "vllm.rs Qwen3-0.6B"],
+}
+
+
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize(("part", "item"), [(part, item) for part, items in SAMPLE.items() for item in items])
+def test_a_dry_run_of_every_kind(part: str, item: str, tmp_path: Path) -> None:
+    done = call("--part", part, "--item", item, "--dry-run", "--out", tmp_path)
+    assert done.exception is None, done.output
+    result = json.loads(gpu.result_file(tmp_path, part, item).read_text())
+    assert (result["part"], result["item"]) == (part, item)
+    figures = result["figures"]
+    assert figures and "skipped" not in figures
+    assert all(isinstance(value, str) or value > 0 for value in figures.values())
+    # A few tokens of the dry run may differ by a close runner-up.
+    assert figures.get("verdict", "agrees") == "agrees" or figures["equal argmaxes"] > 0.8
+    shown = call("--show", "--out", tmp_path)
+    assert f"| {part} | {item} | {next(iter(figures))} |" in shown.output
+
+
+@pytest.mark.usefixtures("peers")
+def test_all_parts(tmp_path: Path) -> None:
+    if os.environ.get("PAGEWICK_DEEP") != "1":
+        pytest.skip("takes minutes; PAGEWICK_DEEP=1")
+    done = call("--part", "all", "--dry-run", "--in-process", "--out", tmp_path)
+    assert done.exception is None
+    assert len(list(tmp_path.glob("*.json"))) == sum(len(items) for items in PARTS.values())
+
+
+def test_items_are_resumed_and_parts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def run(place: Place, name: str) -> dict[str, float | str]:
+        runs.append(name)
+        return {"figure": 1234.5}
+
+    monkeypatch.setattr(gpu, "PARTS", {"p": {name: (run, {"name": name}) for name in ("a", "b c")}})
+    arguments = ["--part", "p", "--dry-run", "--in-process", "--out", str(tmp_path)]
+    assert "no time is left; run the part again" in call(*arguments, "--seconds", "0").output
+    assert runs == []
+    gpu.write(tmp_path, "p", "a", {"figure": 1.0})
+    output = call(*arguments).output
+    assert runs == ["b c"] and "p, a: done before" in output
+    assert "| p | a | figure | 1 | none |" in output and "| p | b c | figure | 1,234 | none |" in output
+    call(*arguments, "--again")
+    assert runs == ["b c", "a", "b c"]
+
+
+def test_an_item_is_a_process_that_ends_with_its_part(tmp_path: Path) -> None:
+    assert "ended after 0 s" in gpu._run_apart(DRY, "decode-small", "Qwen3-0.6B bf16", tmp_path, 0.01)
+    assert "failed: " in gpu._run_apart(DRY, "decode-small", "none", tmp_path, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--part", "x"], "there is no part x; there are kernels, "), (["--part", "prompts", "--item", "x"], "--item x"),
+     ([], "give --part, --list or --show")],
+)  # fmt: skip
+def test_mistakes(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = call(*arguments, "--out", tmp_path)
+    assert done.exit_code == 1 and message in done.output
+
+
+def test_parts_are_those_that_are_wanted() -> None:
+    assert call("--list").output.count("\n") == len(PARTS) == 8
+    assert len(PARTS["decode-small"]) == len(PARTS["decode-8b"]) == len(FORMATS) == 5
+    assert Sizes().prompts == (512, 8192) and Sizes().num_requests == 256 and Sizes().request_tokens == (100, 1024)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_their_known_number_of_weights(name: str) -> None:
+    source = RandomSource(SHAPES[name], None, "cpu")
+    count = sum(torch.Size(source.shape(one)).numel() for one in source.names())
+    assert count / 1e9 == pytest.approx({"Qwen3-0.6B": 0.596, "Llama-3.1-8B": 8.03, "Qwen3-30B-A3B": 30.53}[name], 5e-3)
+    active = {"Qwen3-0.6B": 0.596, "Llama-3.1-8B": 7.50, "Qwen3-30B-A3B": 3.04}[name]
+    assert source.bytes_in_step() / 2e9 == pytest.approx(active, rel=2e-2)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "bf16"])
+def test_quantized_weights_are_numbers_of_a_known_size(form: str) -> None:
+    source, kind = RandomSource(DRY.shape("Llama-3.1-8B"), FORMATS[form], "cpu"), FORMATS[form]
+    assert kind is not None
+    name = "model.layers.0.mlp.up_proj.weight"
+    rows = source.get(name)
+    assert (rows.dtype, tuple(rows.shape), source.stored_type(name)) == (torch.uint8, source.shape(name), kind)
+    numbers = dequantize(kind, rows, 256)
+    assert float(numbers.std()) == pytest.approx(256**-0.5, rel=0.05) and bool(numbers.isfinite().all())
+    assert source.stored_type("model.embed_tokens.weight") == torch.bfloat16
+    assert read_config(source.config()).num_layers == 2 and gpu_parts.median([1, 5, 2]) == 2
