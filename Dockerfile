@@ -20,7 +20,7 @@ FROM build AS install-cuda
 # PyTorch brings the CUDA libraries along; the driver comes from the host.
 RUN deploy/install /wheel/*.whl /opt/pagewick index
 
-# The compiler stays behind: only the virtual environment goes into the image.
+# The C++ compiler stays behind: only the virtual environment goes into the image.
 FROM python:3.12-slim-bookworm AS runtime
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /cache --shell /usr/sbin/nologin pagewick \
     && install -d -o pagewick -g pagewick -m 0750 /cache
@@ -41,9 +41,17 @@ ENTRYPOINT ["pagewick"]
 CMD ["serve"]
 
 FROM runtime AS cuda
+# Triton builds its launcher with a C compiler when a kernel first runs.
+USER root
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
 COPY --from=install-cuda /opt/pagewick /opt/pagewick
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/cache/triton
 
 FROM runtime AS cpu
 COPY --from=install-cpu /opt/pagewick /opt/pagewick

@@ -117,6 +117,7 @@ GIVEN: dict[str, Any] = {
     "model": "some/model",
     "speculative_model": "some/model",
     "enable_prefix_caching": False,
+    "enforce_eager": True,
     "kv_cache_dtype": "float16",
     "gpu_memory_utilization": 0.5,
     "weight_file": "m.gguf",

@@ -235,3 +235,60 @@ def test_a_reader_that_fails_ends_the_request() -> None:
         assert generation.output.outputs[0].finish_reason == "abort"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("logprobs", [1, None])
+@pytest.mark.parametrize(("interval", "lengths"), [(1, [1] * 11), (4, [1, 4, 4, 2]), (10, [1, 10]), (40, [1, 10])])
+def test_an_interval_joins_the_tokens_between_the_first_and_the_last(
+    interval: int, lengths: list[int], logprobs: int | None
+) -> None:
+    heard: list[ChoiceDelta] = []
+
+    async def main() -> list[ChoiceDelta]:
+        client = FakeClient()
+        client.texts = [TEXT[:10]]
+        engine = fake_engine(client)
+        plan = await engine.prepare(SamplingParams(logprobs=logprobs))
+        async with engine.generation(spell("a"), plan, on_delta=heard.append, stream_interval=interval) as generation:
+            return [delta async for delta in generation]
+
+    read = asyncio.run(main())
+    assert [len(delta.token_ids) for delta in read] == [len(delta.token_ids) for delta in heard] == lengths
+    assert "".join(delta.text for delta in read) == TEXT[:10]
+    assert read[-1].finish_reason == "stop"
+    if logprobs is not None:
+        assert sum(len(delta.logprobs or []) for delta in read) == 10
+
+
+def test_tokens_that_wait_come_before_an_error() -> None:
+    read: list[ChoiceDelta] = []
+
+    async def main() -> None:
+        client = FakeClient()
+        client.texts, client.pause_at, client.failure = [TEXT], 6, NAN_ROW
+        engine = fake_engine(client)
+        plan = await engine.prepare(SamplingParams())
+        async with engine.generation(spell("a"), plan, stream_interval=4) as generation:
+            with pytest.raises(EngineError, match="no number"):
+                async for delta in generation:
+                    read.append(delta)
+
+    asyncio.run(main())
+    assert [delta.text for delta in read] == [TEXT[0], TEXT[1:5], TEXT[5]]
+
+
+def test_tokens_that_wait_come_with_the_abort_when_a_client_leaves() -> None:
+    heard: list[ChoiceDelta] = []
+
+    async def main() -> None:
+        client = FakeClient()
+        client.texts, client.pause_at = [TEXT], 3
+        engine = fake_engine(client)
+        plan = await engine.prepare(SamplingParams())
+        async with engine.generation(spell("a"), plan, on_delta=heard.append, stream_interval=8) as generation:
+            await anext(generation)
+            while not client.num_paused:
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert [(delta.text, delta.finish_reason) for delta in heard] == [(TEXT[0], None), (TEXT[1:3], "abort")]

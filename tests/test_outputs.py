@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import pairwise
 
 from pagewick.outputs import CompletionOutput, PartDelta, PartKind, ToolCall
 
@@ -15,3 +16,16 @@ def test_an_output_can_be_written_as_json() -> None:
         {"kind": "reasoning", "text": "Hm.", "call": None},
         {"kind": "tool_call", "text": "{}", "call": {"index": 0, "call_id": "call_1", "name": "add"}},
     ]
+
+
+def test_a_long_output_grows_in_place() -> None:
+    """A copy is made before its original goes, so that it has another address."""
+    output = CompletionOutput(0)
+    addresses = []
+    for kind in (PartKind.TEXT, PartKind.REASONING):
+        for _ in range(1000):
+            output.add([PartDelta(kind, "token ")])
+            addresses.append((id(output.text), id(output.reasoning), id(output.parts[-1].text)))
+    assert (output.text, output.reasoning) == ("token " * 1000, "token " * 1000)
+    num_kept = sum(one == other for one, other in pairwise(addresses))
+    assert num_kept > len(addresses) // 2

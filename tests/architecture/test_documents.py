@@ -39,8 +39,9 @@ def shell_lines(text: str) -> list[str]:
 def flags_of(command_name: str) -> set[str]:
     command = cli.get_command(click.Context(cli), command_name)
     assert command is not None
-    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return names | {"--help"}
+    commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+    params = [parameter for one in commands for parameter in one.params]
+    return {name for parameter in params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
 
 
 def missing_paths(text: str, folders: list[Path]) -> list[str]:

@@ -49,10 +49,19 @@ def test_the_container_runs_without_root_and_is_checked() -> None:
     assert runtime.index("USER 10001:10001") > max(i for i, line in enumerate(runtime) if line.startswith("RUN "))
     assert any(line.startswith("HEALTHCHECK ") and "/opt/healthcheck.py" in line for line in runtime)
     assert "VOLUME /cache" in runtime
-    for target in ("cpu", "cuda"):
-        assert not [line for line in stages()[target] if line.startswith(("RUN ", "USER "))]
+    assert not [line for line in stages()["cpu"] if line.startswith(("RUN ", "USER "))]
+    assert [line for line in stages()["cuda"] if line.startswith("USER ")][-1] == "USER 10001:10001"
+    assert not any(line.startswith("RUN ") for line in stages()["cuda"][stages()["cuda"].index("USER 10001:10001") :])
     # Without a target, the last stage is built.
     assert list(stages())[-1] == "cpu"
+
+
+def test_triton_has_a_compiler_and_a_directory_for_its_kernels() -> None:
+    cuda = " ".join(stages()["cuda"])
+    assert " gcc " in cuda and " libc6-dev " in cuda
+    assert "TRITON_CACHE_DIR=/cache/" in cuda
+    unit = (ROOT / "deploy" / "gpu.conf").read_text(encoding="utf-8")
+    assert "\nEnvironment=TRITON_CACHE_DIR=%C/pagewick/" in unit and "CacheDirectory=pagewick" in UNIT.read_text()
 
 
 def test_the_container_copies_files_that_exist_and_are_not_ignored() -> None:
