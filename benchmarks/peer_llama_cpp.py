@@ -64,7 +64,8 @@ class LlamaCpp:
         command = [str(self._bin / "llama-batched-bench"), "-m", str(self._gguf), *self._threads]
         command += [*self.options, *self._tried, *(str(part) for pair in sizes.items() for part in pair)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
-        found = self.read_output(done.stdout)
+        # ik_llama.cpp prints its results to stderr, among its messages.
+        found = self.read_output(done.stdout + done.stderr)
         if done.returncode or len(found) != 1:
             raise ConfigError(f"llama-batched-bench ended with {done.returncode}: {done.stderr.strip()[-400:]}")
         return timing_of(scenario, found[0])
@@ -121,7 +122,7 @@ class IkLlamaCpp(LlamaCpp):
     definitions: tuple[str, ...] = ("-DPW_IK",)
 
     def read_output(self, output: str) -> list[dict[str, float]]:
-        rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if "|" in line)
+        rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("|"))
         return [{"t_pp": float(row[4]), "t_tg": float(row[6])} for row in rows if row[0].isdigit()]
 
     def _version(self, tree: Path) -> str:

@@ -30,6 +30,7 @@ struct Int4Tile : LevelTile<4> {
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         ShortVec zeros[V];
         Vec scales[V];
@@ -38,7 +39,7 @@ struct Int4Tile : LevelTile<4> {
           scales[v] = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
         }
         for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
-          if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+          if (is_reading) prefetch<kStored * kWordsBytes>(unit - col * kQuad);
           add_unit(x, block * chunk.num_units + i, unit, zeros, scales, total);
         }
       };

@@ -14,6 +14,8 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
   using D = Dot<L::kBits>;
   static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad;
   static constexpr int64_t kGroups = L::kBlock.columns / L::kBlock.group_columns;
+  // What one of 8 units prefetches of a block, in whole cache lines.
+  static constexpr int64_t kPartBytes = (L::kBlock.bytes + 7) / 8 * kPanelRows;
   static constexpr int64_t kRun = D::kQuads < kGroupQuads ? D::kQuads : kGroupQuads;
 
   static const int16_t* group_sums(const Prepared& x) {
@@ -30,9 +32,10 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
       read_groups(x, chunk.heads + L::kGroupsAt + col * kQuad, factors, weighted);
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) products[r][v] = -L::kBlock.offset * weighted[r][v];
+      const bool is_reading = chunk.is_reading && col == 0;
       const uint8_t* unit = chunk.levels + col * kQuad;
       for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += kStored * kWordsBytes) {
-        if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+        if (is_reading) prefetch<kPartBytes>(chunk.heads + i * kPartBytes);
         add_unit(x, unit, i, factors, products);
       }
       for (int v = 0; v < V; ++v) {

@@ -95,12 +95,12 @@ inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const
   }
 }
 
-// Prefetches what the tile will read of this unit's counterpart further on.
-template <int kStored, int V>
-inline void prefetch_unit(const uint8_t* unit) {
-  for (int word = 0; word < kStored; ++word)
-    for (int64_t byte = 0; byte < V * int64_t{sizeof(IntVec)}; byte += 64)
-      __builtin_prefetch(unit + word * kWordsBytes + byte + kAhead, 0, 3);
+// Prefetches kBytes bytes further on. A line that is left out would stall everything behind it: processors read a
+// stream in hardware only some lines ahead.
+template <int64_t kBytes>
+inline void prefetch(const uint8_t* from) {
+#pragma GCC unroll 4
+  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, 3);
 }
 
 // The number of vectors beside each other for R rows, if each takes that many registers for a row.
@@ -144,9 +144,8 @@ struct LevelTile {
 
   // Expands the levels of a block of a panel to bytes.
   static void expand(const uint8_t* levels, int64_t num_units, bool is_reading, uint8_t* bytes) {
-    constexpr int kVectors = kPanelRows / kLanes;
     for (int64_t i = 0; i < num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
-      if (is_reading) prefetch_unit<kBits, kVectors>(levels);
+      if (is_reading) prefetch<kBits * kWordsBytes>(levels);
       for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec))
 #pragma GCC unroll 8
         for (int64_t quad = 0; quad < kUnitQuads; ++quad) {

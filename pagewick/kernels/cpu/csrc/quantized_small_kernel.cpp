@@ -31,8 +31,9 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
-        if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+        if (is_reading) prefetch<L::kBlock.bytes * kPanelRows>(head);
         for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, total);
         if constexpr (L::kBlock.has_minimum()) add_minima(x, block, head + L::kMinimaAt, col, total);
       };
