@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 
 from benchmarks.accuracy import LogitsCommand
@@ -63,7 +64,9 @@ class LlamaCpp:
         sizes = {"-npp": prompt_len, "-ntg": num_steps, "-npl": streams, "-c": streams * (prompt_len + num_steps)}
         command = [str(self._bin / "llama-batched-bench"), "-m", str(self._gguf), *self._threads]
         command += [*self.options, *self._tried, *(str(part) for pair in sizes.items() for part in pair)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
+        # ik_llama.cpp leaves a log file where it runs.
+        there = tempfile.gettempdir()
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, cwd=there)
         # ik_llama.cpp prints its results to stderr, among its messages.
         found = self.read_output(done.stdout + done.stderr)
         if done.returncode or len(found) != 1:
@@ -122,7 +125,9 @@ class IkLlamaCpp(LlamaCpp):
     definitions: tuple[str, ...] = ("-DPW_IK",)
 
     def read_output(self, output: str) -> list[dict[str, float]]:
-        rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("|"))
+        rows = (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if line.startswith("|")
+        )
         return [{"t_pp": float(row[4]), "t_tg": float(row[6])} for row in rows if row[0].isdigit()]
 
     def _version(self, tree: Path) -> str:
