@@ -204,6 +204,8 @@ def test_shortcuts(page: Page) -> None:
     expect(search).to_be_hidden()
     page.keyboard.press("Control+K")
     expect(search).to_be_focused()
+    # The list is read from the browser's storage after the reload.
+    expect(conversations(page)).to_have_count(1)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(questions(page)).to_have_count(1)
