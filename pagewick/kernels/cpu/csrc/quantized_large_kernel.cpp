@@ -14,7 +14,7 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
   using D = Dot<L::kBits>;
   static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad;
   static constexpr int64_t kGroups = L::kBlock.columns / L::kBlock.group_columns;
-  // What one of 8 units prefetches of a block, in whole cache lines.
+  // Bytes of a panel's block that each of its 8 units prefetches, in whole cache lines.
   static constexpr int64_t kPartBytes = (L::kBlock.bytes + 7) / 8 * kPanelRows;
   static constexpr int64_t kRun = D::kQuads < kGroupQuads ? D::kQuads : kGroupQuads;
 
