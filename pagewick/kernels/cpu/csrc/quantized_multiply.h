@@ -2,8 +2,8 @@
 // over tiles of rows.
 //
 // With few rows, levels are taken apart in registers while they are read. With more, the levels of a chunk of a panel
-// are first expanded to a byte each, which all rows then share, and those of fp8 formats to bf16 or float. The same
-// numbers are multiplied and the same float sums are made either way.
+// are first expanded to a byte each (or copied, if they are bytes), which all rows then share, and those of fp8
+// formats to bf16 or float. The same numbers are multiplied and the same float sums are made either way.
 #pragma once
 
 #include "matrix.h"
@@ -103,6 +103,22 @@ inline void prefetch(const uint8_t* from) {
   for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, 3);
 }
 
+// Prefetches the next chunk, a share with each tile, so that memory is read while many rows are multiplied.
+class NextChunk {
+ public:
+  NextChunk(const uint8_t* begin, int64_t num_bytes, int64_t num_tiles)
+      : line_(begin), end_(begin + num_bytes), lines_((num_bytes / 64 + num_tiles - 1) / num_tiles) {}
+
+  // To be called before each tile.
+  void prefetch_share() {
+    for (int64_t i = 0; i < lines_ && line_ < end_; ++i, line_ += 64) __builtin_prefetch(line_, 0, 2);
+  }
+
+ private:
+  const uint8_t *line_, *end_;
+  int64_t lines_;
+};
+
 // The number of vectors beside each other for R rows, if each takes that many registers for a row.
 template <int R>
 constexpr int tile_vectors(int num_registers) {
@@ -200,6 +216,10 @@ class Product {
   using Prepared = typename Packed::Prepared;
   static constexpr int64_t kMaxRows = Packed::kMaxRows;
   static constexpr int64_t kExpandedColumnBytes = kPanelRows * Packed::kExpandedBits / 8;
+  // The fewest rows that are worth expanding levels for. Those of a byte are only copied, to the first-level cache.
+  static constexpr int64_t kLeastExpanded = L::kBits < Packed::kExpandedBits ? kTileRows : 4 * kTileRows;
+  // The fewest rows whose tiles take long enough to read the next chunk meanwhile.
+  static constexpr int64_t kLeastShared = L::kBits < Packed::kExpandedBits ? 2 * kTileRows : 4 * kTileRows;
 
  public:
   static void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
@@ -234,11 +254,15 @@ class Product {
       chunk.levels = chunk.heads + L::kLevelsAt;
       chunk.num_blocks = minimum(chunk_blocks, num_blocks - block);
       chunk.num_units = format.columns / kUnitColumns;
-      chunk.is_reading = is_reading;
+      const bool is_shared = is_reading && count >= kLeastShared;
+      chunk.is_reading = is_reading && !is_shared;
+      const int64_t num_bytes = chunk.num_blocks * chunk.head_stride;
+      NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, count / kTileRows));
       int64_t i = 0;
-      if (L::kBits < Packed::kExpandedBits && count >= kTileRows) i = multiply_expanded(chunk, rows, count, sums);
+      if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, next, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
+        next.prefetch_share();
         Kernel::tile(tile)(rows + i, chunk, sums + i);
       }
       for (i = 0; i < count; ++i) rows[i] += chunk.num_blocks * (format.columns / Prepared::kColumns);
@@ -246,7 +270,8 @@ class Product {
   }
 
   // Multiplies as many rows as fill tiles of kTileRows, or all, and returns their number.
-  static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, float (*sums)[kPanelRows]) {
+  static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, NextChunk& next,
+                                   float (*sums)[kPanelRows]) {
     alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes];
     Chunk wide = chunk;
     wide.levels = expanded;
@@ -259,6 +284,7 @@ class Product {
     const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
     for (int64_t i = 0, tile = 0; i < end; i += tile) {
       tile = tile_rows(end - i);
+      next.prefetch_share();
       Kernel::expanded_tile(tile)(rows + i, wide, sums + i);
     }
     return end;
