@@ -16,7 +16,7 @@ from pagewick.kernels.quantized import QuantizedMatrix
 from tests.kernels.block_rows import LAYOUTS, random_rows
 from tests.kernels.conftest import NativeKernels, required_library
 
-NUM_ROWS = (1, 2, 5, 7, 33, 70)
+NUM_ROWS = (1, 2, 5, 7, 16, 33, 70)
 # Between the native sums and the definition's, as a part of the largest: the former have fused multiply-adds, except
 # in plain C++, whose bits are the definition's.
 BOUND = 1e-6
