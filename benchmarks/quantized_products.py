@@ -30,6 +30,9 @@ from pagewick.kernels.quantized import QuantizedMatrix
 
 NUM_OUTPUTS, NUM_INPUTS = 3072, 1024
 TOTAL_BYTES = 192 << 20
+# The number of float32 scales with which a block begins, and the byte of a block of an int4 format with its zero point.
+FLOAT32_SCALES = {name: 1 for name in BLOCKS if name.startswith(("int8_g32", "int4", "fp8"))} | {"int8_g16": 2}
+ZERO_POINT_AT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,20 @@ class Times:
 
 
 def random_matrix(name: str) -> Matrix | QuantizedMatrix:
-    """A weight of random bits; all of its scales are finite. bf16: of numbers."""
+    """A weight of random bits, with scales and zero points as trained weights have them. bf16: of numbers."""
     if name == "bf16":
         numbers = Matrix.empty(NUM_OUTPUTS, NUM_INPUTS, torch.bfloat16, "cpu")
         numbers.load(torch.randn(NUM_OUTPUTS, NUM_INPUTS).bfloat16(), 0)
         return numbers
     columns, num_bytes = BLOCKS[name]
-    rows = torch.randint(0, 64, (NUM_OUTPUTS, NUM_INPUTS // columns * num_bytes), dtype=torch.uint8)
+    # Bytes below 64 are finite scales in float16, none of them subnormal after its conversion to float32.
+    blocks = torch.randint(0, 64, (NUM_OUTPUTS, NUM_INPUTS // columns, num_bytes), dtype=torch.uint8)
+    if name in FLOAT32_SCALES:
+        scales = 0.001 + 0.01 * torch.rand(*blocks.shape[:2], FLOAT32_SCALES[name])
+        blocks[..., : 4 * FLOAT32_SCALES[name]] = scales.view(torch.uint8)
+    if name.startswith("int4"):
+        blocks[..., ZERO_POINT_AT] %= 16
+    rows = blocks.flatten(1)
     matrix = QuantizedMatrix.empty(NUM_OUTPUTS, NUM_INPUTS, name, rows.shape[1], torch.bfloat16, "cpu")
     matrix.load(rows, 0)
     return matrix

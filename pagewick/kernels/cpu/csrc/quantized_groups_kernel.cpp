@@ -26,10 +26,32 @@ struct Int4Tile : LevelTile<4> {
   using Prepared = PreparedBlock<32>;
   using D = Dot<4>;
   static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
+  // Expanded levels are those of a format without zero points if a chunk has no zero point above this, as nearly all: a
+  // level + kShift - its zero point, which takes 5 bits.
+  static constexpr int32_t kShift = 16;
+
+  static bool includes_zeros(const Chunk& chunk) {
+    uint8_t above = 0;
+    for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+      const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
+      for (int64_t row = 0; row < kPanelRows; ++row) above |= zeros[row] > kShift;
+    }
+    return above == 0;
+  }
+
+  static void expand(const Chunk& chunk, int64_t block, uint8_t* bytes) {
+    const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
+    LevelTile<4>::expand_levels(chunk, block, bytes, [&](int64_t byte) {
+      if (!chunk.is_shifted) return IntVec{};
+      return (kShift - (IntVec)load_widened(zeros + byte / kQuad)) * 0x01010101;
+    });
+  }
 
   template <int R, int V>
   struct Of {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      if constexpr (kStored == 8)
+        if (chunk.is_shifted) return run_shifted(x, chunk, col, sums);
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         ShortVec zeros[V];
@@ -44,6 +66,53 @@ struct Int4Tile : LevelTile<4> {
         }
       };
       add_blocks<R, V>(chunk, col, sums, add);
+    }
+
+    // A single loop over units: with another one inside, compilers run out of registers for the addresses of six rows.
+    static void run_shifted(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      Vec total[R][V];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
+      const float* scales = reinterpret_cast<const float*>(chunk.heads) + col;
+      const uint8_t* unit = chunk.levels + col * kQuad;
+      const int64_t num_units = chunk.num_blocks * chunk.num_units;
+      int64_t left = chunk.num_units;
+      for (int64_t i = 0; i < num_units; ++i, unit += kStored * kWordsBytes) {
+        add_shifted_unit(x, i, unit, scales, total);
+        if (--left == 0) {
+          left = chunk.num_units;
+          scales += chunk.head_stride / sizeof(float);
+        }
+      }
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
+    }
+
+    static void add_shifted_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const float* scales,
+                                 Vec (&total)[R][V]) {
+      using Shifted = Dot<5>;
+      const int8_t* values[R];
+      IntVec products[R][V];
+      for (int r = 0; r < R; ++r) {
+        values[r] = x[r][index].values;
+        const int32_t start = -kShift * (x[r][index].sums[0] + x[r][index].sums[1]);
+        for (int v = 0; v < V; ++v) products[r][v] = IntVec{} + start;
+      }
+#pragma GCC unroll 2
+      for (int64_t quad = 0; quad < kUnitQuads; quad += Shifted::kQuads) {
+        typename Shifted::Sum run[R][V];
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < V; ++v) run[r][v] = Shifted::begin(products[r][v]);
+        add_products<5, kStored, Shifted::kQuads, R, V>(unit, quad, values, run);
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < V; ++v) products[r][v] = Shifted::end(products[r][v], run[r][v]);
+      }
+      for (int v = 0; v < V; ++v) {
+        const Vec scale = load(scales + v * kLanes);
+        for (int r = 0; r < R; ++r)
+          total[r][v] =
+              madd(__builtin_convertvector(products[r][v], Vec), scale * set1(x[r][index].scale), total[r][v]);
+      }
     }
 
     // The zero points of kLanes rows with their signs turned, two for each lane.
@@ -87,10 +156,14 @@ struct Fp8Tile {
     for (int64_t byte = 0; byte < 2 * kPanelRows; byte += 64) __builtin_prefetch(pair + byte + kAhead, 0, 3);
   }
 
+  static bool includes_zeros(const Chunk&) { return false; }
+
   // Widens the numbers of a block of a panel; two columns are interleaved in bf16, and lie after each other in float.
-  static void expand(const uint8_t* pair, int64_t num_units, bool is_reading, uint8_t* out) {
-    for (int64_t i = 0; i < num_units * kUnitColumns / 2; ++i, pair += 2 * kPanelRows, out += 2 * kPanelRows * sizeof(Wide)) {
-      if (is_reading) prefetch_pair(pair);
+  static void expand(const Chunk& chunk, int64_t block, uint8_t* out) {
+    const uint8_t* pair = chunk.levels + block * chunk.level_stride;
+    const uint8_t* const end = pair + chunk.num_units * kUnitColumns * kPanelRows;
+    for (; pair < end; pair += 2 * kPanelRows, out += 2 * kPanelRows * sizeof(Wide)) {
+      if (chunk.is_reading) prefetch_pair(pair);
       for (int64_t col = 0; col < kPanelRows; col += kLanes) {
         const Fp8E4m3* const source = reinterpret_cast<const Fp8E4m3*>(pair) + 2 * col;
 #if defined(PW_HAS_BF16_DOT)

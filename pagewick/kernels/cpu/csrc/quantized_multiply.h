@@ -55,6 +55,7 @@ struct Chunk {
   int64_t num_blocks;
   int64_t num_units;  // of a block: 32 columns each
   bool is_reading;    // from memory
+  bool is_shifted;    // expanded levels include the zero points of their blocks
 };
 
 // kWidth bits of each level of a quad, shifted. words: those of a unit's plane.
@@ -158,16 +159,28 @@ struct LevelTile {
   // Columns that are expanded at a time, and rows that share them.
   static constexpr int64_t kChunkColumns = 256, kMaxRows = 96;
 
+  // Whether expanded levels of a chunk include zero points.
+  static bool includes_zeros(const Chunk&) { return false; }
+
   // Expands the levels of a block of a panel to bytes.
-  static void expand(const uint8_t* levels, int64_t num_units, bool is_reading, uint8_t* bytes) {
-    for (int64_t i = 0; i < num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
-      if (is_reading) prefetch<kBits * kWordsBytes>(levels);
-      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec))
+  static void expand(const Chunk& chunk, int64_t block, uint8_t* bytes) {
+    expand_levels(chunk, block, bytes, [](int64_t) { return IntVec{}; });
+  }
+
+  // shift(byte): what is added to the levels of kLanes rows, whose words begin at a byte of a panel's.
+  template <class Shift>
+  static void expand_levels(const Chunk& chunk, int64_t block, uint8_t* bytes, const Shift& shift) {
+    const uint8_t* levels = chunk.levels + block * chunk.level_stride;
+    for (int64_t i = 0; i < chunk.num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
+      if (chunk.is_reading) prefetch<kBits * kWordsBytes>(levels);
+      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec)) {
+        const IntVec added = shift(byte);
 #pragma GCC unroll 8
         for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
-          const IntVec found = quad_levels<kBits>(levels + byte, quad);
+          const IntVec found = quad_levels<kBits>(levels + byte, quad) + added;
           memcpy(bytes + quad * kWordsBytes + byte, &found, sizeof(found));
         }
+      }
     }
   }
 };
@@ -273,13 +286,13 @@ class Product {
   static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, NextChunk& next,
                                    float (*sums)[kPanelRows]) {
     alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes];
+    chunk.is_shifted = Packed::includes_zeros(chunk);
     Chunk wide = chunk;
     wide.levels = expanded;
     wide.level_stride = chunk.num_units * kUnitColumns * kExpandedColumnBytes;
     wide.is_reading = false;
     for (int64_t i = 0; i < chunk.num_blocks; ++i)
-      Packed::expand(chunk.levels + i * chunk.level_stride, chunk.num_units, chunk.is_reading,
-                     expanded + i * wide.level_stride);
+      Packed::expand(chunk, i, expanded + i * wide.level_stride);
     chunk.is_reading = false;
     const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
     for (int64_t i = 0, tile = 0; i < end; i += tile) {
