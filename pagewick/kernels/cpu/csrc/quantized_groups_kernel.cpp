@@ -54,6 +54,7 @@ struct Int4Tile : LevelTile<4> {
         if (chunk.is_shifted) return run_shifted(x, chunk, col, sums);
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
+        if (is_reading) prefetch<L::kLevelsAt>(head);
         ShortVec zeros[V];
         Vec scales[V];
         for (int v = 0; v < V; ++v) {
@@ -184,6 +185,7 @@ struct Fp8Tile {
       const bool is_reading = chunk.is_reading && col == 0;
       for (int64_t block = 0; block < chunk.num_blocks; ++block) {
         const uint8_t* pair = chunk.levels + block * chunk.level_stride;
+        if (is_reading) prefetch<kWordsBytes>(chunk.heads + block * chunk.head_stride);
         Vec products[R][V] = {};
         for (int64_t i = 0; i < chunk.num_units; ++i) {
           const Wide* values[R];

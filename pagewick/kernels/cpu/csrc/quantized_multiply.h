@@ -291,8 +291,10 @@ class Product {
     wide.levels = expanded;
     wide.level_stride = chunk.num_units * kUnitColumns * kExpandedColumnBytes;
     wide.is_reading = false;
-    for (int64_t i = 0; i < chunk.num_blocks; ++i)
+    for (int64_t i = 0; i < chunk.num_blocks; ++i) {
+      if (chunk.is_reading) prefetch<L::kLevelsAt>(chunk.heads + i * chunk.head_stride);
       Packed::expand(chunk, i, expanded + i * wide.level_stride);
+    }
     chunk.is_reading = false;
     const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
     for (int64_t i = 0, tile = 0; i < end; i += tile) {
