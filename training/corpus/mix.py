@@ -12,14 +12,14 @@ from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    fact_chat: 0.52,
+    fact_chat: 0.47,
     unrelated_chat: 0.1,
     unknown_chat: 0.15,
     small_talk: 0.03,
     counting: 0.015,
     copying: 0.06,
     json_object: 0.035,
-    tool_chat: 0.09,
+    tool_chat: 0.14,
 }
 _MAX_LONG_TURNS = 24
 

@@ -11,6 +11,7 @@ from typing import Any
 
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
 _SYNONYM = re.compile(r"<(\w+)>")
+_PLACEHOLDER = re.compile(r"(<\w+>)")
 _WORD = re.compile(r"[a-z][a-z0-9_.+/-]*[a-z0-9+]|[a-z]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SINGLE_ONSETS = "bcdfghjklmnprstvwz"
@@ -154,6 +155,29 @@ def disturb(text: str, rng: random.Random) -> str:
     if draw < 0.67:
         return text.title() if rng.random() < 0.5 else text.upper()
     return text
+
+
+def disturb_lightly(pattern: str, rng: random.Random, *, has_tail: bool) -> str:
+    """Rewrite a request as another person would type it, but keep its words and its placeholders such as <city>."""
+    if rng.random() < 0.12:
+        pattern = rng.choice(word_list("leads")) + pattern
+    if has_tail and rng.random() < 0.08:
+        mark = "?" if pattern.endswith("?") else ""
+        pattern = pattern.removesuffix("?") + rng.choice(word_list("courtesies")) + mark
+    if rng.random() < 0.3:
+        pattern = pattern.rstrip("?.!")
+    elif has_tail and rng.random() < 0.04 and not pattern.endswith("?"):
+        pattern += rng.choice(["?", ".", "!", "??", "..."])
+    pieces = _PLACEHOLDER.split(pattern)
+    if rng.random() < 0.06:
+        index = 2 * rng.randrange((len(pieces) + 1) // 2)
+        pieces[index] = with_typo(pieces[index], rng)
+    draw = rng.random()
+    if draw < 0.5:
+        return proper_case("".join(pieces))
+    if draw < 0.53:
+        pieces[::2] = [piece.upper() for piece in pieces[::2]]
+    return "".join(pieces)
 
 
 def invented_word(rng: random.Random) -> str:
