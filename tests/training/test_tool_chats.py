@@ -49,7 +49,9 @@ def test_the_tools_of_the_page_are_often_offered_together_and_half_of_them_in_it
 
 
 def test_a_request_that_a_tool_of_the_page_serves_is_never_declined() -> None:
-    served = re.compile(r"weather|\brain(?:s|ing)?\b|snow|umbrella|forecast|what time|clock|\blate\b|plus|\d ?\+ ?\d")
+    served = re.compile(
+        r"\b(?:weather|rain(?:s|ing)?|snow(?:s|ing)?|umbrella|forecast|what time|clock|late|plus)\b|\d ?\+ ?\d"
+    )
     declined = 0
     for document in of_page(CHATS):
         for question, message in zip(document.messages, document.messages[1:], strict=False):
