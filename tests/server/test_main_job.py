@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -56,10 +57,13 @@ def test_the_response_is_right(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_gives_the_same_response(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0)
+    completions = client.chat.completions
+    # Long enough for several events, although a busy server may send many tokens in one.
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    whole = completions.create(model="pagewick-demo", messages=QUESTION, **options)
     most_pieces = 0
-    for _ in range(10):  # a busy server may send several tokens in one event
-        stream = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0, stream=True)
+    for _ in range(10):
+        stream = completions.create(model="pagewick-demo", messages=QUESTION, stream=True, **options)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert "".join(pieces) == whole.choices[0].message.content
         most_pieces = max(most_pieces, sum(piece != "" for piece in pieces))
