@@ -35,7 +35,7 @@ FOREIGN_IDENTIFIERS = {"base_url", "trust_remote_code"}
 DIGITS = (
     "Qwen/Qwen3-0.6B", "Qwen3", "FP8", "AVX-512", "AVX2", "8xH200", "4-bit", "16-bit", "jinja2", "0.0.0.0",
     "HF_HUB_OFFLINE=1", "--tensor-parallel-size 2", "--nproc-per-node 2", "temperature 0", "priority in a request: 0",
-    "/v1", "q4_k_m", "int8 and fp8",
+    "/v1", "q4_k_m", "int8 and fp8", "0 turns it off",
 )  # fmt: skip
 
 
