@@ -154,7 +154,8 @@ def test_point_64_models_of_arguments(caller: Caller) -> None:
 def test_point_64_events(caller: Caller) -> None:
     """The client's stream helper reports the arguments while they grow, and once when they are complete."""
     # A busy server may send several tokens in one event, so the arguments are long: several hundred tokens.
-    numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 200, "maxItems": 200}
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    numbers = {"type": "array", "items": digit, "minItems": 200, "maxItems": 200}
     function = {**ADD, "parameters": {**ADD["parameters"], "properties": {"numbers": numbers}, "required": ["numbers"]}}
     asked = {"tools": tools({**function, "strict": True}), "tool_choice": "required", "parallel_tool_calls": False}
     stream = caller.client.chat.completions.stream(
