@@ -8,7 +8,18 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import NewPage
-from tests.page.driver import again, answers, ask, ask_and_wait, conversations, edit, questions, text_of, version
+from tests.page.driver import (
+    again,
+    answers,
+    ask,
+    ask_and_wait,
+    conversations,
+    edit,
+    questions,
+    text_of,
+    version,
+    wait_until_finished,
+)
 from tests.page.stand_in import Answer, StandIn
 
 
@@ -46,6 +57,19 @@ def test_a_reload_keeps_everything(page: Page, stand_in: StandIn) -> None:
     expect(conversations(page)).to_have_text(["A question"])
     ask_and_wait(page, "Go on")
     assert stand_in.bodies[-1]["messages"][1]["content"] == "One"
+
+
+def test_a_reload_right_after_a_change_keeps_it(page: Page, stand_in: StandIn) -> None:
+    stand_in.answers = [Answer(["One"]), Answer(["Two"])]
+    ask_and_wait(page, "A question")
+    again(answers(page).last)
+    expect(version(answers(page).last)).to_have_text("2/2")
+    wait_until_finished(page)
+    for name, expected in [("Previous version", "1/2"), ("Next version", "2/2")] * 10:
+        button = answers(page).last.get_by_role("button", name=name)
+        with page.expect_navigation():
+            button.evaluate("(button) => { button.click(); location.reload(); }")
+        expect(version(answers(page).last)).to_have_text(expected)
 
 
 def test_a_reload_keeps_the_received_part_of_a_response(page: Page, stand_in: StandIn) -> None:

@@ -17,20 +17,32 @@ function promised(request) {
   });
 }
 
+function committed(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
 async function openDatabase() {
   const request = indexedDB.open(DATABASE, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(CONVERSATIONS, { keyPath: "id" });
   const database = await promised(request);
-  const transaction = (mode) => database.transaction(CONVERSATIONS, mode).objectStore(CONVERSATIONS);
+  const read = (request) => promised(request(database.transaction(CONVERSATIONS).objectStore(CONVERSATIONS)));
+  const write = async (request) => {
+    const transaction = database.transaction(CONVERSATIONS, "readwrite");
+    const done = committed(transaction);
+    request(transaction.objectStore(CONVERSATIONS));
+    // A browser aborts what is not committed when the page is left. By itself it commits only after this tab has seen the result.
+    transaction.commit();
+    await done;
+  };
   return {
-    all: () => promised(transaction("readonly").getAll()),
-    get: (id) => promised(transaction("readonly").get(id)),
-    put: (conversation) => promised(transaction("readwrite").put(conversation)),
-    putAll: (conversations) => {
-      const store = transaction("readwrite");
-      return Promise.all(conversations.map((conversation) => promised(store.put(conversation))));
-    },
-    remove: (id) => promised(transaction("readwrite").delete(id)),
+    all: () => read((store) => store.getAll()),
+    get: (id) => read((store) => store.get(id)),
+    put: (conversation) => write((store) => store.put(conversation)),
+    putAll: (conversations) => write((store) => conversations.forEach((conversation) => store.put(conversation))),
+    remove: (id) => write((store) => store.delete(id)),
   };
 }
 
