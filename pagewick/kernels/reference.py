@@ -35,6 +35,7 @@ from pagewick.kernels.reference_quantized import gather_quantized_rows, quantize
 from pagewick.kernels.reference_quantizers import quantize_weight
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
 from pagewick.kernels.reference_sampling import (
+    argmax_allowed,
     argmax_rows,
     edit_tokens,
     log_softmax_stats,
@@ -45,7 +46,7 @@ from pagewick.kernels.reference_sampling import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_rows", "combine",
+    "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_allowed", "argmax_rows", "combine",
     "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gather_blocks", "gather_columns",
     "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm", "linear",
     "log_softmax_stats", "mask_min_p", "mask_rows", "paged_attention", "philox_uniform", "quantize_weight",

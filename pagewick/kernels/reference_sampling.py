@@ -92,6 +92,11 @@ def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     return logits.masked_fill(~is_allowed, float("-inf"))
 
 
+def argmax_allowed(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return argmax_rows(mask_rows(logits, masks)), and the greatest of all logits of each row [N], or NaN."""
+    return *argmax_rows(mask_rows(logits, masks)), logits.amax(-1)
+
+
 def mask_min_p(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
     """Return logits [N, V] with -inf for tokens of less than min_p times the probability of the most likely one.
 
@@ -120,14 +125,16 @@ def edit_tokens(logits: Tensor, edits: TokenEdits) -> None:
         logits[where] = changed if step == EditStep.REPETITION else before + amounts
 
 
-def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
-    """Draw one token id per row of logits [N, V] float32; returns [N] int64.
+def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None) -> Tensor:
+    """Draw one token id per row of logits [N, V] float32; returns [N] int64. masks: as in mask_rows, which comes first.
 
     Temperature 0 gives the argmax (the lowest id on ties). Otherwise tokens are sorted by falling
     logit (equal ones by id); top_k of them are kept, then the shortest prefix whose renormalised
     probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among these.
     Each row is a function of that row alone.
     """
+    if masks is not None:
+        logits = mask_rows(logits, masks)
     token_ids, _ = argmax_rows(logits)
     rows = (draw.temperature > 0).nonzero().squeeze(1)
     if not rows.numel():

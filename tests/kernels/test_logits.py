@@ -1,7 +1,8 @@
-"""argmax_rows, log_softmax_stats and mask_rows against PyTorch, at odd vocabularies and with numbers that are none."""
+"""Operations on rows of logits against PyTorch, at odd vocabularies and with numbers that are none."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pagewick import kernels as dispatched
 from pagewick.kernels import reference
+from pagewick.kernels.options import DrawOptions
 from tests.kernels.conftest import NativeKernels
 
 Kernels = ModuleType | NativeKernels
@@ -88,10 +90,39 @@ def test_masks_exclude_tokens(kernels: Kernels, vocab_size: int) -> None:
     is_allowed = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.5
     is_allowed[0], is_allowed[1] = True, False
     before = logits.clone()
-    masked = kernels.mask_rows(logits, torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little")))
+    masked = kernels.mask_rows(logits, packed(is_allowed))
     expected = torch.where(is_allowed, logits, -INF)
     torch.testing.assert_close(masked, expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
+
+
+def packed(is_allowed: Tensor) -> Tensor:
+    return torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little"))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.001])
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_the_greatest_that_a_mask_allows(kernels: Kernels, vocab_size: int, share: float) -> None:
+    logits = torch.cat((random_logits(6, vocab_size), random_logits(3, vocab_size).round()))
+    is_allowed = torch.rand(logits.shape, generator=torch.Generator().manual_seed(2)) < share
+    is_allowed[0], is_allowed[1] = True, False
+    logits[2, vocab_size // 2], logits[3, ::3], logits[4, -1], logits[5] = NAN, NAN, INF, -INF
+    token_ids, values, highest = kernels.argmax_allowed(logits, packed(is_allowed))
+    expected = torch.where(is_allowed, logits, -INF)
+    assert torch.equal(token_ids, expected.argmax(-1))
+    torch.testing.assert_close(values, expected.amax(-1), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(highest, logits.amax(-1), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_the_one_allowed_token_is_found_at_every_place(kernels: Kernels, vocab_size: int) -> None:
+    places = torch.arange(0, vocab_size, max(1, vocab_size // 61))
+    is_allowed = torch.zeros(len(places), vocab_size, dtype=torch.bool)
+    is_allowed[torch.arange(len(places)), places] = True
+    logits = random_logits(1, vocab_size).repeat(len(places), 1)
+    token_ids, values, highest = kernels.argmax_allowed(logits, packed(is_allowed))
+    assert torch.equal(token_ids, places)
+    assert torch.equal(values, logits[0, places]) and torch.equal(highest, logits.amax(-1))
 
 
 def test_masks_of_a_wider_matrix_and_of_another_size(native: NativeKernels) -> None:
@@ -99,9 +130,14 @@ def test_masks_of_a_wider_matrix_and_of_another_size(native: NativeKernels) -> N
     expected = logits.clone()
     expected[:, 1::2] = -INF
     assert torch.equal(native.mask_rows(logits, masks), expected)
+    assert torch.equal(native.argmax_allowed(logits, masks)[0], expected.argmax(-1))
+    draw = DrawOptions(torch.ones(4), torch.zeros(4).long(), torch.ones(4).double(), torch.full((4,), 0.5).double())
+    assert torch.equal(native.sample_tokens(logits, draw, masks), native.sample_tokens(expected, draw))
     for wrong in (masks[:3], masks[:, :1124], torch.cat((masks, masks), dim=1)):
-        with pytest.raises(ValueError, match=r"masks must be \[4, 1125\]"):
-            native.mask_rows(logits, wrong)
+        for operation in (native.mask_rows, native.argmax_allowed, partial(native.sample_tokens, logits, draw)):
+            arguments = (wrong,) if isinstance(operation, partial) else (logits, wrong)
+            with pytest.raises(ValueError, match=r"masks must be \[4, 1125\]"):
+                operation(*arguments)
 
 
 def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
@@ -129,6 +165,8 @@ def test_same_bits_alone_batched_and_threaded(native: NativeKernels) -> None:
 
 def test_no_rows(kernels: Kernels) -> None:
     assert [found.shape for found in kernels.argmax_rows(torch.empty(0, 17))] == [(0,)] * 2
+    no_masks = torch.empty(0, 3, dtype=torch.uint8)
+    assert [found.shape for found in kernels.argmax_allowed(torch.empty(0, 17), no_masks)] == [(0,)] * 3
     assert [each.shape for each in kernels.log_softmax_stats(torch.empty(0, 17))] == [(0,), (0,)]
 
 

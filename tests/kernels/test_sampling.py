@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,6 +185,24 @@ def test_sample_tokens_draws_with_the_right_probabilities(
         uniforms(NUM_DRAWS),
     )
     assert_matches_counts(drawn, probs.where(probs > 1e-12, 0))
+
+
+@pytest.mark.parametrize("vocab_size", [23, 9001])
+def test_masks_come_before_everything_else(vocab_size: int) -> None:
+    torch.manual_seed(3)
+    parameters = torch.tensor(PARAMETERS, dtype=torch.float64).repeat(20, 1)
+    logits = (3 * torch.randn(len(parameters), vocab_size)).round(decimals=1)
+    is_allowed = torch.rand(logits.shape) < 0.3
+    is_allowed[:, 5] = True
+    masks = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little"))
+    temperature, top_k, top_p = parameters.unbind(1)
+    draw = DrawOptions(temperature.float(), top_k.long(), top_p, torch.rand(len(parameters), dtype=torch.float64))
+    masked = logits.masked_fill(~is_allowed, float("-inf"))
+    expected = reference.sample_tokens(masked, draw)
+    assert torch.equal(reference.sample_tokens(logits, draw, masks), expected)
+    drawn = kernels.sample_tokens(logits, draw, masks)
+    assert torch.equal(drawn, kernels.sample_tokens(masked, draw))
+    assert is_allowed.gather(1, drawn.unsqueeze(1)).all()
 
 
 @pytest.mark.parametrize("head", [2, 5, 300, 1024])

@@ -46,8 +46,13 @@ def edit_logits(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
 
 def has_edits(row: SampleRow) -> bool:
     """Whether edit_logits changes anything for the row."""
+    return row.allowed_mask is not None or has_edits_beside_mask(row)
+
+
+def has_edits_beside_mask(row: SampleRow) -> bool:
+    """Whether edit_logits does more for the row than to apply its mask."""
     traits = traits_of(row.sampling)
-    return traits.is_edited or row.position < traits.min_position or row.allowed_mask is not None
+    return traits.is_edited or row.position < traits.min_position
 
 
 def _is_too_early_to_stop(row: SampleRow) -> bool:
@@ -56,17 +61,23 @@ def _is_too_early_to_stop(row: SampleRow) -> bool:
 
 def _masked(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor:
     """Return a copy of logits [N, V], with -inf for the tokens that the mask of their row excludes."""
+    masks = pack_masks(logits, rows)
+    return logits.clone() if masks is None else kernels.mask_rows(logits, masks)
+
+
+def pack_masks(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor | None:
+    """Return the masks of all rows of logits [N, V] as kernels.mask_rows takes them; None if no row has one."""
     masks = {
         index: _open_mask(logits[index], row.allowed_mask, row)
         for index, row in rows.items()
         if row.allowed_mask is not None
     }
     if not masks:
-        return logits.clone()
+        return None
     open_mask = b"\xff" * -(-logits.shape[1] // 8)
     joined = bytearray().join(masks.get(index, open_mask) for index in range(len(logits)))
     (packed,) = upload([np.frombuffer(joined, np.uint8).reshape(len(logits), -1)], logits.device)
-    return kernels.mask_rows(logits, packed)
+    return packed
 
 
 def _open_mask(logits: Tensor, allowed_mask: bytes, row: SampleRow) -> bytes:

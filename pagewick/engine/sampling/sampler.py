@@ -9,7 +9,7 @@ left; mirostat replaces all of these. The token is drawn by inverse CDF.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from pagewick import kernels
 from pagewick.engine.device_copies import Array, upload
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.columns import Draws
-from pagewick.engine.sampling.logit_edits import edit_logits
+from pagewick.engine.sampling.logit_edits import edit_logits, has_edits_beside_mask, pack_masks
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.kernels import truncation
 from pagewick.kernels.options import DrawOptions
@@ -48,6 +48,8 @@ def sample(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> Sampl
 
     rows: by index, those with parameters that `draws` does not hold; they may include others.
     """
+    if _has_only_masks(rows, draws) and (masks := pack_masks(logits, rows)) is not None:
+        return _sample_allowed(logits, masks, draws)
     edited = edit_logits(logits, rows)
     if not draws.is_drawn.any():
         return _most_likely(logits, edited)
@@ -62,6 +64,36 @@ def sample(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> Sampl
     return Sampled(token_ids, is_valid, ~is_number, mirostat_mu)
 
 
+def _has_only_masks(rows: Mapping[int, SampleRow], draws: Draws) -> bool:
+    """Whether masks are all that these rows have beside what `draws` holds."""
+    return not any(
+        has_edits_beside_mask(row) or (draws.is_drawn[index] and traits_of(row.sampling).is_truncated)
+        for index, row in rows.items()
+    )
+
+
+def _sample_allowed(logits: Tensor, masks: Tensor, draws: Draws) -> Sampled:
+    """Choose tokens that masks [N, bytes] allow, as mask_rows takes them, without a copy of the logits."""
+    token_ids, allowed, highest = kernels.argmax_allowed(logits, masks)
+    is_number = highest.isfinite()
+    is_valid = is_number & allowed.isfinite()
+    if draws.is_drawn.any():
+        if not (logits.is_cpu and bool(is_valid.all())):
+            # As in `sample`.
+            where = is_valid.unsqueeze(1)
+            logits, masks = logits.where(where, 0.0), masks.where(where, 255)
+        token_ids = kernels.sample_tokens(logits, _draw_options(logits, draws), masks)
+    return Sampled(token_ids, is_valid, ~is_number, [None] * len(token_ids))
+
+
+def _draw_options(logits: Tensor, draws: Draws) -> DrawOptions:
+    """Return the fields of `draws` on the device of the logits."""
+    if draws.on_device is not None:
+        return draws.on_device
+    noise = draws.noise.astype(_numpy_sum_dtype(logits), copy=False)
+    return DrawOptions(*upload([draws.temperature, draws.top_k, draws.top_p, noise], logits.device))
+
+
 def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
     """Choose the most likely token of each row, the lowest id of equal ones."""
     token_ids, highest = kernels.argmax_rows(edited)
@@ -73,15 +105,12 @@ def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
 
 def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[Tensor, list[float | None]]:
     """Return token ids [N] and the next mu of every row, for finite logits [N, V]."""
-    untruncated, top_k, top_p = logits, draws.top_k, draws.top_p
+    untruncated = logits
     if truncated := [index for index in rows if draws.is_drawn[index] and traits_of(rows[index].sampling).is_truncated]:
-        logits, top_k, top_p = logits.clone(), top_k.copy(), top_p.copy()
+        logits, top_k, top_p = logits.clone(), draws.top_k.copy(), draws.top_p.copy()
         _truncate(logits, rows, truncated, top_k, top_p)
-    draw = draws.on_device
-    if draw is None or truncated:
-        noise = draws.noise.astype(_numpy_sum_dtype(logits), copy=False)
-        draw = DrawOptions(*upload([draws.temperature, top_k, top_p, noise], logits.device))
-    token_ids = kernels.sample_tokens(logits, draw)
+        draws = replace(draws, top_k=top_k, top_p=top_p, on_device=None)
+    token_ids = kernels.sample_tokens(logits, _draw_options(logits, draws))
     next_mu: list[float | None] = [None] * len(logits)
     if by_mirostat := [index for index in truncated if rows[index].sampling.params.mirostat]:
         divisors = _columns(logits, [rows[index] for index in by_mirostat], "temperature")

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import Operation, empty, is_plain
-from pagewick.kernels.cpu.structs import ArgmaxArgs, LogSoftmaxArgs, MaskArgs, SampleArgs
+from pagewick.kernels.cpu.structs import AllowedArgs, ArgmaxArgs, LogSoftmaxArgs, MaskArgs, SampleArgs
 from pagewick.kernels.options import DrawOptions
 
+_ARGMAX_ALLOWED = Operation("argmax_allowed", AllowedArgs)
 _ARGMAX_ROWS = Operation("argmax_rows", ArgmaxArgs)
 _LOG_SOFTMAX_STATS = Operation("log_softmax_stats", LogSoftmaxArgs)
 _MASK_ROWS = Operation("mask_rows", MaskArgs)
@@ -29,6 +30,22 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids, values
 
 
+def argmax_allowed(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """reference.argmax_allowed for logits [N, V] float32. Raises ValueError for masks of another shape."""
+    if not (_is_served(logits) and _is_mask(masks)):
+        return reference.argmax_allowed(logits, masks)
+    _check_shape(masks, logits)
+    masks, token_ids = masks.contiguous(), empty(logits.shape[:1], torch.int64)
+    values, highest = empty(logits.shape[:1], torch.float32), empty(logits.shape[:1], torch.float32)
+    args = AllowedArgs(
+        logits=logits.data_ptr(), masks=masks.data_ptr(), token_ids=token_ids.data_ptr(), values=values.data_ptr(),
+        highest=highest.data_ptr(), num_rows=logits.shape[0], vocab_size=logits.shape[1], stride=logits.stride(0),
+        mask_bytes=masks.shape[1],
+    )  # fmt: skip
+    _ARGMAX_ALLOWED.run(args)
+    return token_ids, values, highest
+
+
 def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     """reference.log_softmax_stats for logits [N, V] float32. The order of summation depends on V alone."""
     if not _is_served(logits):
@@ -44,43 +61,55 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     """reference.mask_rows for logits [N, V] float32. Raises ValueError for masks of another shape."""
-    num_bytes = -(-logits.shape[-1] // 8)
-    if not (_is_served(logits) and masks.dtype == torch.uint8 and is_plain(masks)):
+    if not (_is_served(logits) and _is_mask(masks)):
         return reference.mask_rows(logits, masks)
-    if masks.shape != (len(logits), num_bytes):
-        raise ValueError(f"masks must be [{len(logits)}, {num_bytes}], not {list(masks.shape)}")
+    _check_shape(masks, logits)
     masks, masked = masks.contiguous(), empty(logits.shape, torch.float32)
     args = MaskArgs(
         logits=logits.data_ptr(), masks=masks.data_ptr(), masked=masked.data_ptr(), num_rows=logits.shape[0],
-        vocab_size=logits.shape[1], stride=logits.stride(0), mask_bytes=num_bytes,
+        vocab_size=logits.shape[1], stride=logits.stride(0), mask_bytes=masks.shape[1],
     )  # fmt: skip
     _MASK_ROWS.run(args)
     return masked
 
 
-def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
-    """reference.sample_tokens for logits [N, V] float32, with columns on the CPU.
+def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None) -> Tensor:
+    """reference.sample_tokens for logits [N, V] float32, with columns and masks on the CPU.
 
-    The order of summation depends on the row alone. Raises ValueError for columns that do not fit.
+    The order of summation depends on the row alone. Raises ValueError for columns or masks that do not fit.
     """
-    if not _is_served(logits):
-        return reference.sample_tokens(logits, draw)
+    if not (_is_served(logits) and (masks is None or _is_mask(masks))):
+        return reference.sample_tokens(logits, draw, masks)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]
     if any(values.shape != logits.shape[:1] for values in columns):
         raise ValueError(f"parameters must be [{len(logits)}], not {[list(values.shape) for values in columns]}")
+    if masks is not None:
+        _check_shape(masks, logits)
+        masks = masks.contiguous()
     token_ids = empty(logits.shape[:1], torch.int64)
     temperature, top_k, top_p, uniform = (values.data_ptr() for values in columns)
     args = SampleArgs(
         logits=logits.data_ptr(), temperature=temperature, top_k=top_k, top_p=top_p, uniform=uniform,
-        token_ids=token_ids.data_ptr(), num_rows=logits.shape[0], vocab_size=logits.shape[1], stride=logits.stride(0),
+        masks=0 if masks is None else masks.data_ptr(), token_ids=token_ids.data_ptr(), num_rows=logits.shape[0],
+        vocab_size=logits.shape[1], stride=logits.stride(0), mask_bytes=0 if masks is None else masks.shape[1],
     )  # fmt: skip
     _SAMPLE_TOKENS.run(args)
     return token_ids
 
 
-OPERATIONS = dict.fromkeys((argmax_rows, log_softmax_stats, mask_rows, sample_tokens), (torch.float32,))
+OPERATIONS = dict.fromkeys((argmax_allowed, argmax_rows, log_softmax_stats, mask_rows, sample_tokens), (torch.float32,))
 
 
 def _is_served(logits: Tensor) -> bool:
     is_matrix = logits.dim() == 2 and logits.shape[1] > 0 and logits.stride(1) == 1
     return is_matrix and logits.dtype == torch.float32 and is_plain(logits)
+
+
+def _is_mask(masks: Tensor) -> bool:
+    return masks.dtype == torch.uint8 and is_plain(masks)
+
+
+def _check_shape(masks: Tensor, logits: Tensor) -> None:
+    wanted = [len(logits), -(-logits.shape[1] // 8)]
+    if list(masks.shape) != wanted:
+        raise ValueError(f"masks must be {wanted}, not {list(masks.shape)}")

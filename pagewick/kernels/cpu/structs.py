@@ -89,13 +89,18 @@ class LogSoftmaxArgs(Structure):
 
 @laid_out
 class SampleArgs(Structure):
-    logits: Address; temperature: Address; top_k: Address; top_p: Address; uniform: Address; token_ids: Address
-    num_rows: Int64; vocab_size: Int64; stride: Int64
+    logits: Address; temperature: Address; top_k: Address; top_p: Address; uniform: Address; masks: Address
+    token_ids: Address; num_rows: Int64; vocab_size: Int64; stride: Int64; mask_bytes: Int64
 
 @laid_out
 class MaskArgs(Structure):
     logits: Address; masks: Address; masked: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
     mask_bytes: Int64
+
+@laid_out
+class AllowedArgs(Structure):
+    logits: Address; masks: Address; token_ids: Address; values: Address; highest: Address; num_rows: Int64
+    vocab_size: Int64; stride: Int64; mask_bytes: Int64
 
 @laid_out
 class LinearArgs(Structure):
@@ -199,10 +204,10 @@ OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
     "gather_rows": GatherArgs, "activation": ActivationArgs, "rope_and_store": RopeStoreArgs,
     "rotary_angles": RotaryAnglesArgs, "argmax_rows": ArgmaxArgs, "log_softmax_stats": LogSoftmaxArgs,
-    "mask_rows": MaskArgs, "sample_tokens": SampleArgs, "paged_attention": AttentionArgs, "store_kv": StoreKvArgs,
-    "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
-    "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
-    "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
+    "mask_rows": MaskArgs, "argmax_allowed": AllowedArgs, "sample_tokens": SampleArgs, "paged_attention": AttentionArgs,
+    "store_kv": StoreKvArgs, "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs,
+    "fused_moe": FusedMoeArgs, "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs,
+    "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
     "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs
 }

@@ -218,6 +218,11 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids, values
 
 
+def argmax_allowed(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """reference.argmax_allowed for logits [N, V] float32."""
+    return *argmax_rows(mask_rows(logits, masks)), argmax_rows(logits)[1]
+
+
 def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     """reference.log_softmax_stats for logits [N, V] float32."""
     if not is_served(logits):

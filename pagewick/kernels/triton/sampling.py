@@ -21,7 +21,7 @@ from torch import Tensor
 from pagewick.kernels import reference
 from pagewick.kernels.options import DrawOptions
 from pagewick.kernels.triton.fallback import by_definition
-from pagewick.kernels.triton.logits import BLOCK, PART, argmax_rows, is_served, num_parts_of
+from pagewick.kernels.triton.logits import BLOCK, PART, argmax_rows, is_served, mask_rows, num_parts_of
 from pagewick.kernels.triton.order import id_of, ordered, value_of
 from pagewick.kernels.triton.variant import TARGETS, Variant, Workload, target_of
 
@@ -298,8 +298,10 @@ WORKLOADS = tuple(
 )  # fmt: skip
 
 
-def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
+def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None) -> Tensor:
     """reference.sample_tokens for logits [N, V] float32. Nothing waits for the device."""
+    if masks is not None:
+        logits = mask_rows(logits, masks)
     if not is_served(logits) or logits.shape[1] > MAX_VOCAB:
         return by_definition(reference.sample_tokens, logits, draw)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]

@@ -14,6 +14,15 @@ from pagewick.text.tokenizer import Tokenizer
 _TAG = re.compile(r"[<\[\u25c1]\S+[>\]\u25b7]")
 # A grammar that is too complex fails while it is compiled, or at a token. These are llguidance's own limits.
 LIMITS = LLParserLimits(verbose_errors=False)
+# Groups of tokens that a mask takes as a whole where a grammar allows any text of their form: blanks, and text inside a
+# JSON string. A string near its maxLength allows only short tokens; llguidance's own groups have 10 or 30 characters.
+_STRING_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+_LENGTHS = (3, 6, 9, 12, 16, 24, 40)
+SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHARACTER}{{1,{length}}}" for length in _LENGTHS),
+    f"{_STRING_CHARACTER}+",
+]
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
@@ -53,7 +62,7 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
         # llguidance marks special tokens with the byte 0xFF. No text in UTF-8 has it, so no grammar needs such a token.
         tokens[token_id] = special.get(token_id, b"" if content.startswith(b"\xff") else content)
     encode = partial(_encode, tokenizer)
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, list(special), encode)))
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, list(special), encode)), slices=SLICES)
 
 
 def make_small_vocabulary(special: Mapping[int, bytes], vocab_size: int) -> LLTokenizer:

@@ -389,6 +389,7 @@ _Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 _F32, _I64 = torch.float32, torch.int64
 KERNELS: dict[str, Callable[..., _Shapes]] = {
     "add_rms_norm": lambda x, *args, **more: [(x.shape, x.dtype)] * 2,
+    "argmax_allowed": lambda x, masks: [(x.shape[:1], _I64), (x.shape[:1], _F32), (x.shape[:1], _F32)],
     "argmax_rows": lambda x: [(x.shape[:1], _I64), (x.shape[:1], _F32)],
     "edit_tokens": lambda *args: [],
     "gated_activation": lambda x, kind: [((*x.shape[:-1], x.shape[-1] // 2), x.dtype)],
@@ -403,7 +404,7 @@ KERNELS: dict[str, Callable[..., _Shapes]] = {
     "rope_and_store": lambda qkv, cache, slots, layout, *options: [
         ((len(qkv), layout.num_heads, layout.head_dim), qkv.dtype)
     ],
-    "sample_tokens": lambda x, draw: [(x.shape[:1], _I64)],
+    "sample_tokens": lambda x, *options: [(x.shape[:1], _I64)],
     "store_kv": lambda *args: [],
 }
 

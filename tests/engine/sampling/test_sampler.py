@@ -72,11 +72,39 @@ def test_a_row_that_is_not_numbers_is_invalid_alone(poison: list[float], options
     assert 0 <= sampled.token_ids[1] < VOCAB_SIZE
 
 
-def test_a_nan_is_seen_behind_a_mask() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{"allowed_token_ids": (1, 2)}, {"allowed": [1, 2], "vocab_size": VOCAB_SIZE}])
+def test_a_nan_is_seen_behind_a_mask(options: dict[str, Any], temperature: float) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 7] = math.nan
-    sampled = sample(logits, [row(allowed_token_ids=(1, 2))])
+    sampled = sample(logits, [row(temperature, **options)])
     assert (sampled.is_valid.tolist(), sampled.is_poisoned.tolist()) == ([False], [True])
+
+
+@pytest.mark.parametrize("vocab_size", [7, 193, 5000])
+@pytest.mark.parametrize("share", [0.01, 0.9])
+def test_a_mask_alone_acts_as_beside_another_edit(vocab_size: int, share: float) -> None:
+    """Rows that have a mask and no other edit go another way, without a copy of the logits."""
+    random = Random(vocab_size)
+    logits = random_logits(40, vocab_size)
+    options: list[dict[str, Any]] = [
+        {"allowed": {0, *random.sample(range(vocab_size), int(share * vocab_size))}, "vocab_size": vocab_size}
+        if random.random() < 0.8
+        else {}
+        for _ in logits
+    ]
+    for params in ({}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 20, "top_p": 0.9}):
+        temperatures = [random.choice([0.0, 0.3, 1.0, 2.0]) for _ in logits]
+        both = [
+            [
+                row(t, seed=seed, **one, **params, **more)
+                for seed, (t, one) in enumerate(zip(temperatures, options, strict=True))
+            ]
+            for more in ({}, {"logit_bias": {0: 0.0}})
+        ]
+        alone, beside = (sample(logits, rows) for rows in both)
+        assert torch.equal(alone.token_ids, beside.token_ids)
+        assert alone.is_valid.all() and not alone.is_poisoned.any()
 
 
 def test_a_row_may_hold_minus_infinity() -> None:

@@ -73,7 +73,8 @@ struct Draw {
   double top_p, uniform;
 };
 
-Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, int64_t size, int64_t stride, Draw wish) {
+Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, int64_t size, int64_t stride, Draw wish,
+                    const uint8_t* masks = nullptr) {
   Array<float> temperature(num_rows);
   Array<int64_t> top_k(num_rows), ids(num_rows);
   Array<double> top_p(num_rows), uniform(num_rows);
@@ -81,7 +82,8 @@ Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, i
     temperature[i] = wish.temperature, top_k[i] = wish.top_k, top_p[i] = wish.top_p, uniform[i] = wish.uniform;
   }
   run("sample_tokens", pagewick::SampleArgs{logits.floats() + first_row * stride, temperature.data(), top_k.data(),
-                                            top_p.data(), uniform.data(), ids.data(), num_rows, size, stride});
+                                            top_p.data(), uniform.data(), masks, ids.data(), num_rows, size, stride,
+                                            pagewick::ceil_div(size, 8)});
   return ids;
 }
 
@@ -130,6 +132,39 @@ void test_draws(const Tensor& logits, int64_t size, int64_t stride) {
   draw(logits, 0, 0, size, stride, {1.0f, 0, 1.0, 0.5});
 }
 
+// Every third token is excluded; a copy of the logits has -inf there.
+void test_masks(const Tensor& logits, int64_t size, int64_t stride) {
+  const int64_t mask_bytes = pagewick::ceil_div(size, 8);
+  Array<uint8_t> masks(kRows * mask_bytes);
+  Tensor expected(DType::kFloat32, (kRows - 1) * stride + size);
+  for (int64_t i = 0; i < kRows * mask_bytes; ++i) masks[i] = 0;
+  for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t i = 0; i < size; ++i) {
+      if (i % 3 != 0) masks[row * mask_bytes + i / 8] |= static_cast<uint8_t>(1 << i % 8);
+      expected.set(row * stride + i, i % 3 != 0 ? logits[row * stride + i] : -HUGE_VAL);
+    }
+  for (const int32_t threads : {1, 3}) {
+    pw_set_num_threads(threads);
+    Array<int64_t> ids(kRows);
+    Tensor values(DType::kFloat32, kRows), highest(DType::kFloat32, kRows);
+    run("argmax_allowed", pagewick::AllowedArgs{logits.floats(), masks.data(), ids.data(),
+                                                static_cast<float*>(values.data()),
+                                                static_cast<float*>(highest.data()), kRows, size, stride, mask_bytes});
+    for (int64_t row = 0; row < kRows; ++row) {
+      const int64_t begin = row * stride, found = first_greatest(expected, begin, size);
+      require(ids[row] == found, "the first of the greatest that are allowed");
+      require_near(values, row, expected[begin + found], 0.0, "the greatest that is allowed");
+      require_near(highest, row, logits[begin + first_greatest(logits, begin, size)], 0.0, "the greatest of all");
+    }
+    for (const int64_t row : {0, 1, 7, 8}) {
+      if (size < 2) continue;
+      const Draw wish = {1.0f, 0, 0.9, 0.6};
+      const int64_t drawn = draw(logits, row, 1, size, stride, wish, masks.data() + row * mask_bytes)[0];
+      require(drawn == draw(expected, row, 1, size, stride, wish)[0], "a mask acts as -inf does");
+    }
+  }
+}
+
 void test_size(int64_t size) {
   begin_case("argmax_rows, log_softmax_stats, sample_tokens of %d", static_cast<int>(size));
   const int64_t stride = size + 3;
@@ -147,6 +182,7 @@ void test_size(int64_t size) {
     for (int i = 0; i < 2; ++i) require(alone[i].bits(0) == outputs[i].bits(row), "a row alone has other bits");
   }
   test_draws(logits, size, stride);
+  test_masks(logits, size, stride);
   argmax(logits, 0, 0, size, stride);
   softmax_stats(logits, 0, 0, size, stride);
 }

@@ -44,6 +44,8 @@ def test_masks() -> None:
     assert torch.equal(logits.mask_rows(x, masks), reference.mask_rows(x, masks))
     wide = numbers(3, 1100)[:, :1030]
     assert torch.equal(logits.mask_rows(wide, masks), reference.mask_rows(wide, masks))
+    for found, expected in zip(logits.argmax_allowed(x, masks), reference.argmax_allowed(x, masks), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_min_p() -> None:

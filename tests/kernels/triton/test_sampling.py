@@ -55,6 +55,8 @@ def test_a_row_of_several_parts() -> None:
     logits[0, -1] = 3.5
     draw = draw_options([(0.5, 50, 0.9)], uniform)
     assert torch.equal(sampling.sample_tokens(logits, draw), reference.sample_tokens(logits, draw))
+    masks = torch.full((1, -(-logits.shape[1] // 8)), 0x55, dtype=torch.uint8)
+    assert torch.equal(sampling.sample_tokens(logits, draw, masks), reference.sample_tokens(logits, draw, masks))
     first = draw._replace(uniform=torch.zeros_like(uniform))
     assert sampling.sample_tokens(logits, first).item() == int(logits.argmax())
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from pagewick import LLM, SamplingParams
 from pagewick.cli.random_model import SHAPES, write_random_model
@@ -294,6 +296,24 @@ def test_the_form_begins_where_the_thoughts_end(stage: Stage, text: str, fits: b
             return
         of.accept(token)
     assert of.is_complete is fits
+
+
+def test_groups_of_tokens_change_no_mask() -> None:
+    lengths = {f"at most {n}": {"type": "string", "maxLength": n} for n in (1, 2, 5, 11, 40, 41)}
+    schema = {"type": "object", "properties": {**lengths, "any": {"type": "string"}, "word": {"pattern": "^[a-z]{4}$"}}}
+    schema["required"] = [*schema["properties"]]
+    lark = form(json=schema)
+    grouped = make_vocabulary(TOKENIZER, SIZE)
+    matchers = [LLMatcher(vocabulary, lark) for vocabulary in (grouped, grouped.with_slices([]))]
+    chosen = random.Random(5)
+    for _ in range(400):
+        masks = [matcher.compute_bitmask() for matcher in matchers]
+        assert masks[0] == masks[1]
+        bits = np.unpackbits(np.frombuffer(masks[0], np.uint8), bitorder="little")
+        token = int(chosen.choice(np.flatnonzero(bits)))
+        if token >= SIZE:  # the end
+            break
+        assert all(matcher.consume_token(token) for matcher in matchers)
 
 
 def test_drafts_are_cut_where_the_grammar_ends_them() -> None:

@@ -34,10 +34,12 @@ struct SampleArgs {
   const int64_t* top_k;      // [num_rows]
   const double* top_p;       // [num_rows]
   const double* uniform;     // [num_rows], in [0, 1)
+  const uint8_t* masks;      // [num_rows, mask_bytes], as in MaskArgs; null: all tokens are allowed
   int64_t* token_ids;        // [num_rows]
   int64_t num_rows;
   int64_t vocab_size;  // at least 1
   int64_t stride;
+  int64_t mask_bytes;
 };
 
 // masked = logits, and -inf where the bit of a token is not set.
@@ -51,9 +53,28 @@ struct MaskArgs {
   int64_t mask_bytes;
 };
 
+// token_ids, values: as ArgmaxArgs has them, with -inf in place of the logits whose bit is not set; highest = the
+// greatest of all logits of a row.
+struct AllowedArgs {
+  const float* logits;   // [num_rows, vocab_size], rows `stride` elements apart
+  const uint8_t* masks;  // [num_rows, mask_bytes], as in MaskArgs
+  int64_t* token_ids;    // [num_rows]
+  float* values;         // [num_rows]
+  float* highest;        // [num_rows]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+  int64_t mask_bytes;
+};
+
 struct Greatest {
   float value;
   int64_t index;
+};
+
+struct Allowed {
+  Greatest greatest;  // of the elements whose bit is set
+  float highest;      // of all elements; NaN if one is
 };
 
 struct ExpSum {
@@ -71,6 +92,7 @@ struct LogitsKernels {
   void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
   // out = x, and -inf where the element's bit is not set.
   void (*mask)(const float* x, const uint8_t* bits, int64_t size, float* out);
+  Allowed (*find_allowed)(const float* x, const uint8_t* bits, int64_t size);
 };
 
 Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args);
@@ -78,6 +100,8 @@ Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args);
 Status log_softmax_stats(const Kernels& kernels, const LogSoftmaxArgs& args);
 
 Status mask_rows(const Kernels& kernels, const MaskArgs& args);
+
+Status argmax_allowed(const Kernels& kernels, const AllowedArgs& args);
 
 // sampling.cpp
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args);

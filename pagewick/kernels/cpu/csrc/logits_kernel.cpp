@@ -12,30 +12,61 @@ constexpr float kInfinity = __builtin_inff();
 // A NaN is greater than everything except a NaN.
 bool is_greater(float a, float b) { return a > b || (a != a && b == b); }
 
-Greatest find_greatest(const float* x, int64_t size) {
-  Greatest best = {x[0], 0};
-  int64_t i = 0;
-  if (size >= kLanes) {
-    Vec values = load(x);
-    IntVec position, indices;
-    for (int lane = 0; lane < kLanes; ++lane) position[lane] = lane;
-    indices = position;
-    for (i = kLanes; i + kLanes <= size; i += kLanes) {
-      position += kLanes;
-      const Vec candidates = load(x + i);
-      const IntVec is_better = (candidates > values) | ((candidates != candidates) & (values == values));
-      values = is_better ? candidates : values;
-      indices = is_better ? position : indices;
-    }
-    best = {values[0], indices[0]};
+IntVec lane_numbers() {
+  IntVec found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = lane;
+  return found;
+}
+
+// The greatest element of each lane so far, and its position.
+struct LaneGreatest {
+  Vec values = set1(-kInfinity);
+  IntVec indices = {};
+
+  // Elements at `position` take the place of lesser ones.
+  void take(Vec candidates, IntVec position) {
+    const IntVec is_better = (candidates > values) | ((candidates != candidates) & (values == values));
+    values = is_better ? candidates : values;
+    indices = is_better ? position : indices;
+  }
+
+  Greatest first() const {
+    Greatest best = {values[0], indices[0]};
     for (int lane = 1; lane < kLanes; ++lane)
       if (is_greater(values[lane], best.value) ||
           (!is_greater(best.value, values[lane]) && indices[lane] < best.index))
         best = {values[lane], indices[lane]};
+    return best;
+  }
+};
+
+Greatest find_greatest(const float* x, int64_t size) {
+  Greatest best = {x[0], 0};
+  int64_t i = 0;
+  if (size >= kLanes) {
+    IntVec position = lane_numbers();
+    LaneGreatest lanes = {load(x), position};
+    for (i = kLanes; i + kLanes <= size; i += kLanes) {
+      position += kLanes;
+      lanes.take(load(x + i), position);
+    }
+    best = lanes.first();
   }
   for (; i < size; ++i)
     if (is_greater(x[i], best.value)) best = {x[i], i};
   return best;
+}
+
+// The number of elements whose bits of a mask are read at once.
+constexpr int kBits = 16;
+static_assert(kBits % kLanes == 0, "two bytes have the bits of whole vectors");
+
+int32_t bits_of(const uint8_t* bits, int64_t element) { return bits[element / 8] | bits[element / 8 + 1] << 8; }
+
+IntVec bit_of_lane() {
+  IntVec found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = 1 << lane;
+  return found;
 }
 
 // Calls f(vector) for a piece, whose last vector is filled up with -inf; kChains vectors at a time have a chain each.
@@ -91,24 +122,50 @@ void weigh(const float* x, int64_t size, float max, float temperature, float* we
 }
 
 void mask(const float* x, const uint8_t* bits, int64_t size, float* out) {
-  constexpr int kBits = 16;
-  static_assert(kBits % kLanes == 0, "two bytes have the bits of whole vectors");
-  IntVec bit_of_lane;
-  for (int lane = 0; lane < kLanes; ++lane) bit_of_lane[lane] = 1 << lane;
+  const IntVec lane_bits = bit_of_lane();
   const Vec excluded = set1(-kInfinity);
   int64_t i = 0;
   for (; i + kBits <= size; i += kBits) {
-    const int32_t word = bits[i / 8] | bits[i / 8 + 1] << 8;
+    const int32_t word = bits_of(bits, i);
     for (int part = 0; part < kBits; part += kLanes)
-      store(out + i + part, (bit_of_lane & word >> part) != 0 ? load(x + i + part) : excluded);
+      store(out + i + part, (lane_bits & word >> part) != 0 ? load(x + i + part) : excluded);
   }
   for (; i < size; ++i) out[i] = bits[i / 8] >> i % 8 & 1 ? x[i] : -kInfinity;
+}
+
+Allowed find_allowed(const float* x, const uint8_t* bits, int64_t size) {
+  const IntVec lane_bits = bit_of_lane();
+  const Vec excluded = set1(-kInfinity);
+  const IntVec lanes = lane_numbers();
+  IntVec is_nan = {};
+  LaneGreatest allowed;
+  Vec highest = excluded;
+  int64_t i = 0;
+  for (; i + kBits <= size; i += kBits) {
+    const int32_t word = bits_of(bits, i);
+    for (int part = 0; part < kBits; part += kLanes) {
+      const Vec values = load(x + i + part);
+      highest = max(values, highest);
+      is_nan |= values != values;
+      // Most grammars allow few tokens, in few words.
+      if (word != 0)
+        allowed.take((lane_bits & word >> part) != 0 ? values : excluded, lanes + static_cast<int32_t>(i + part));
+    }
+  }
+  Allowed found = {allowed.first(), hmax(highest)};
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (is_nan[lane]) found.highest = __builtin_nanf("");
+  for (; i < size; ++i) {
+    if (is_greater(x[i], found.highest)) found.highest = x[i];
+    if ((bits[i / 8] >> i % 8 & 1) && is_greater(x[i], found.greatest.value)) found.greatest = {x[i], i};
+  }
+  return found;
 }
 
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, sum_exp, weigh, mask};
+const LogitsKernels kLogits = {find_greatest, sum_exp, weigh, mask, find_allowed};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

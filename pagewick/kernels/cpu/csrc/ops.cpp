@@ -122,6 +122,7 @@ const Operation kOperations[] = {
     PW_OPERATION(argmax_rows, ArgmaxArgs),
     PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
     PW_OPERATION(mask_rows, MaskArgs),
+    PW_OPERATION(argmax_allowed, AllowedArgs),
     PW_OPERATION(sample_tokens, SampleArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
     PW_OPERATION(store_kv, StoreKvArgs),

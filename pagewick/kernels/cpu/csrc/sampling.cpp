@@ -100,13 +100,34 @@ int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
   return row.find([&](const Place& place) { return place.mass > passed || place.count >= kept.count; }).token_id;
 }
 
+void find_most_likely(const Kernels& kernels, const SampleArgs& args) {
+  if (args.masks == nullptr) {
+    argmax_rows(kernels, {args.logits, args.token_ids, nullptr, args.num_rows, args.vocab_size, args.stride});
+    return;
+  }
+  const size_t num_bytes = static_cast<size_t>(args.num_rows) * 2 * sizeof(float);
+  float* const values = static_cast<float*>(thread_scratch(Scratch::kPlan, num_bytes));
+  argmax_allowed(kernels, {args.logits, args.masks, args.token_ids, values, values + args.num_rows, args.num_rows,
+                           args.vocab_size, args.stride, args.mask_bytes});
+}
+
+// Returns a row of logits; with a mask, a copy in scratch memory of this thread.
+const float* allowed_logits(const LogitsKernels& kernels, const SampleArgs& args, int64_t row) {
+  const float* const logits = args.logits + row * args.stride;
+  if (args.masks == nullptr) return logits;
+  const size_t num_bytes = static_cast<size_t>(args.vocab_size) * sizeof(float);
+  float* const allowed = static_cast<float*>(thread_scratch(Scratch::kPrepared, num_bytes));
+  kernels.mask(logits, args.masks + row * args.mask_bytes, args.vocab_size, allowed);
+  return allowed;
+}
+
 }  // namespace
 
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
-  argmax_rows(kernels, {args.logits, args.token_ids, nullptr, args.num_rows, args.vocab_size, args.stride});
+  find_most_likely(kernels, args);
   parallel_for(args.num_rows, [&](int64_t i) {
     if (args.temperature[i] <= 0.0f) return;
-    const float* const row = args.logits + i * args.stride;
+    const float* const row = allowed_logits(*kernels.logits, args, i);
     const float max = row[args.token_ids[i]];
     args.token_ids[i] = draw(Row(*kernels.logits, row, args.vocab_size, max, args.temperature[i]), args.top_k[i],
                              args.top_p[i], args.uniform[i]);
