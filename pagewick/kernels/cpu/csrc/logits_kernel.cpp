@@ -9,69 +9,114 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
+constexpr int kChains = 4;
+// The number of elements whose greatest is found before the place of that is looked for.
+constexpr int64_t kBlock = 512;
+static_assert(kBlock % (kChains * kLanes) == 0, "a block has whole vectors for every chain");
+
+struct BlockGreatest {
+  float value;  // of the elements that are numbers
+  bool has_nan;
+};
+
+// at(i): the vector of elements i to i + kLanes.
+template <class At>
+BlockGreatest greatest_of_block(int64_t begin, const At& at) {
+  Vec highest[kChains];
+  IntVec is_nan[kChains] = {};
+  for (Vec& value : highest) value = set1(-kInfinity);
+  for (int64_t i = 0; i < kBlock; i += kChains * kLanes)
+    for (int chain = 0; chain < kChains; ++chain) {
+      const Vec values = at(begin + i + chain * kLanes);
+      highest[chain] = max(values, highest[chain]);
+      is_nan[chain] |= values != values;
+    }
+  BlockGreatest found = {hmax(max(max(highest[0], highest[1]), max(highest[2], highest[3]))), false};
+  const IntVec any_nan = is_nan[0] | is_nan[1] | is_nan[2] | is_nan[3];
+  for (int lane = 0; lane < kLanes; ++lane) found.has_nan |= any_nan[lane] != 0;
+  return found;
+}
+
 // A NaN is greater than everything except a NaN.
 bool is_greater(float a, float b) { return a > b || (a != a && b == b); }
 
-IntVec lane_numbers() {
-  IntVec found;
-  for (int lane = 0; lane < kLanes; ++lane) found[lane] = lane;
-  return found;
+// Finds the first of the greatest of `size` elements. at: as above; element(i): one of them; is_empty(begin): whether a
+// block is known to have nothing but -inf.
+template <class At, class Element, class IsEmpty>
+Greatest first_greatest(int64_t size, const At& at, const Element& element, const IsEmpty& is_empty) {
+  Greatest best = {element(0), 0};
+  int64_t begin = 0;  // of the block that has it, while its index is not known
+  int64_t i = 0;
+  for (; i + kBlock <= size && best.value == best.value; i += kBlock) {
+    if (is_empty(i)) continue;
+    const BlockGreatest found = greatest_of_block(i, at);
+    if (found.has_nan) {
+      best.value = __builtin_nanf("");
+      begin = i;
+    } else if (found.value > best.value) {
+      best.value = found.value;
+      begin = i;
+    }
+  }
+  int64_t rest = -1;
+  for (; i < size; ++i)
+    if (is_greater(element(i), best.value)) best.value = element(i), rest = i;
+  if (rest >= 0) return {best.value, rest};
+  const bool is_nan = best.value != best.value;
+  for (i = begin; is_nan ? element(i) == element(i) : element(i) != best.value;) ++i;
+  return {element(i), i};
 }
-
-// The greatest element of each lane so far, and its position.
-struct LaneGreatest {
-  Vec values = set1(-kInfinity);
-  IntVec indices = {};
-
-  // Elements at `position` take the place of lesser ones.
-  void take(Vec candidates, IntVec position) {
-    const IntVec is_better = (candidates > values) | ((candidates != candidates) & (values == values));
-    values = is_better ? candidates : values;
-    indices = is_better ? position : indices;
-  }
-
-  Greatest first() const {
-    Greatest best = {values[0], indices[0]};
-    for (int lane = 1; lane < kLanes; ++lane)
-      if (is_greater(values[lane], best.value) ||
-          (!is_greater(best.value, values[lane]) && indices[lane] < best.index))
-        best = {values[lane], indices[lane]};
-    return best;
-  }
-};
 
 Greatest find_greatest(const float* x, int64_t size) {
-  Greatest best = {x[0], 0};
+  return first_greatest(
+      size, [x](int64_t i) { return load(x + i); }, [x](int64_t i) { return x[i]; }, [](int64_t) { return false; });
+}
+
+float highest_of(const float* x, int64_t size) {
+  float highest = -kInfinity;
   int64_t i = 0;
-  if (size >= kLanes) {
-    IntVec position = lane_numbers();
-    LaneGreatest lanes = {load(x), position};
-    for (i = kLanes; i + kLanes <= size; i += kLanes) {
-      position += kLanes;
-      lanes.take(load(x + i), position);
-    }
-    best = lanes.first();
+  for (; i + kBlock <= size; i += kBlock) {
+    const BlockGreatest found = greatest_of_block(i, [x](int64_t at) { return load(x + at); });
+    if (found.has_nan) return __builtin_nanf("");
+    highest = found.value > highest ? found.value : highest;
   }
   for (; i < size; ++i)
-    if (is_greater(x[i], best.value)) best = {x[i], i};
-  return best;
+    if (is_greater(x[i], highest)) highest = x[i];
+  return highest;
 }
 
-// The number of elements whose bits of a mask are read at once.
-constexpr int kBits = 16;
-static_assert(kBits % kLanes == 0, "two bytes have the bits of whole vectors");
-
-int32_t bits_of(const uint8_t* bits, int64_t element) { return bits[element / 8] | bits[element / 8 + 1] << 8; }
-
-IntVec bit_of_lane() {
-  IntVec found;
-  for (int lane = 0; lane < kLanes; ++lane) found[lane] = 1 << lane;
-  return found;
+// The bits of a mask for the elements of a vector, and those behind it.
+int32_t bits_at(const uint8_t* bits, int64_t element) {
+  const int32_t low = bits[element / 8] >> element % 8;
+  return kLanes > 8 ? low | bits[element / 8 + 1] << 8 : low;
 }
+
+bool is_allowed(const uint8_t* bits, int64_t element) { return bits[element / 8] >> element % 8 & 1; }
+
+// Elements without their bit become -inf.
+class Masked {
+ public:
+  explicit Masked(const uint8_t* bits) : bits_(bits) {
+    for (int lane = 0; lane < kLanes; ++lane) bit_of_lane_[lane] = 1 << lane;
+  }
+
+  Vec apply(Vec values, int64_t element) const {
+    return (bit_of_lane_ & bits_at(bits_, element)) != 0 ? values : set1(-kInfinity);
+  }
+
+  bool is_block_empty(int64_t begin) const {
+    uint64_t words[kBlock / 64], any = 0;
+    memcpy(words, bits_ + begin / 8, sizeof(words));
+    for (const uint64_t word : words) any |= word;
+    return any == 0;
+  }
+
+ private:
+  const uint8_t* bits_;
+  IntVec bit_of_lane_;
+};
 
 // Calls f(vector) for a piece, whose last vector is filled up with -inf; kChains vectors at a time have a chain each.
-constexpr int kChains = 4;
-
 template <class F>
 void for_chains(const float* x, int64_t size, const F& f) {
   int64_t i = 0;
@@ -122,44 +167,19 @@ void weigh(const float* x, int64_t size, float max, float temperature, float* we
 }
 
 void mask(const float* x, const uint8_t* bits, int64_t size, float* out) {
-  const IntVec lane_bits = bit_of_lane();
-  const Vec excluded = set1(-kInfinity);
+  const Masked masked(bits);
   int64_t i = 0;
-  for (; i + kBits <= size; i += kBits) {
-    const int32_t word = bits_of(bits, i);
-    for (int part = 0; part < kBits; part += kLanes)
-      store(out + i + part, (lane_bits & word >> part) != 0 ? load(x + i + part) : excluded);
-  }
-  for (; i < size; ++i) out[i] = bits[i / 8] >> i % 8 & 1 ? x[i] : -kInfinity;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, masked.apply(load(x + i), i));
+  for (; i < size; ++i) out[i] = is_allowed(bits, i) ? x[i] : -kInfinity;
 }
 
 Allowed find_allowed(const float* x, const uint8_t* bits, int64_t size) {
-  const IntVec lane_bits = bit_of_lane();
-  const Vec excluded = set1(-kInfinity);
-  const IntVec lanes = lane_numbers();
-  IntVec is_nan = {};
-  LaneGreatest allowed;
-  Vec highest = excluded;
-  int64_t i = 0;
-  for (; i + kBits <= size; i += kBits) {
-    const int32_t word = bits_of(bits, i);
-    for (int part = 0; part < kBits; part += kLanes) {
-      const Vec values = load(x + i + part);
-      highest = max(values, highest);
-      is_nan |= values != values;
-      // Most grammars allow few tokens, in few words.
-      if (word != 0)
-        allowed.take((lane_bits & word >> part) != 0 ? values : excluded, lanes + static_cast<int32_t>(i + part));
-    }
-  }
-  Allowed found = {allowed.first(), hmax(highest)};
-  for (int lane = 0; lane < kLanes; ++lane)
-    if (is_nan[lane]) found.highest = __builtin_nanf("");
-  for (; i < size; ++i) {
-    if (is_greater(x[i], found.highest)) found.highest = x[i];
-    if ((bits[i / 8] >> i % 8 & 1) && is_greater(x[i], found.greatest.value)) found.greatest = {x[i], i};
-  }
-  return found;
+  const Masked masked(bits);
+  const Greatest greatest = first_greatest(
+      size, [&](int64_t i) { return masked.apply(load(x + i), i); },
+      [&](int64_t i) { return is_allowed(bits, i) ? x[i] : -kInfinity; },
+      [&](int64_t begin) { return masked.is_block_empty(begin); });
+  return {greatest, highest_of(x, size)};
 }
 
 }  // namespace
