@@ -117,12 +117,15 @@ class UnitPlan {
     int64_t heads_per_unit;
   };
 
-  // Whether the longest unit is too long for the threads to finish at about the same time.
+  // Whether the longest unit is too long for the threads to finish at about the same time. A unit of few rows is to
+  // have all heads: those of a block lie one behind the other, and to read them so is up to 1.6 times as fast as to
+  // read one of them in every block.
   bool is_uneven() const {
     int64_t longest = 0, total = 0;
     for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
       const int64_t keys = batch_.context_lens[seq] - batch_.first_key(seq), rows = batch_.num_rows(seq);
-      if (keys > kSegmentKeys) longest = std::max(longest, keys * std::min(rows, kMaxRows));
+      const int64_t rows_of_unit = rows <= kFewRows ? rows * batch_.num_kv_heads : std::min(rows, kMaxRows);
+      if (keys > kSegmentKeys) longest = std::max(longest, keys * rows_of_unit);
       total += keys * rows * batch_.num_kv_heads;
     }
     return longest * num_threads_ * kBalance > total && num_threads_ > 1;
