@@ -1,6 +1,7 @@
 // Paged causal attention of one unit of query rows. Compiled once per instruction set.
 #include "attention.h"
 #include "attention_keys.h"
+#include "attention_rows.h"
 #include "attention_softmax.h"
 #include "kv_layout.h"
 #include "kv_quantize.h"
@@ -15,107 +16,6 @@ namespace {
 // Rows whose softmax is computed side by side.
 constexpr int64_t kRowsTogether = 8;
 
-// Which keys the rows of one KV head of a unit see, as absolute positions [begin, end).
-struct RowRange {
-  int64_t first_position, group, window, first_row, num_rows;
-
-  RowRange(const AttentionArgs& args, const AttentionUnit& unit)
-      : first_position(args.context_lens[unit.seq] - (args.cu_seqlens_q[unit.seq + 1] - args.cu_seqlens_q[unit.seq])),
-        group(args.num_heads / args.num_kv_heads),
-        window(args.sliding_window),
-        first_row(unit.first_row),
-        num_rows(unit.num_rows) {}
-
-  int64_t token(int64_t row) const { return (first_row + row) / group; }
-  int64_t begin(int64_t row) const {
-    return window ? maximum(0, first_position + token(row) - window + 1) : 0;
-  }
-  int64_t end(int64_t row) const { return first_position + token(row) + 1; }
-  // Returns the end of the rows that belong to the same token as `row`.
-  int64_t token_end(int64_t row) const { return minimum(num_rows, (token(row) + 1) * group - first_row); }
-  KeySpan span(int64_t row, int64_t start) const { return {begin(row) - start, end(row) - start}; }
-  bool sees_segment(int64_t row, int64_t segment) const {
-    return begin(row) < (segment + 1) * kSegmentKeys && end(row) > segment * kSegmentKeys;
-  }
-};
-
-// Goes through the rows of a unit, head by head, and gives their places in [T, H, D] tensors.
-class RowCursor {
- public:
-  RowCursor(const AttentionArgs& args, const AttentionUnit& unit)
-      : head_dim_(args.head_dim), group_(args.num_heads / args.num_kv_heads), num_rows_(unit.num_rows),
-        first_token_(args.cu_seqlens_q[unit.seq] + unit.first_row / group_), first_member_(unit.first_row % group_),
-        first_head_(unit.kv_head * group_), token_(first_token_), member_(first_member_) {}
-
-  void next() {
-    if (++row_ == num_rows_) {
-      row_ = 0, first_head_ += group_, token_ = first_token_, member_ = first_member_;
-    } else if (++member_ == group_) {
-      member_ = 0, ++token_;
-    }
-  }
-
-  int64_t head() const { return first_head_ + member_; }
-  // Returns the index of the row's first element, where tokens lie `stride` elements apart.
-  int64_t offset(int64_t stride) const { return token_ * stride + head() * head_dim_; }
-
- private:
-  const int64_t head_dim_, group_, num_rows_, first_token_, first_member_;
-  int64_t first_head_, token_, member_, row_ = 0;
-};
-
-template <class Rounded, class Source, class L>
-void copy_query(const Source* source, int64_t head_dim, int64_t dim, L* target) {
-  const Rounded* type = nullptr;
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(target + d, round_to(type, load(source + d)));
-  if (d < head_dim) store_part(target + d, round_to(type, load_part(source + d, head_dim - d)), head_dim - d);
-  for (d = head_dim; d < dim; ++d) target[d] = L{};
-}
-
-// Rows lie too far apart for the processor's own prefetchers, which would fetch one after the other.
-template <int kForWriting>
-void prefetch_rows(const AttentionArgs& args, const AttentionUnit& unit, const void* tensor, int64_t stride) {
-  const int64_t element = with_type(args.q_dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
-  const int64_t row_bytes = args.head_dim * element;
-  RowCursor cursor(args, unit);
-  for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
-    const char* const row = static_cast<const char*>(tensor) + cursor.offset(stride) * element;
-    for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, kForWriting, 2);
-  }
-}
-
-// Queries are rounded to bf16 where they are multiplied with bf16: over a bf16 cache on every instruction set.
-template <class T>
-void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t dim, Left<T>* q) {
-  prefetch_rows<0>(args, unit, args.q, args.q_stride);
-  with_type(args.q_dtype, [&](const auto* type) {
-    const auto source = static_cast<decltype(type)>(args.q);
-    RowCursor cursor(args, unit);
-    for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
-      const auto* const row = source + cursor.offset(args.q_stride);
-      if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
-      else copy_query<float>(row, args.head_dim, dim, q + r * dim);
-    }
-  });
-}
-
-void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const State& state) {
-  with_type(args.q_dtype, [&](auto* type) {
-    const auto target = static_cast<decltype(type)>(args.out);
-    RowCursor cursor(args, unit);
-    for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
-      const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + cursor.head();
-      const float factor = normalizer(state, r, sink);
-      const float* const values = state.row(r);
-      auto* const out = target + cursor.offset(args.num_heads * args.head_dim);
-      int64_t d = 0;
-      for (; d + kLanes <= args.head_dim; d += kLanes) store_result(out + d, load(values + d) * factor);
-      if (d < args.head_dim) store_part(out + d, load(values + d) * factor, args.head_dim - d);
-    }
-  });
-}
-
 // Up to this many rows are multiplied with bytes as they lie in the cache. For more it is faster to widen a tile once.
 // Tile registers (AMX) take nothing but bf16, and plain C++ is not worth the time to compile it.
 #if defined(PW_HAS_AMX) || defined(PW_ISA_GENERIC)
@@ -123,6 +23,9 @@ constexpr int64_t kMaxRowsOfBytes = 0;
 #else
 constexpr int64_t kMaxRowsOfBytes = kRowTile;
 #endif
+
+// The blocks whose keys are multiplied side by side, head by head. Fewer have too few independent sums.
+constexpr int64_t kPiecesTogether = 4;
 
 // The state that all tiles of one unit share. The cache has elements of type C.
 template <class C>
@@ -132,16 +35,17 @@ class UnitKernel {
  public:
   UnitKernel(const AttentionArgs& args, const AttentionUnit& unit)
       : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
-    const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
-    const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>);
+    const int64_t rows = unit.total_rows(), dim = finder_.layout.dim;
+    const int64_t left_bytes = rows * (dim + kTile) * sizeof(Left<T>);
     const int64_t tile_bytes = 2 * kTile * dim * (sizeof(T) + (kIsByte<C> ? sizeof(C) : 0));
-    const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float) + sizeof(Scales);
+    const int64_t scales_bytes = kIsByte<C> ? unit.num_kv_heads * sizeof(Scales) : 0;
+    const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float) + scales_bytes;
     void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
     // Whole cache lines come first.
     states_ = static_cast<float*>(memory);
     products_ = states_ + 2 * state_floats();
     scales_ = reinterpret_cast<Scales*>(products_ + rows * kTile);
-    wide_keys_ = reinterpret_cast<T*>(scales_ + 1);
+    wide_keys_ = reinterpret_cast<T*>(reinterpret_cast<char*>(scales_) + scales_bytes);
     wide_values_ = wide_keys_ + kTile * dim;
     keys_ = kIsByte<C> ? reinterpret_cast<C*>(wide_values_ + kTile * dim) : reinterpret_cast<C*>(wide_keys_);
     values_ = keys_ + kTile * dim;
@@ -166,12 +70,16 @@ class UnitKernel {
     for (int current = 0; start < end; start += kTile, current = 1 - current) {
       if (!finder_.find(start + kTile, begin, end, tiles[1 - current])) return false;
       const Tile<C>&tile = tiles[current], &next = tiles[1 - current];
+      if (unit_.num_kv_heads > 1 && multiplies_cache() && tile.is_in_place() && is_seen_by_all(start, tile)) {
+        add_tile_of_all_heads(start, tile, next, state);
+        continue;
+      }
       for (int64_t head = 0; head < unit_.num_kv_heads; ++head) {
         const bool is_last = head == unit_.num_kv_heads - 1;
         const Tile<C>& following = is_last ? next : tile;
         const int64_t following_head = is_last ? 0 : head + 1;
         if constexpr (kIsByte<C> && kMaxRowsOfBytes > 0)
-          if (unit_.num_rows <= kMaxRowsOfBytes) {
+          if (multiplies_cache()) {
             add_tile<C>(start, tile, head, following, following_head, state);
             continue;
           }
@@ -184,20 +92,76 @@ class UnitKernel {
  private:
   int64_t state_floats() const { return State::num_floats(unit_.total_rows(), finder_.layout.dim); }
 
+  // The rows of one KV head: the first of them in the unit, and their products, probabilities and scales.
+  struct HeadRows {
+    int64_t base;
+    float* products;
+    Left<T>* probs;
+    Scales* scales;
+  };
+
+  // place: of the products, probabilities and scales, where several heads have theirs at a time.
+  HeadRows rows_of(int64_t head, int64_t place) const {
+    const int64_t offset = place * unit_.num_rows * kTile;
+    return {head * unit_.num_rows, products_ + offset, probs_ + offset, scales_ + place};
+  }
+
+  // Whether products read the numbers of the cache itself.
+  bool multiplies_cache() const { return !kIsByte<C> || unit_.num_rows <= kMaxRowsOfBytes; }
+
+  // The keys of a tile that every row sees.
+  KeySpan common_keys(int64_t start) const {
+    return {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
+  }
+
+  bool is_seen_by_all(int64_t start, const Tile<C>& tile) const {
+    const KeySpan common = common_keys(start);
+    return common.begin <= tile.begin && common.end >= tile.end;
+  }
+
+  // Adds a tile that all rows see and whose pieces can be multiplied where they lie: first the keys of all heads, a few blocks at a time, then
+  // their values. So memory is read in the order of its addresses, but for the way from block to block.
+  void add_tile_of_all_heads(int64_t start, const Tile<C>& tile, const Tile<C>& next, const State& state) {
+    const KvLayout& layout = finder_.layout;
+    const int64_t heads = unit_.num_kv_heads, ahead = layout.head_elements() * sizeof(C);
+    const KeySpan common = common_keys(start);
+    const C* starts[kTile / kPiece];
+    if constexpr (kIsByte<C>) prefetch_scales(layout, next, heads);
+    for (int64_t run = 0; run < tile.num_runs; run += kPiecesTogether) {
+      const int64_t count = minimum(kPiecesTogether, tile.num_runs - run);
+      for (int64_t head = 0; head < heads; ++head) {
+        for (int64_t i = 0; i < count; ++i) starts[i] = tile.runs[run + i].keys + head * layout.head_elements();
+        multiply_keys(rows_of(head, head), Pieces<C>{starts, count, layout.dim}, layout.block_size,
+                      tile.runs[run].first, ahead);
+      }
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+      const HeadRows rows = rows_of(head, head);
+      if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *rows.scales);
+      add_probs(start, tile.begin, tile.end, common, state, rows);
+    }
+    for (int64_t run = 0; run < tile.num_runs; ++run)
+      for (int64_t head = 0; head < heads; ++head) {
+        starts[0] = tile.runs[run].values + head * layout.head_elements();
+        const int64_t key = tile.runs[run].first;
+        multiply_values(starts, key, key + kPiece, 0, unit_.num_rows, state, rows_of(head, head), ahead);
+      }
+  }
+
   // Adds the keys of one head of a tile, as elements of type E. Prefetches the next head, or the first head of the next
   // tile, meanwhile.
   template <class E>
   void add_tile(int64_t start, const Tile<C>& tile, int64_t head, const Tile<C>& next, int64_t next_head,
                 const State& state) {
     const KvLayout& layout = finder_.layout;
-    const int64_t base = head * unit_.num_rows, first = tile.first_key(), end = tile.end_key();
-    // The keys that every row sees.
-    const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
+    const int64_t first = tile.first_key(), end = tile.end_key();
+    const HeadRows rows = rows_of(head, 0);
+    const KeySpan common = common_keys(start);
     const E *keys[kTile / kPiece], *values[kTile / kPiece];
     // The distance to the next head, which follows in each block, where the cache itself is multiplied.
     const bool is_read_ahead = kIsSame<E, C> && next_head > 0 && unit_.num_rows <= kFewRows;
     const int64_t ahead = is_read_ahead ? layout.head_elements() * sizeof(C) : 0;
-    if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *scales_);
+    if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *rows.scales);
     if (kIsByte<C> && next_head == 0) prefetch_scales(layout, next, unit_.num_kv_heads);
     int64_t key = first;
     while (key < end) {
@@ -213,14 +177,14 @@ class UnitKernel {
         values[key / kPiece] = piece.values;
       }
       const Pieces<E> pieces = {keys + begin / kPiece, (key - begin) / kPiece, layout.dim};
-      multiply_keys(base, pieces, keys_per_row, begin, ahead);
+      multiply_keys(rows, pieces, keys_per_row, begin, ahead);
     }
-    add_probs(start, first, end, common, state, base);
+    add_probs(start, first, end, common, state, rows);
     if constexpr (!kIsByte<C>)
       if (!is_harmless(values, tile, common)) return add_values_of_tokens(start, tile, head, state);
     for (int64_t key = first; key < end && ahead == 0; key += kPiece)
       prefetch_values(layout, next, next_head, key / kPiece);
-    multiply_values(values, first, end, 0, unit_.num_rows, state, base, ahead);
+    multiply_values(values + first / kPiece, first, end, 0, unit_.num_rows, state, rows, ahead);
   }
 
   // Returns one head of a piece. The keys outside `span` are those that no row sees.
@@ -245,29 +209,29 @@ class UnitKernel {
 
   // Adds the values of a tile token by token, without those that the token must not see.
   void add_values_of_tokens(int64_t start, const Tile<C>& tile, int64_t head, const State& state) {
-    const int64_t base = head * unit_.num_rows;
     for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
       KeySpan span = range_.span(row, start);
       span = {maximum(span.begin, tile.begin), minimum(span.end, tile.end)};
       const C* values[kTile / kPiece];
       for (int64_t key = tile.first_key(); key < tile.end_key(); key += kPiece)
         values[key / kPiece] = find<C>(tile, head, key, span).values;
-      multiply_values(values, tile.first_key(), tile.end_key(), row, range_.token_end(row), state, base, 0);
+      multiply_values(values + tile.first_key() / kPiece, tile.first_key(), tile.end_key(), row, range_.token_end(row), state, rows_of(head, 0),
+                      0);
     }
   }
 
-  // products[:, first_key .. ) = q x the keys of pieces beside each other, for the head whose first row is `base`.
+  // products[:, first_key .. ) = q x the keys of pieces beside each other.
   template <class E>
-  void multiply_keys(int64_t base, Pieces<E> pieces, int64_t keys_per_row, int64_t first_key, int64_t ahead) {
+  void multiply_keys(const HeadRows& rows, Pieces<E> pieces, int64_t keys_per_row, int64_t first_key, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply_beside(q_ + base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<E>,
-                                products_ + first_key, kTile, ahead);
+    multiplier_.multiply_beside(q_ + rows.base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<E>,
+                                rows.products + first_key, kTile, ahead);
   }
 
-  void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {
+  void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, const HeadRows& rows) {
     const T* type = nullptr;
-    const float* const key_scales = kIsByte<C> ? scales_->keys : nullptr;
-    const float* const value_scales = kIsByte<C> ? scales_->values : nullptr;
+    const float* const key_scales = kIsByte<C> ? rows.scales->keys : nullptr;
+    const float* const value_scales = kIsByte<C> ? rows.scales->values : nullptr;
     const bool is_all_visible = common.begin <= first && common.end >= end;
     // A few rows at a time, so that the latencies of one row are hidden behind the work on the others.
     for (int64_t row = 0; row < unit_.num_rows; row += kRowsTogether) {
@@ -275,23 +239,23 @@ class UnitKernel {
       float maxima[kRowsTogether];
       for (int64_t i = 0; i < count; ++i) {
         const KeySpan span = is_all_visible ? common : range_.span(row + i, start);
-        maxima[i] = raise_maximum(products_ + (row + i) * kTile, first, end, key_scales,
-                                  is_all_visible ? nullptr : &span, scale_, state, base + row + i);
+        maxima[i] = raise_maximum(rows.products + (row + i) * kTile, first, end, key_scales,
+                                  is_all_visible ? nullptr : &span, scale_, state, rows.base + row + i);
       }
       for (int64_t i = 0; i < count; ++i)
-        store_row_probs(type, products_ + (row + i) * kTile, first, end, scale_, maxima[i], value_scales,
-                        state.row(base + row + i) + state.dim, probs_ + (row + i) * kTile);
+        store_row_probs(type, rows.products + (row + i) * kTile, first, end, scale_, maxima[i], value_scales,
+                        state.row(rows.base + row + i) + state.dim, rows.probs + (row + i) * kTile);
     }
   }
 
-  // Adds probabilities x values of the pieces [first_key, end_key) to the rows [row, end_row).
+  // Adds probabilities x values of pieces, the keys [first_key, end_key), to the rows [row, end_row) of a head.
   template <class E>
   void multiply_values(const E* const* values, int64_t first_key, int64_t end_key, int64_t row, int64_t end_row,
-                       const State& state, int64_t base, int64_t ahead) {
+                       const State& state, const HeadRows& rows, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
-    const Pieces<E> pieces = {values + first_key / kPiece, (end_key - first_key) / kPiece, kPiece};
-    multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStep<E>, dim,
-                         state.row(base + row), state.stride(), true, ahead);
+    const Pieces<E> pieces = {values, (end_key - first_key) / kPiece, kPiece};
+    multiplier_.multiply(rows.probs + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStep<E>, dim,
+                         state.row(rows.base + row), state.stride(), true, ahead);
   }
 
   const AttentionUnit& unit_;

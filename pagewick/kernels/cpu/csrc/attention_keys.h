@@ -39,6 +39,11 @@ struct Tile {
   // The range of keys extended to whole pieces.
   int64_t first_key() const { return begin / kPiece * kPiece; }
   int64_t end_key() const { return (end + kPiece - 1) / kPiece * kPiece; }
+
+  // Whether it has whole pieces, each of which lies in one block.
+  bool is_in_place() const {
+    return begin == first_key() && end == end_key() && num_runs * kPiece == end - begin;
+  }
 };
 
 // kPiece keys of one head: keys [dim / step][keys_per_row][step] and values [kPiece / step][dim][step].
