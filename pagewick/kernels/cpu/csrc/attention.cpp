@@ -15,12 +15,13 @@ Status paged_attention(const Kernels& kernels, const AttentionArgs& args) {
   const RaggedBatch batch = {args.context_lens, args.cu_seqlens_q, args.num_tokens,
                              args.num_seqs, args.max_blocks * args.block_size, args.num_kv_heads,
                              args.num_heads / args.num_kv_heads, args.sliding_window};
-  // A unit gets as many KV heads as leave all threads something to do.
+  // A unit gets as many KV heads as leave all threads something to do; those of a single sequence take equally long.
   return attend_in_units(args, *kernels.attention, batch, [&](UnitPlan& plan) {
     for (int64_t heads = args.num_kv_heads; heads > 0; --heads) {
       if (args.num_kv_heads % heads != 0) continue;
       plan.enumerate(heads, kMaxRows);
-      if (plan.num_threads() == 1 || plan.num_units() >= kBalance * plan.num_threads()) return;
+      const bool is_even = args.num_seqs == 1 && !plan.is_split() && plan.num_units() % plan.num_threads() == 0;
+      if (is_even || plan.num_units() >= kBalance * plan.num_threads()) return;
     }
   });
 }

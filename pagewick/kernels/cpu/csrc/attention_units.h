@@ -117,6 +117,12 @@ class UnitPlan {
     int64_t heads_per_unit;
   };
 
+  // Whether each thread can take the same number of heads of the only sequence, which has few segments to divide.
+  bool is_even_by_heads() const {
+    return batch_.num_seqs == 1 && batch_.num_rows(0) <= kFewRows && batch_.num_kv_heads % num_threads_ == 0 &&
+           batch_.context_lens[0] - batch_.first_key(0) <= 2 * num_threads_ * kSegmentKeys;
+  }
+
   // Whether the longest unit is too long for the threads to finish at about the same time. A unit of few rows is to
   // have all heads: those of a block lie one behind the other, and to read them so is up to 1.6 times as fast as to
   // read one of them in every block.
@@ -128,7 +134,7 @@ class UnitPlan {
       if (keys > kSegmentKeys) longest = std::max(longest, keys * rows_of_unit);
       total += keys * rows * batch_.num_kv_heads;
     }
-    return longest * num_threads_ * kBalance > total && num_threads_ > 1;
+    return longest * num_threads_ * kBalance > total && num_threads_ > 1 && !is_even_by_heads();
   }
 
   const RaggedBatch& batch_;
