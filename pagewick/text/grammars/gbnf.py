@@ -10,13 +10,28 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleNode, RuleRefNode
+from llguidance.gbnf_to_lark import (
+    ASTNode,
+    GbnfToLarkError,
+    GrammarParser,
+    LiteralNode,
+    RegexNode,
+    RuleNode,
+    RuleRefNode,
+)
 
 from pagewick.errors import InvalidRequestError
 from pagewick.text.grammars.limits import cannot
 
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+# Escapes and line breaks that Lark has in another form between quotes.
+_IN_QUOTES = re.compile(r"\\.|[\r\n]", re.DOTALL)
+_LARK_QUOTES = {"\\[": "[", "\\]": "]", "\r": "\\r", "\n": "\\n"}
+_CHARACTER = r"(\\x..|\\.|[^\\])"
+_ONE_OR_RANGE = re.compile(f"{_CHARACTER}(?:-{_CHARACTER})?", re.DOTALL)
+# Alone or doubled, they mean something between brackets of a regular expression.
+_MEANING_MORE = frozenset("-&~^")
 _ROOT = "root"
 _START = "start"
 
@@ -34,6 +49,7 @@ def lark_of_gbnf(grammar: str) -> str:
             raise cannot("a GBNF grammar needs a rule named root")
         for rule in rules.values():
             rule.alternatives = rule.alternatives.simplify()
+            _write_as_lark(rule)
         _name_as_lark(rules, _resolve(rules))
         return "\n".join(["%llguidance {}", *map(str, rules.values())])
     except GbnfToLarkError as error:
@@ -42,6 +58,24 @@ def lark_of_gbnf(grammar: str) -> str:
         raise _wrong("a number of repetitions must be written with the digits 0 to 9, and with fewer of them") from None
     except RecursionError:
         raise _wrong("it is nested too deeply; write parts of it as rules of their own") from None
+
+
+def _write_as_lark(rule: RuleNode) -> None:
+    """Write texts and classes of characters, which are those of GBNF, so that Lark allows the same characters."""
+    for node in _nodes(rule):
+        if isinstance(node, LiteralNode):
+            node.value = _IN_QUOTES.sub(lambda match: _LARK_QUOTES.get(match[0], match[0]), node.value)
+        elif isinstance(node, RegexNode):
+            node.rx = "(?s:.)" if node.rx == "." else _class(node.rx)
+
+
+def _class(given: str) -> str:
+    sign = "^" if given.startswith("[^") else ""
+    return f"[{sign}{_ONE_OR_RANGE.sub(_one_or_range, given[1 + len(sign) : -1])}]"
+
+
+def _one_or_range(match: re.Match[str]) -> str:
+    return "-".join(f"\\{end}" if end in _MEANING_MORE else end for end in match.groups() if end is not None)
 
 
 def _resolve(rules: Mapping[str, RuleNode]) -> dict[str, set[str]]:

@@ -100,3 +100,27 @@ def test_thousands_of_rules_are_converted() -> None:
     gbnf = "\n".join([f"root ::= {names[0]}", *rules, f'{names[-1]} ::= "a"'])
     made = grammar_of(StructuredOutputsParams(grammar=gbnf), GrammarLimits(max_size=2**22)).lark
     assert len(set(re.findall("^[A-Z0-9_]+(?=:)", made, re.MULTILINE))) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "fitting", "others"),
+    [
+        ('root ::= "\\[a\\]\\t\\"\\\\/"', ['[a]\t"\\/'], ["\\[a\\]\t"]),
+        ('root ::= "a\nb\r\nc" # two lines', ["a\nb\r\nc"], ["a", "a\\nb"]),
+        ("root ::= [a&&b~~]", ["a", "&", "b", "~"], ["c"]),
+        ("root ::= [^&&]", ["a", "^", "é", "\n"], ["&"]),
+        ("root ::= [+--]", ["+", ",", "-"], [".", "*"]),
+        ("root ::= [--/]", ["-", ".", "/"], ["0", ","]),
+        ("root ::= [a-]", ["a", "-"], ["b"]),
+        ("root ::= [a^]", ["a", "^"], ["b"]),
+        ("root ::= [\\[-\\]x/]", ["[", "\\", "]", "x", "/"], ["Z", "^"]),
+        ("root ::= [\\x41-C\\n]", ["A", "B", "C", "\n"], ["D", "x", "n"]),
+        ("root ::= [[:alpha:]", ["[", ":", "a", "l"], ["b"]),
+        ("root ::= [^\\r\\n\\\\]", ["a", "\t"], ["\r", "\n", "\\"]),
+        ("root ::= .*", ["", "a\nb\r"], []),
+        ('root ::= "" [0-9]{2,} | "a"{3} | ([b] "c"?){0,1}', ["12", "123", "aaa", "", "b", "bc"], ["1", "aa", "bb"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_texts_and_classes_mean_what_they_do_in_llama_cpp(gbnf: str, fitting: list[str], others: list[str]) -> None:
+    assert [text for text in (*fitting, *others) if fits(gbnf, text)] == fitting
