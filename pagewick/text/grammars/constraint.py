@@ -21,6 +21,19 @@ from pagewick.errors import InvalidRequestError
 
 # llguidance's words for a grammar beyond its limits.
 _BEYOND_LIMITS = re.compile(r"too (many|complex|large)|limit")
+# Its errors for a regular expression. That of the parser has several lines: the expression again, marks below the part
+# that is wrong, and then the reason.
+_WRONG_REGEX = re.compile(r'at \S+ invalid regex "((?:\\.|[^"\\])*)" \(in regex\): ')
+_NO_REGEX = re.compile(r"(?:at \S+ invalid regex [^\n]*)?regex parse error:\n(.*?)^error: ([^\n]*).*", re.DOTALL | re.M)
+_MAX_REGEX_SHOWN = 100
+# Its words for what Pagewick says in others.
+_OTHER_WORDS = {
+    "Unimplemented keys:": "keywords that are not supported:",
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
+        "the alternatives of oneOf must exclude each other, by their types or by a property that each requires with "
+        "other values; change them, or use anyOf"
+    ),
+}
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -223,7 +236,18 @@ def read_spec(spec: object) -> GrammarSpec:
 
 def reason_of(error: str) -> str:
     """Return llguidance's error in one line, for a client who knows nothing of Lark."""
+    error = _NO_REGEX.sub(lambda match: f"{_wrong_regex(match[1])}{match[2]}", error)
+    error = _WRONG_REGEX.sub(lambda match: _wrong_regex(match[1].replace(r"\\", "\\")), error)
     line = " ".join(error.partition("\n")[0].split())
     _, mark, schema_error = line.partition("failed to compile JSON schema: ")
     line = f"the JSON schema is not supported: {schema_error}" if mark else line
-    return line.replace("Unimplemented keys:", "keywords that are not supported:")[:300] or "it allows no response"
+    for words, ours in _OTHER_WORDS.items():
+        line = line.replace(words, ours)
+    return line[:300] or "it allows no response"
+
+
+def _wrong_regex(regex: str) -> str:
+    shown = " ".join(line.strip() for line in regex.splitlines() if line.strip(" ~^"))
+    if len(shown) > _MAX_REGEX_SHOWN:
+        shown = f"{shown[:_MAX_REGEX_SHOWN]}..."
+    return f"the regular expression {shown} is wrong: "

@@ -163,6 +163,34 @@ def test_keywords_that_are_not_supported_are_named(maker: RequestMaker, name: st
     assert name in str(caught.value) and caught.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"regex": "[0-9{4}"}, "the regular expression [0-9{4} is wrong: unclosed character class"),
+        ({"regex": "(?=a)b"}, "(?=a)b is wrong: look-around, including look-ahead and look-behind, is not supported"),
+        ({"regex": "x\n(a"}, "is wrong: unclosed group"),
+        ({"regex": r"(a)\1"}, "is wrong: backreferences are not supported"),
+        ({"regex": "a" * 400 + "[b"}, f"{'a' * 100}... is wrong: unclosed character class"),
+        ({"regex": r"\b" + "x" * 400}, rf"the regular expression \b{'x' * 98}... is wrong: lookarounds not supported"),
+        ({"grammar": "root ::= []"}, "the regular expression [] is wrong: unclosed character class"),
+        ({"grammar": "start: X\nX: /a{2,1}/"}, "is wrong: invalid repetition count range, the start must be"),
+        ({"grammar": "start: foo"}, 'unknown name: "foo"'),
+        ({"json": {"pattern": "a|\n(?=b)"}}, "is wrong: look-around"),
+        ({"json": {"patternProperties": {"[a": {}}}}, "the regular expression [a is wrong: unclosed character class"),
+        ({"json": {}, "whitespace_pattern": "*"}, "* is wrong: repetition operator missing expression"),
+        ({"structural_tag": {"format": {"type": "regex", "pattern": "(a"}}}, "(a is wrong: unclosed group"),
+        ({"json": {"oneOf": [{"minimum": 1}, {"maximum": 5}]}}, "alternatives of oneOf must exclude each other"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_refusal_has_its_reason(maker: RequestMaker, given: dict[str, Any], reason: str) -> None:
+    """In the API process, and in the engine's, which compiles the grammar for itself."""
+    for refuse in (lambda: check(maker, **given), lambda: constraint(form(**given))):
+        with pytest.raises(InvalidRequestError, match=re.escape(reason)) as caught:
+            refuse()
+        assert "coerce_one_of" not in str(caught.value) and "\n" not in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def strict_maker() -> Iterator[RequestMaker]:
     made = RequestMaker(TOKENIZER, None, SIZE, limits=LIMITS)
