@@ -234,6 +234,43 @@ def test_an_empty_form_is_refused(callers: dict[str, Caller], fields: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"grammar": "root ::= foo"}, "the rule foo is used, but not defined"),
+        ({"grammar": "root ::= []"}, "unclosed character class"),
+        ({"guided_regex": "[0-9{4}"}, "unclosed character class"),
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "look-around, including look-ahead and look-behind"),
+        ({"guided_json": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}, "must exclude each other"),
+    ],
+    ids=str,
+)
+def test_a_wrong_form_is_refused_with_its_reason(
+    callers: dict[str, Caller], fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as failure:
+        Way(callers["sync"], is_streamed=False).chat(**extra(**fields))
+    error, (name,) = error_of(failure.value), fields
+    assert error["param"] == name and error["message"].startswith(name) and reason in error["message"]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_form_of_which_no_token_is_allowed(server: Server, has_begun: bool) -> None:
+    """The request is the cause, so it is a 400, which clients do not retry, or an event of a stream that has begun."""
+    token_ids = server.tokens("y")[-1:] if has_begun else [402, 579]
+    wanted = {"prompt": "x", "allowed_token_ids": token_ids, "structured_outputs": {"choice": ["yz", "no"]}}
+    response = server.http.post("/v1/completions", json=wanted)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert "no token was allowed next: allowed_token_ids, bad_words" in error["message"]
+    streamed = server.http.post("/v1/completions", json={**wanted, "stream": True})
+    if has_begun:
+        events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+        assert streamed.status_code == 200 and json.loads(events[-1]) == {"error": error}
+    else:
+        assert (streamed.status_code, streamed.json()) == (400, {"error": error})
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"response_format": None, "structured_outputs": None, "guided_choice": None, "guided_json": None},

@@ -11,6 +11,7 @@ from pagewick.engine.batch import SlotResult, StreamResults
 from pagewick.engine.device_copies import download
 from pagewick.engine.sampling.sampler import TokenScores
 from pagewick.engine.streams import DeviceStream, Event
+from pagewick.errors import InvalidRequestError
 
 _NOT_NUMBERS = "the model computed logits that are not numbers for this request"
 _NONE_ALLOWED = (
@@ -92,6 +93,9 @@ class StepResults:
 
 
 def fail(result: SlotResult, *, is_poisoned: bool) -> None:
-    """Store an error in a result. is_poisoned: logits were not numbers; else no token was allowed."""
-    result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
+    """Store an error in a result. is_poisoned: logits were not numbers; else the request allowed no token."""
     result.is_poisoned = is_poisoned
+    if is_poisoned:
+        result.error = _NOT_NUMBERS
+    else:
+        result.error, result.error_kind = _NONE_ALLOWED, InvalidRequestError.__name__

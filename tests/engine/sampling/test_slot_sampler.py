@@ -80,7 +80,7 @@ def test_logits_that_are_no_numbers_poison_the_sequence(kind: dict[str, Any], po
     logits[0, : len(poison)] = torch.tensor(poison)
     for more in ({}, NONE_LEFT[0]):
         result = sampled(logits, **kind, **more)
-        assert result.is_poisoned and "not numbers" in (result.error or "")
+        assert result.is_poisoned and "not numbers" in (result.error or "") and result.error_kind == "EngineError"
         assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
 
 
@@ -92,7 +92,7 @@ def test_logits_that_are_no_numbers_poison_the_sequence(kind: dict[str, Any], po
 )
 def test_a_request_that_allows_nothing_poisons_nothing(kind: dict[str, Any], banned: dict[str, Any]) -> None:
     result = sampled(random_logits(1), **kind, **banned)
-    assert not result.is_poisoned
+    assert not result.is_poisoned and result.error_kind == "InvalidRequestError"
     assert "no token was allowed next" in (result.error or "") and "numbers" not in (result.error or "")
     assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
 
