@@ -144,6 +144,14 @@ def test_the_python_api_holds_responses_to_their_form() -> None:
     assert all(len(one.logprobs or ()) == len(one.token_ids) for one in outputs[0].outputs)
 
 
+def test_the_example_of_the_documentation_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/structured-output.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    jsonschema.validate(json.loads(capsys.readouterr().out), names["schema"])
+
+
 @pytest.mark.parametrize(
     "name",
     [
