@@ -52,10 +52,19 @@ def grammar_of(
             raise cannot(f"{reason}; leave it out")
         lark = _of_json(wanted, limits, spacing)
     else:
-        lark = _MAKERS[wanted.form](wanted, limits)
+        lark = _text_of(wanted, limits)
     if len(lark) > limits.max_size:
         raise cannot(f"it has {len(lark)} bytes, more than the limit of {limits.max_size} (--max-grammar-size)")
     return Grammar(lark)
+
+
+def _text_of(wanted: StructuredOutputsParams, limits: GrammarLimits) -> str:
+    try:
+        lark = _MAKERS[wanted.form](wanted, limits)
+        lark.encode()
+    except UnicodeEncodeError:
+        raise cannot("it has half of a surrogate pair, which is no character; write the whole character") from None
+    return lark
 
 
 def whole_grammar(grammar: Grammar, reasoning: Reasoning | None) -> str:
