@@ -198,6 +198,7 @@ def test_point_66_a_tools_result(way: Way) -> None:
     [
         ({"tool_call_id": "call_2"}, "messages[2].tool_call_id"),
         ({"tool_call_id": 1}, "messages[2].tool_call_id"),
+        ({"tool_call_id": None}, "messages[2].tool_call_id"),
         ({"role": "user", "content": "Well?"}, "messages[3].tool_call_id"),
     ],
     ids=str,
@@ -211,6 +212,15 @@ def test_point_66_results_without_their_call(caller: Caller, change: dict[str, A
         {**result, **change},
     ]
     refused(Way(caller, is_streamed=False), param, messages=[*messages, result], tools=ALL)
+
+
+def test_point_66_a_result_without_an_id(caller: Caller) -> None:
+    """OpenAI's API requires the id of a result, also where no call is above it."""
+    refused(
+        Way(caller, is_streamed=False),
+        "messages[0].tool_call_id",
+        messages=[{"role": "tool", "content": "x"}, *QUESTION],
+    )
 
 
 def test_point_67_a_tool_without_arguments(way: Way) -> None:

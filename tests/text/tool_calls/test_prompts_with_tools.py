@@ -50,6 +50,11 @@ def result(call_id: str, content: str) -> dict[str, Any]:
 
 CALLED = {"role": "assistant", "content": None, "tool_calls": [call("c1", "get_weather", city="Rome")]}
 TWO = {"role": "assistant", "tool_calls": [call("c1", "get_weather", city="Rome"), call("c2", "now")]}
+# As chat templates of transformers take them.
+WITHOUT_IDS = {
+    "role": "assistant",
+    "tool_calls": [{"function": {"name": name, "arguments": {}}} for name in ("get_weather", "now")],
+}
 ANSWER = {"role": "assistant", "content": "Sunny."}
 
 
@@ -138,6 +143,11 @@ def test_calls_that_the_template_writes_are_read_back(name: str) -> None:
         ([ASK, CALLED, result("c1", "x"), result("c1", "x")], "messages[3].tool_call_id"),
         ([ASK, CALLED, ANSWER, result("c1", "x")], "messages[3].tool_call_id"),
         ([ASK, TWO, {"role": "tool", "content": "x"}], "messages[2].tool_call_id"),
+        ([ASK, CALLED, {"role": "tool", "content": "x"}], "messages[2].tool_call_id"),
+        ([ASK, CALLED, {"role": "tool", "tool_call_id": None, "name": "get_weather"}], "messages[2].tool_call_id"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([ASK, ANSWER, {"role": "tool", "content": "x", "name": "now"}, ASK], "messages[2].tool_call_id"),
+        ([ASK, WITHOUT_IDS, {"role": "tool", "name": "no", "content": "x"}], "messages[2].tool_call_id"),
         ([ASK, {"role": "assistant", "tool_calls": [call("c1", "now"), call("c1", "now")]}],
          "messages[1].tool_calls[1].id"),
         ([ASK, {"role": "assistant", "tool_calls": [{"id": "c1"}]}], "messages[1].tool_calls[0]"),
@@ -153,7 +163,22 @@ def test_calls_and_results_that_do_not_belong_together(messages: list[dict[str, 
     assert raised.value.param == param and param in str(raised.value)
 
 
+def test_results_of_calls_without_ids_need_none() -> None:
+    """Such results answer the calls in their order, or by their names; so does one of a call of the former form."""
+    one = {**WITHOUT_IDS, "tool_calls": WITHOUT_IDS["tool_calls"][:1]}
+    former = {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}}
+    for calling, *results in (
+        (one, {"role": "tool", "content": "windy"}),
+        (WITHOUT_IDS, {"role": "tool", "name": "now", "content": "windy"}, {"role": "tool", "content": "noon"}),
+        (WITHOUT_IDS, {"role": "tool", "content": "windy"}, {"role": "tool", "content": "noon"}),
+        (former, {"role": "function", "content": "windy"}),
+        (former, {"role": "tool", "content": "windy"}),
+    ):
+        assert "windy" in prompt("Qwen3", ASK, calling, *results)
+
+
 def test_results_without_any_call_are_kept() -> None:
+    assert "orphan" in prompt("Qwen3", {"role": "function", "name": "now", "content": "an orphan"}, ASK)
     assert "orphan" in prompt("Qwen3", result("c1", "an orphan"), ASK)
 
 
