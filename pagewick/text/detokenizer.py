@@ -19,6 +19,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._texts = tokenizer.shown_texts if skip_special_tokens else tokenizer.all_texts
         self._held = b""  # the bytes of an incomplete character
 
     def is_hidden(self, token_id: int) -> bool:
@@ -32,6 +33,8 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """Return the text that this token completes; empty inside a character."""
+        if not self._held and (text := self._texts[token_id]) is not None:
+            return text
         return self.feed_all((token_id,))
 
     def feed_all(self, token_ids: Sequence[int]) -> str:

@@ -51,6 +51,8 @@ class Tokenizer:
         self._token_bytes: dict[int, bytes] = {}
         self.config = config
         self.special_token_ids = frozenset(token_id for token_id, token in self._added_tokens.items() if token.special)
+        self.all_texts = TokenTexts(self, hidden=frozenset())
+        self.shown_texts = TokenTexts(self, hidden=self.special_token_ids)
         self.special_tokens = _special_tokens(config)
         self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
         self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
@@ -205,6 +207,27 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         token_id = None if token is None else self.id_of(token)
         return [] if token_id is None else [token_id]
+
+
+class TokenTexts(dict[int, str | None]):
+    """The texts of tokens by their ids, computed when first needed; None if a token has a part of a character.
+
+    hidden: tokens without text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+
+    def __missing__(self, token_id: int) -> str | None:
+        spelling = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        try:
+            text = spelling.decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 def check_truncated(num_chars: int, num_last: int) -> None:
