@@ -115,6 +115,18 @@ class CompletionOutput:
     num_reasoning_tokens: int = 0
     parts: list[PartDelta] = field(default_factory=list)
 
+    def add_text(self, text: str) -> None:
+        """Append to the text: as `add`, for a part that has nothing else, but faster."""
+        last = self.parts[-1] if self.parts else None
+        if last is None or last.text is not self.text or last.kind is not _TEXT:
+            self.add([PartDelta(_TEXT, text)])
+            return
+        # In place, as in join_parts, and once for both.
+        whole = self.text
+        last.text = self.text = ""
+        whole += text
+        last.text = self.text = whole
+
     def add(self, parts: Sequence[PartDelta]) -> None:
         """Append new parts to the choice."""
         join_parts(self.parts, parts)

@@ -92,7 +92,7 @@ class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
     cached_token_id: int | None
 
 
-class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """News of one choice of a request from one step.
 
     stop_token_id: the token that ended the choice, if one did; it is the last of token_ids.

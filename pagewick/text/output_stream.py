@@ -46,7 +46,7 @@ class PositionLogprobs(Struct, array_like=True):
     top: list[TokenChoice]
 
 
-class ChoiceDelta(Struct):
+class ChoiceDelta(Struct, gc=False):
     """The news of a choice. The concatenated fields of a choice's deltas are those of its CompletionOutput.
 
     num_reasoning_tokens: number of tokens that belong to thoughts.
@@ -126,11 +126,13 @@ class OutputStream:
             output.num_draft_tokens = max(output.num_draft_tokens, delta.num_draft_tokens)
             output.num_accepted_tokens = max(output.num_accepted_tokens, delta.num_accepted_tokens)
         if self._is_plain and delta.finish_reason is None and not delta.logprobs:
-            result.token_ids = delta.token_ids
-            output.token_ids += delta.token_ids
-            if text := self._detokenizer.feed_all(delta.token_ids):
-                result.parts = parts = [PartDelta(_TEXT, text)]
-                output.add(parts)
+            result.token_ids = token_ids = delta.token_ids
+            output.token_ids += token_ids
+            detokenizer = self._detokenizer
+            text = detokenizer.feed(token_ids[0]) if len(token_ids) == 1 else detokenizer.feed_all(token_ids)
+            if text:
+                result.parts = [PartDelta(_TEXT, text)]
+                output.add_text(text)
             return result
         logprobs = delta.logprobs
         end = None if delta.stop_token_id is None else len(delta.token_ids) - 1

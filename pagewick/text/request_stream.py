@@ -31,7 +31,8 @@ class RequestStream:
     With best_of the engine generates that many candidates. The stream then emits nothing before all are finished;
     `output` gets the n candidates with the highest mean log-probability per token (OpenAI's definition), best first.
     splitting: makes the splitters for parts of a response; None: everything is text. keeps_logprobs: see OutputStream.
-    has_cache_salt: whether only requests with the same salt share this prompt's cached prefix.
+    has_cache_salt: whether only requests with the same salt share this prompt's cached prefix. has_stopped: whether
+    `take_stopped` has something to return.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RequestStream:
         ]
         self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
         self._is_ranked = len(self._candidates) > params.n
+        self.has_stopped = False
         self._stopped: list[tuple[str, int]] = []
         outputs = [one.output for one in self._candidates]
         if self._is_ranked:
@@ -92,6 +94,7 @@ class RequestStream:
             most = num_accepted + len(change.token_ids)
             candidate.output.num_accepted_tokens = min(candidate.output.num_accepted_tokens, most)
         if candidate.is_stopped and delta.finish_reason is None:
+            self.has_stopped = True
             self._stopped.append((self.output.request_id, delta.choice_index))
         if change.finish_reason is None and not self._is_ranked:
             return [change]
@@ -106,17 +109,12 @@ class RequestStream:
                 changes.append(ChoiceDelta(candidate.output.index, finish_reason=reason))
         return self._say(changes) if changes else []
 
-    @property
-    def has_stopped(self) -> bool:
-        """Whether `take_stopped` has something to return."""
-        return bool(self._stopped)
-
     def take_stopped(self) -> list[tuple[str, int]]:
         """Return (request id, choice index) of the choices that a stop string has ended since the last call.
 
         The engine does not see stop strings: the caller must abort these choices there.
         """
-        stopped, self._stopped = self._stopped, []
+        stopped, self._stopped, self.has_stopped = self._stopped, [], False
         return stopped
 
     def _say(self, changes: list[ChoiceDelta]) -> list[ChoiceDelta]:
