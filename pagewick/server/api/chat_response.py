@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from pagewick.generation import Generation, Listener
 from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
-from pagewick.server.api.framing import ChunkTemplate, Following
+from pagewick.server.api.framing import Following
 from pagewick.server.api.json_response import encoded
 from pagewick.server.api.responses import (
     ChatChoice,
@@ -116,9 +116,17 @@ class ChatResponse:
         A token that completes no character gives no chunk; its log-probability goes with the next one.
         """
         async with self.generation:
-            yield Following(self.generation, _Chunks(self).of)
+            yield Following(self.generation, _Chunks(self).of, self.text_chunk if self.is_plain else None)
         if (last := self.report.for_last_chunk()) is not None:
             yield self.chunk([], last)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks with text have nothing else that changes."""
+        return self.report.is_same_for_chunks and not (self.form.wants_logprobs or self.form.wants_token_ids)
+
+    def text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
+        return self.chunk([ChatChunkChoice(index, ChatDelta(content=text))], self.report.for_chunk())
 
     def chunk(self, choices: list[ChatChunkChoice], more: dict[str, Any]) -> ChatCompletionChunk:
         return ChatCompletionChunk(**self.head, choices=choices, **more)
@@ -147,29 +155,15 @@ class _Chunks:
         self._response = response
         self._is_first = True
         self._pending: dict[int, _PendingDelta] = defaultdict(lambda: _PendingDelta(response.form))
-        form = response.form
-        self._is_plain = response.report.is_same_for_chunks and not (form.wants_logprobs or form.wants_token_ids)
-        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with nothing but text
 
-    def of(self, delta: ChoiceDelta) -> list[ChatCompletionChunk | Raw]:
-        parts = delta.parts
-        is_text = len(parts) == 1 and parts[0].kind is _TEXT and delta.finish_reason is None
-        if is_text and self._is_plain and not self._is_first:
-            return [(self._templates.get(delta.index) or self._new_template(delta.index)).chunk(parts[0].text)]
-        chunks: list[ChatCompletionChunk | Raw] = []
+    def of(self, delta: ChoiceDelta) -> list[ChatCompletionChunk]:
+        chunks: list[ChatCompletionChunk] = []
         if self._is_first:
             self._is_first = False
             chunks += self._response.openings()
         report = self._response.report
         choices = self._pending[delta.index].choices(delta)
         return chunks + [self._response.chunk([choice], report.for_chunk()) for choice in choices]
-
-    def _new_template(self, index: int) -> ChunkTemplate:
-        response, report = self._response, self._response.report.for_chunk()
-        template = self._templates[index] = ChunkTemplate(
-            lambda text: response.chunk([ChatChunkChoice(index, ChatDelta(content=text))], report)
-        )
-        return template
 
 
 class _PendingDelta:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from pagewick.generation import Generation, Listener, interleave
 from pagewick.outputs import CompletionOutput
-from pagewick.server.api.framing import ChunkTemplate, Following
+from pagewick.server.api.framing import Following
 from pagewick.server.api.json_response import encoded
 from pagewick.server.api.logprobs import ChoiceLogprobs, EchoedPrompt
 from pagewick.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
@@ -65,12 +65,12 @@ class CompletionResponse:
             written.append(await encoded(choice.whole, is_large=form.num_logprobs is not None))
         return Completion(**self.head, choices=written, **self.report.for_response())
 
-    async def chunks(self) -> AsyncGenerator[Following | Completion | Raw]:
+    async def chunks(self) -> AsyncGenerator[Following | Completion]:
         """Yield the text of each choice, its last piece with the finish reason; then the usage if it is wanted."""
         chunks = _Chunks(self)
         if len(self.generations) == 1 and not self.form.echoes:
             async with self.generations[0] as generation:
-                yield Following(generation, partial(chunks.of, 0))
+                yield Following(generation, partial(chunks.of, 0), self.text_chunk if self.is_plain else None)
         else:
             async with aclosing(interleave(self.generations)) as deltas:
                 async for position, delta in deltas:
@@ -79,6 +79,15 @@ class CompletionResponse:
                         yield chunk
         if (last := self.report.for_last_chunk()) is not None:
             yield self.chunk([], last)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks with text have nothing else that changes."""
+        form = self.form
+        return self.report.is_same_for_chunks and form.num_logprobs is None and not form.wants_token_ids
+
+    def text_chunk(self, index: int, text: str) -> Completion:
+        return self.chunk([CompletionChoice(index, text)], self.report.for_chunk())
 
     def chunk(self, choices: list[CompletionChoice], more: dict[str, Any]) -> Completion:
         return Completion(**self.head, choices=choices, **more)
@@ -92,28 +101,22 @@ class _Chunks:
         self._form = form = response.form
         self._choices = form.choices(response.generations)
         self._unopened = set(range(len(response.generations)))
-        self._is_plain = response.report.is_same_for_chunks and form.num_logprobs is None and not form.wants_token_ids
-        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with nothing but text
 
     async def prepare(self, position: int, delta: ChoiceDelta) -> None:
         """Compute what `of` needs for this delta, beside the event loop if that takes long."""
         if self._is_opening(position, delta):
             await self._choices[position * self._form.n].prompt.compute_logprobs()
 
-    def of(self, position: int, delta: ChoiceDelta) -> list[Completion | Raw]:
+    def of(self, position: int, delta: ChoiceDelta) -> list[Completion]:
         """position: the prompt's."""
-        index = position * self._form.n + delta.index
-        if self._is_plain and not self._unopened and delta.finish_reason is None:
-            template = self._templates.get(index) or self._new_template(index)
-            return [template.chunk(text)] if (text := delta.text) else []
         report = self._response.report
-        chunks: list[Completion | Raw] = []
+        chunks: list[Completion] = []
         if self._is_opening(position, delta):
             self._unopened.remove(position)
             if self._form.echoes or self._form.wants_token_ids:
                 own = self._choices[position * self._form.n : (position + 1) * self._form.n]
                 chunks += [self._response.chunk([choice.opening()], report.for_chunk()) for choice in own]
-        choice = self._choices[index]
+        choice = self._choices[position * self._form.n + delta.index]
         choice.add(delta)
         if delta.text or delta.finish_reason is not None:
             chunks.append(self._response.chunk([choice.next(delta)], report.for_chunk()))
@@ -122,13 +125,6 @@ class _Chunks:
     def _is_opening(self, position: int, delta: ChoiceDelta) -> bool:
         """Whether this delta is the first with a token; then all of the prompt has been computed."""
         return position in self._unopened and bool(delta.token_ids or delta.finish_reason is not None)
-
-    def _new_template(self, index: int) -> ChunkTemplate:
-        response, report = self._response, self._response.report.for_chunk()
-        template = self._templates[index] = ChunkTemplate(
-            lambda text: response.chunk([CompletionChoice(index, text)], report)
-        )
-        return template
 
 
 class _Prompt:

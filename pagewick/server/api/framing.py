@@ -25,22 +25,29 @@ class NamedEvent(NamedTuple):
 class Following(NamedTuple):
     """Stands for the chunks of all deltas of a running Generation; more chunks may follow after its end.
 
-    A stream makes them as the deltas come, which costs less than a generator that yields each.
+    A stream makes them as the deltas come, which costs less than a generator that yields each. chunks_of: returns those
+    of a delta. text_chunk: called with a choice's index and a text; returns the chunk of a delta that has nothing but
+    this text and is not the first of its choice. None: such chunks differ in more than their texts.
     """
 
     generation: Generation
     chunks_of: Callable[[ChoiceDelta], Iterable[Any]]
+    text_chunk: Callable[[int, str], msgspec.Struct] | None = None
 
 
 class ChunkTemplate:
-    """The JSON of chunks that differ in one text only. chunk_of: returns the chunk with a text."""
+    """The bytes of chunks that differ in one text only.
 
-    def __init__(self, chunk_of: Callable[[str], msgspec.Struct]) -> None:
+    chunk_of: returns the chunk with a text. frame: that of the stream's Framing.
+    """
+
+    def __init__(self, chunk_of: Callable[[str], msgspec.Struct], frame: Callable[[Any], bytes]) -> None:
         hole = "\0text\0"
-        self._pieces = _encoder.encode(chunk_of(hole)).split(_encoder.encode(hole))
+        self._pieces = frame(chunk_of(hole)).split(_encoder.encode(hole))
 
-    def chunk(self, text: str) -> msgspec.Raw:
-        return msgspec.Raw(_encoder.encode(text).join(self._pieces))
+    def framed(self, text: str) -> bytes:
+        """Return what `frame` returns for the chunk with this text."""
+        return _encoder.encode(text).join(self._pieces)
 
 
 class Framing(Protocol):

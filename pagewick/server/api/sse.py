@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,13 +12,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewick.log import get_logger
-from pagewick.server.api.framing import Following, Framing
+from pagewick.outputs import PartKind
+from pagewick.server.api.framing import ChunkTemplate, Following, Framing
 from pagewick.server.errors import api_error
 from pagewick.server.guard.connections import WRITE_CHUNK
 from pagewick.text.output_stream import ChoiceDelta
 
 # While more than this waits to be sent, no further events are made.
 OUTBOX_BYTES = 64 * 2**10
+
+# Looked up once: see outputs.py.
+_TEXT = PartKind.TEXT
 
 _logger = get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -93,8 +98,7 @@ class EventStream(Response):
                 if isinstance(chunk, Following):
                     await self._follow(chunk, outbox)
                     continue
-                outbox.put(self._framing.frame(chunk))
-                if outbox.is_full:
+                if not outbox.put(self._framing.frame(chunk)):
                     await outbox.until_taken()
             outbox.put(self._framing.end, is_last=True)
         except ClientDisconnect:
@@ -133,16 +137,21 @@ class _Follower:
     """A Reader that puts what it reads into an outbox."""
 
     def __init__(self, following: Following, framing: Framing, outbox: _Outbox) -> None:
-        self._chunks_of = following.chunks_of
+        self._following = following
         self._frame = framing.frame
-        self._outbox = outbox
+        self._templates: dict[int, ChunkTemplate] = {}  # by choice, once it has had its first delta
+        self._put = outbox.put
         self.until_ready = outbox.until_taken
 
     def take(self, delta: ChoiceDelta) -> bool:
-        frames = [self._frame(chunk) for chunk in self._chunks_of(delta)]
-        if frames:
-            self._outbox.put(b"".join(frames))
-        return not self._outbox.is_full
+        template, parts = self._templates.get(delta.index), delta.parts
+        if template is not None and len(parts) == 1 and parts[0].kind is _TEXT and delta.finish_reason is None:
+            return self._put(template.framed(parts[0].text))
+        if template is None and self._following.text_chunk is not None:
+            chunk_of = partial(self._following.text_chunk, delta.index)
+            self._templates[delta.index] = ChunkTemplate(chunk_of, self._frame)
+        chunks = b"".join(map(self._frame, self._following.chunks_of(delta)))
+        return not chunks or self._put(chunks)
 
 
 class _Outbox:
@@ -175,20 +184,18 @@ class _Outbox:
         """Number of bytes that `send` has not been given yet."""
         return len(self._unsent)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._unsent) > OUTBOX_BYTES
-
-    def put(self, body: bytes, *, is_last: bool = False) -> None:
+    def put(self, body: bytes, *, is_last: bool = False) -> bool:
+        """Return whether there is room for more; `until_taken` waits for it."""
         self.is_started = True
         self.filled_at = self._loop.time()
         if self._is_idle and not is_last and self._write_chunk is not None and self._write_chunk(body):
-            return
+            return True
         self._is_idle = False
         self._unsent += body
         self._is_complete = is_last
         self._is_filled.set()
         self._is_taken.clear()
+        return len(self._unsent) <= OUTBOX_BYTES
 
     async def until_taken(self) -> None:
         """Wait until `send` has been given everything."""

@@ -24,6 +24,6 @@ def chunk_of(text: str) -> Chunk:
 
 @given(st.text())
 def test_a_template_gives_the_bytes_of_the_encoded_chunk(text: str) -> None:
-    framed = OPENAI_EVENTS.frame(ChunkTemplate(chunk_of).chunk(text))
+    framed = ChunkTemplate(chunk_of, OPENAI_EVENTS.frame).framed(text)
     assert framed == OPENAI_EVENTS.frame(chunk_of(text))
     assert json.loads(framed.removeprefix(b"data: ")) == msgspec.to_builtins(chunk_of(text))
