@@ -55,6 +55,10 @@ class Phase(Enum):
     FAREWELL = auto()  # the client's end of the connection; everything has been sent
 
 
+# Looked up once: an Enum member access is slow, and every event needs it.
+_FAREWELL = Phase.FAREWELL
+
+
 class GuardedConnection(asyncio.Protocol):
     """One connection. make_inner: uvicorn's protocol class, called with the arguments that uvicorn gives."""
 
@@ -243,9 +247,10 @@ class GuardedConnection(asyncio.Protocol):
 
         Returns False, and writes nothing, if the client has to read first or reads no more: `send` can wait for that.
         """
-        if self._is_write_paused or self._inner_is_closed or self._is_closing():
+        transport = self._transport
+        if self._is_write_paused or self._inner_is_closed or self._phase is _FAREWELL or transport.is_closing():
             return False
-        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
     # Requests, from the reader

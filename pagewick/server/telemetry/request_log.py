@@ -63,6 +63,14 @@ class RequestLog:
             _logger.info("%s", line, extra={"request_id": request_id})
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a choice has got. latest_s: time of its latest token, by the engine's clock."""
+
+    latest_s: float
+    num_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Observation:
     """Follows one request, a prompt with n choices, from now on. `on_delta` must see each delta of its Generation.
@@ -87,37 +95,41 @@ class Observation:
     _began: float = field(default_factory=time.monotonic)
     _is_accepted: bool = False
     _first_token_s: float | None = None
-    _latest: dict[int, float] = field(default_factory=dict)
+    _progress: dict[int, _Progress] = field(default_factory=dict)  # of the choices that have tokens
     _reasons: dict[int, FinishReason] = field(default_factory=dict)
-    _num_tokens: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.log.tracing is not None:
             self.trace_context = self.log.tracing.current_context()
 
     def on_delta(self, delta: ChoiceDelta) -> None:
-        metrics = self.log.metrics
         if not self._is_accepted:
             self._is_accepted = True
-            metrics.accept()
-        if delta.token_ids:
-            if self._first_token_s is None:
-                self._first_token_s = time.monotonic() - self._began
-                metrics.first_token.observe(self._first_token_s)
+            self.log.metrics.accept()
+        if num_tokens := len(delta.token_ids):
             # By the engine's clock: here, deltas that arrive late arrive together.
-            decode_s = 0.0 if self.generation is None else self.generation.output.decode_s
-            if delta.index in self._latest:
-                metrics.inter_token.observe((decode_s - self._latest[delta.index]) / len(delta.token_ids))
-            self._latest[delta.index] = decode_s
-            self._num_tokens[delta.index] = self._num_tokens.get(delta.index, 0) + len(delta.token_ids)
+            decode_s = 0.0 if self.generation is None else self.generation.stream.output.decode_s
+            progress = self._progress.get(delta.index)
+            if progress is None:
+                self._begin_choice(delta.index, decode_s, num_tokens)
+            else:
+                self.log.metrics.inter_token.observe((decode_s - progress.latest_s) / num_tokens)
+                progress.latest_s = decode_s
+                progress.num_tokens += num_tokens
         if delta.finish_reason is not None:
             self._reasons[delta.index] = delta.finish_reason
             if len(self._reasons) == self.n:
                 self.log.finish(self)
 
+    def _begin_choice(self, index: int, decode_s: float, num_tokens: int) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic() - self._began
+            self.log.metrics.first_token.observe(self._first_token_s)
+        self._progress[index] = _Progress(decode_s, num_tokens)
+
     def summary(self) -> FinishedRequest:
         """Return the measurements of a request that is over."""
-        num_tokens = self._num_tokens.values()
+        num_tokens = [one.num_tokens for one in self._progress.values()]
         request = FinishedRequest(
             reason=next(reason for reason in _WORST_FIRST if reason in self._reasons.values()),
             num_prompt_tokens=self.num_prompt_tokens,
