@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pagewick.cli.foreign_flags import (
     MODEL_TYPES,
     foreign_options,
 )
+from pagewick.cli.typed_flags import read_typed_flags
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, SHORT_FLAGS, spare_id
@@ -117,14 +117,16 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = self._without_booleans(args)
         try:
-            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            typed = read_typed_flags(self, ctx, args)
         except click.NoSuchOption as error:
             hint = hint_for(self, error.option_name)
             raise click.UsageError(f"No such option {error.option_name}{hint}", ctx) from None
-        for option, count in Counter(given).items():
+        for option in self.params:
+            flags = [flag for name, flag in typed if name == option.name]
             is_single = isinstance(option, click.Option) and not (option.multiple or option.count or option.is_eager)
-            if is_single and count > 1:
-                raise click.UsageError(f"{long_name(option) or option.opts[0]} is given twice; leave one out.", ctx)
+            if is_single and len(flags) > 1:
+                other = next((f" (once as {flag})" for flag in flags if flag != flags[0]), "")
+                raise click.UsageError(f"{flags[0]} is given twice{other}; leave one out.", ctx)
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
@@ -249,6 +251,21 @@ class EngineCommand(Command):
         if is_server:
             arguments["settings"] = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
         return arguments
+
+
+def refuse_engine_flags(ctx: click.Context) -> None:
+    """Raise click.UsageError for the engine's flags on the command line, where --url names a server.
+
+    The model and the seed are for requests, too. Variables and a file are left alone: they may be meant for `serve`.
+    """
+    typed = ENGINE_FLAGS.typed(ctx)
+    *flags, last = [flag for name, flag in typed.items() if name not in ("model", "seed")] or [""]
+    if not last:
+        return
+    these, verb, them = (f"{', '.join(flags)} and {last}", "have", "them") if flags else (last, "has", "it")
+    raise click.UsageError(
+        f"{these} {verb} no effect with --url: the server has its own engine; leave {them} out.", ctx
+    )
 
 
 def _normal(flag: str) -> str:

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from pagewick.cli.completion import completer_of
+from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import parse_bytes
 from pagewick.errors import ConfigError
 
@@ -113,7 +114,7 @@ class FieldFlags:
         """
         found: dict[str, Any] = {}
         for source in sources:
-            given: set[str] = set()
+            given: dict[str, str] = {}
             for parameter, value in ctx.params.items():
                 if not self.owns(parameter) or value is None or ctx.get_parameter_source(parameter) != source:
                     continue
@@ -121,9 +122,11 @@ class FieldFlags:
                 target, convert = self.aliases.get(name, (name, None))
                 converted = value if convert is None or target in found else convert(value)
                 parts = converted if isinstance(converted, dict) else {target: converted}
-                if twice := given & parts.keys():
-                    raise click.UsageError(f"{flag_of(twice.pop())} is given twice (once as {flag_of(name)})", ctx)
-                given |= parts.keys()
+                typed = typed_flags(ctx) if source == ParameterSource.COMMANDLINE else {}
+                flag = typed.get(parameter, flag_of(name))
+                if twice := given.keys() & parts.keys():
+                    raise click.UsageError(f"{given[twice.pop()]} is given twice (once as {flag}); leave one out.", ctx)
+                given |= dict.fromkeys(parts, flag)
                 found = parts | found
         return found
 
@@ -131,6 +134,11 @@ class FieldFlags:
         """Return the fields and other names that stand on the command line."""
         given = {one for one in ctx.params if ctx.get_parameter_source(one) == ParameterSource.COMMANDLINE}
         return {one.removeprefix(self.prefix) for one in given if self.owns(one)}
+
+    def typed(self, ctx: click.Context) -> dict[str, str]:
+        """Return the fields that are set on the command line, each with the flag that was typed."""
+        own = {name.removeprefix(self.prefix): flag for name, flag in typed_flags(ctx).items() if self.owns(name)}
+        return {self.aliases.get(name, (name, None))[0]: flag for name, flag in own.items()}
 
     def owns(self, name: str) -> bool:
         return name.startswith(self.prefix)

@@ -384,6 +384,31 @@ def test_options_without_effect_are_refused(arguments: list[str], complaint: str
     assert complaint in result.stderr
 
 
+@pytest.mark.parametrize("command", ["bench", "chat"])
+def test_flags_of_an_engine_in_this_process_are_refused_beside_a_url(
+    command: str, servers: list[StandInServer], tmp_path: Path
+) -> None:
+    def run(*arguments: str, **environment: str) -> Result:
+        line = [command, "--url", servers[0].url, *arguments]
+        return CliRunner().invoke(cli, line, input="", env=environment, prog_name="pagewick")
+
+    refused = run("-q", "q4_k_m", "--max_model_len", "9", "--tp=2", "--no-enable-prefix-caching")
+    flags = "-q, --max-model-len, --tp and --no-enable-prefix-caching have no effect with --url"
+    assert refused.exit_code == 2
+    assert f"{flags}: the server has its own engine; leave them out." in " ".join(refused.stderr.split())
+    assert len(refused.stderr.splitlines()) <= 6
+    one = run("--device", "cpu")
+    assert "--device has no effect with --url: the server has its own engine; leave it out." in one.stderr
+    assert servers[0].requests == []
+    # What the environment and a file say may be meant for `serve`; the model and the seed are for requests, too.
+    file = tmp_path / "flags.toml"
+    file.write_text("quantization = 'q4_k_m'")
+    workload = ("--num-prompts", "1", "--repeats", "1") if command == "bench" else ()
+    model = ("--model", servers[0].models[0])
+    taken = run(*model, "--seed", "3", "--config", str(file), *workload, PAGEWICK_MAX_MODEL_LEN="9")
+    assert taken.exit_code == 0, taken.output
+
+
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
