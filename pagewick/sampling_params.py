@@ -262,7 +262,7 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingPar
     try:
         return SamplingParams(**given)
     except InvalidRequestError as error:
-        raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
+        raise ModelLoadError(f"the model's generation_config.json is wrong: {error}\n  correct or remove it") from error
 
 
 def with_changes(defaults: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:

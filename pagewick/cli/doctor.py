@@ -145,20 +145,23 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def chat_findings(found: Checkpoint) -> list[Finding]:
-    """Findings about chats from the tokenizer and the chat template; none if they are not on this disk."""
-    from pagewick.doctor.findings import note, ok
-    from pagewick.text.chat_template import ChatTemplate
+    """Findings about chats from the tokenizer and the chat template; none if they are not on this disk.
+
+    What stops a start, also in generation_config.json, is a problem.
+    """
+    from pagewick.api_arguments import load_text
+    from pagewick.doctor.findings import note, ok, problem
+    from pagewick.doctor.support import refusal
     from pagewick.text.prompts import PromptEncoder
-    from pagewick.text.tokenizer import Tokenizer
 
     place = Path(found.where)
     if found.is_only_described or not found.verdict.runs or not place.exists():
         return []
     try:
-        tokenizer = Tokenizer.from_directory(place)
-        template = ChatTemplate.from_directory(place, tokenizer)
+        tokenizer, template, _ = load_text(EngineConfig(model=found.where), None)
     except PagewickError as error:
-        return [note("chat", str(error).partition("\n")[0])]
+        refused = refusal(error)
+        return [problem("files", refused.reason, refused.fix)]
     prompts = PromptEncoder(tokenizer, template, max_model_len=1)
     if (support := prompts.template_tools) is None:
         fix = "pagewick serve --chat-template FILE, if this is a chat model"

@@ -95,7 +95,11 @@ class ChatTemplate:
         config: the directory's tokenizer_config.json, or what a GGUF file has in its place; None: the tokenizer's.
         """
         templates = read_templates(Path(path), tokenizer.config if config is None else config)
-        return cls(templates, tokenizer) if templates else None
+        try:
+            return cls(templates, tokenizer) if templates else None
+        except ModelLoadError as error:
+            fix = "correct the model's chat template, or give another one: pagewick serve --chat-template FILE"
+            raise ModelLoadError(f"{error}\n  {fix}") from None
 
     def render(
         self,

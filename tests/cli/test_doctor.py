@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pagewick.api_arguments import load_text
 from pagewick.cli import cli
-from pagewick.config import BUILTIN_MODEL
+from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
+from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
@@ -142,7 +145,6 @@ def chat_lines(machine: pytest.MonkeyPatch, model: Path, template: str | None) -
     config = json.loads(place.read_text(encoding="utf-8"))
     place.write_text(json.dumps({**config, "chat_template": template}), encoding="utf-8")
     result = run(str(model))
-    assert result.exit_code == 0
     return [line for line in result.stdout.splitlines() if line.startswith(("ok ", "note ", "problem "))]
 
 
@@ -169,14 +171,35 @@ def test_where_tools_are_described(machine: pytest.MonkeyPatch, tmp_path: Path, 
     assert chat_lines(machine, tmp_path / "model", source) == [tools, thoughts]
 
 
+def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (line,) = chat_lines(machine, tmp_path / "model", None)
+    assert line.startswith("note     chat  there is no chat template")
+
+
 @pytest.mark.parametrize(
-    ("template", "words"), [(None, "there is no chat template"), ("{% if %}", "the chat template is not valid")]
+    ("file", "content", "message"),
+    [
+        ("chat_template.jinja", "{% for %}", "the chat template is not valid: "),
+        ("generation_config.json", '{"temperature": "hot"}', "the model's generation_config.json is wrong: temperature"),
+        ("generation_config.json", "{", "generation_config.json is not valid JSON"),
+        ("tokenizer.json", "{}", "tokenizer.json is not a usable tokenizer"),
+    ],
 )
-def test_a_model_without_a_usable_template(
-    machine: pytest.MonkeyPatch, tmp_path: Path, template: str | None, words: str
+def test_a_file_that_stops_the_start_is_a_problem_in_the_words_of_the_start(
+    machine: pytest.MonkeyPatch, tmp_path: Path, file: str, content: str, message: str
 ) -> None:
-    (line,) = chat_lines(machine, tmp_path / "model", template)
-    assert line.startswith(f"note     chat  {words}")
+    model = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, model)
+    (model / file).write_text(content, encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=re.escape(message)) as refused:
+        load_text(EngineConfig(model=str(model)), None)
+    cause, *fix = str(refused.value).splitlines()
+    result = run(str(model))
+    assert result.exit_code == 1
+    assert f"; fits here, but {cause}\n" in result.stdout
+    assert f"problem  files  {cause}\n" in result.stdout
+    assert not fix or f"-> {fix[-1].strip()}" in result.stdout
+    assert "pagewick serve /" not in result.stdout
 
 
 def test_a_malformed_gguf_file(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
