@@ -174,7 +174,7 @@ async def serve_in_processes(max_num_seqs: int, stream_interval: int, count: int
         timing = Timing(hang_timeout_s=0, hung_after_s=math.inf)
         return await Supervisor.start(config, module="benchmarks.steady_engine", timing=timing)
 
-    def announce(info: ModelInfo) -> None:
+    def announce(info: ModelInfo, has_chat_template: bool) -> None:
         print(f"ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 
     config = replace(with_local_models(EngineConfig()), max_num_seqs=max_num_seqs)

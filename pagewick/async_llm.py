@@ -72,10 +72,7 @@ class AsyncEngine:
         tool_call_parser: str | None = None,
         grammar_limits: GrammarLimits | None = None,
     ) -> None:
-        """part_formats: the formats in which the model writes tool calls and the like; None: detected in its files.
-
-        tool_call_parser: see `start`.
-        """
+        """part_formats: formats of tool calls and the like; None: those of the files. tool_call_parser: see `start`."""
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
@@ -167,6 +164,10 @@ class AsyncEngine:
     def part_kinds(self) -> frozenset[PartKind]:
         """The kinds of parts that can be separated from text in the model's output."""
         return self._requests.kinds
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._prompts.has_chat_template
 
     @property
     def can_think_by_switch(self) -> bool:

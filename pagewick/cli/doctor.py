@@ -147,7 +147,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 def chat_findings(found: Checkpoint) -> list[Finding]:
     """Findings about chats from the tokenizer and the chat template; none if they are not on this disk.
 
-    What stops a start, also in generation_config.json, is a problem.
+    The texts are loaded as a start loads them, with generation_config.json: what stops a start is a problem.
     """
     from pagewick.api_arguments import load_text
     from pagewick.doctor.findings import note, ok, problem

@@ -16,9 +16,13 @@ from pagewick.config import EngineConfig
 from pagewick.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from pagewick.engine.messages import ModelInfo
+    from pagewick.server.run import ReadyServer
 
 QUESTION = "What is Pagewick?"
+BEGINNING = "Pagewick is"
+# The commands name this variable, so that no key stands on a terminal or in a log.
+KEY_VARIABLE = "PAGEWICK_API_KEY"
+KEY_NOTE = f"Clients need an API key; these commands take it from {KEY_VARIABLE}:\n\n"
 
 
 @click.command(cls=EngineCommand, has_settings=True, has_sampling=True, log_level="INFO")
@@ -38,10 +42,11 @@ def command(config: EngineConfig, settings: ServerSettings, sampling: dict[str, 
         return
 
 
-def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
+def announce(served_model_name: str, server: ReadyServer) -> None:
     """Print the server's address, the engine's sizes, and commands to paste to try it."""
     import psutil
 
+    info = server.info
     num_tokens = info.num_kv_blocks * info.block_size
     seconds = time.time() - psutil.Process().create_time()
     parts = ", ".join(f"{name} {duration:.2f} s" for name, duration in info.timeline)
@@ -51,25 +56,40 @@ def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
         f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens in {info.kv_cache_dtype}, which "
         f"is {num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time\n"
         f"Ready after {seconds:.2f} s; in the engine: {parts}\n"
-        f"Pagewick is ready on {address}\n\n"
-        f"{curl_line(served_model_name, address)}\n\n"
-        f"{python_snippet(served_model_name, address)}\n\n"
+        f"Pagewick is ready on {server.address}\n\n"
+        f"{KEY_NOTE if server.needs_key else ''}"
+        f"{curl_line(served_model_name, server)}\n\n"
+        f"{python_snippet(served_model_name, server)}\n\n"
         "Ctrl-C stops the server."
     )
 
 
-def curl_line(served_model_name: str, address: str) -> str:
-    """Return a shell command that asks the model a question."""
-    body = {"model": served_model_name, "messages": [{"role": "user", "content": QUESTION}]}
-    return f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+def curl_line(served_model_name: str, server: ReadyServer) -> str:
+    """Return a shell command that asks the model a question, or lets a model without a chat template go on."""
+    route = "chat/completions" if server.has_chat_template else "completions"
+    headers = "-H 'content-type: application/json'"
+    if server.needs_key:
+        headers += f' -H "authorization: Bearer ${KEY_VARIABLE}"'
+    body = {"model": served_model_name, **_input(server)}
+    return f"curl {server.address}/v1/{route} {headers} -d {shlex.quote(json.dumps(body))}"
 
 
-def python_snippet(served_model_name: str, address: str) -> str:
-    """Return a program that asks the model a question with the openai package."""
+def python_snippet(served_model_name: str, server: ReadyServer) -> str:
+    """Return a program that does the same with the openai package."""
+    key = f'os.environ["{KEY_VARIABLE}"]' if server.needs_key else '"none"'
+    resource, answer = ("chat.completions", "message.content") if server.has_chat_template else ("completions", "text")
+    arguments = "".join(f", {name}={json.dumps(value)}" for name, value in _input(server).items())
     return (
+        f"{'import os' + chr(10) if server.needs_key else ''}"
         "from openai import OpenAI\n"
-        f'client = OpenAI(base_url="{address}/v1", api_key="none")\n'
-        f'messages = [{{"role": "user", "content": "{QUESTION}"}}]\n'
-        f"response = client.chat.completions.create(model={json.dumps(served_model_name)}, messages=messages)\n"
-        "print(response.choices[0].message.content)"
+        f'client = OpenAI(base_url="{server.address}/v1", api_key={key})\n'
+        f"response = client.{resource}.create(model={json.dumps(served_model_name)}{arguments})\n"
+        f"print(response.choices[0].{answer})"
     )
+
+
+def _input(server: ReadyServer) -> dict[str, Any]:
+    """Return the fields of the request beside the model."""
+    if server.has_chat_template:
+        return {"messages": [{"role": "user", "content": QUESTION}]}
+    return {"prompt": BEGINNING, "max_tokens": 40}

@@ -33,7 +33,18 @@ from pagewick.server.telemetry.tracing import Tracing
 # Default of a server. A request that would wait behind this many had better go to another one.
 MAX_WAITING_REQUESTS = 1024
 
-OnReady = Callable[[str, ModelInfo], None]
+
+@dataclass(frozen=True, slots=True)
+class ReadyServer:
+    """A server that serves requests. needs_key: clients must send an API key."""
+
+    address: str
+    info: ModelInfo
+    needs_key: bool
+    has_chat_template: bool
+
+
+OnReady = Callable[[ReadyServer], None]
 
 
 def run_server(
@@ -48,7 +59,7 @@ def run_server(
     While the model loads, clients are asked to come again. The first signal lets requests in flight go on for
     settings.shutdown_timeout seconds, after which they get an error; a second one ends them at once.
     sampling: fields of SamplingParams for requests that do not set them, instead of the model's defaults.
-    on_ready is called with the address once requests are served.
+    on_ready is called once requests are served.
     Raises ConfigError for invalid settings, for settings that would let anybody in, and if it cannot listen on the
     address. Also raises what AsyncEngine.start raises.
     """
@@ -67,10 +78,11 @@ def run_server(
         if config.max_waiting_requests is None:
             config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
 
-        def announce(info: ModelInfo) -> None:
+        def announce(info: ModelInfo, has_chat_template: bool) -> None:
             host, port = listener.getsockname()[:2]
+            address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             if on_ready is not None:
-                on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", info)
+                on_ready(ReadyServer(address, info, bool(keys), has_chat_template))
 
         if settings.api_server_count == 1:
             server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing)
@@ -91,7 +103,7 @@ class _Server:
     settings: ServerSettings
     sampling: Mapping[str, Any]
     listener: socket.socket
-    on_ready: Callable[[ModelInfo], None]
+    on_ready: Callable[[ModelInfo, bool], None]
     keys: ApiKeys
     chat_template: str | None
     tracing: Tracing | None
@@ -133,7 +145,7 @@ class _Server:
                 tracing=self.tracing,
                 max_waiting_requests=self.config.max_waiting_requests,
             )
-            self.on_ready(engine.info)
+            self.on_ready(engine.info, engine.has_chat_template)
             await first_done(asyncio.shield(serving), stop.wait())
             self._lifecycle.drain()
             drained = self._lifecycle.until_idle()

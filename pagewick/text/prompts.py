@@ -123,6 +123,7 @@ class PromptEncoder:
         sources = () if chat_template is None else chat_template.sources
         self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
         self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]
+        self.has_chat_template = chat_template is not None
         self._tools = functools.lru_cache(MAX_CACHED_TEMPLATES + 1)(self._tool_prompts)
         self._chat_template = chat_template
         self._infill_tokens = InfillTokens.find(tokenizer)

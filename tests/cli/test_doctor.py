@@ -180,7 +180,7 @@ def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path)
     ("file", "content", "message"),
     [
         ("chat_template.jinja", "{% for %}", "the chat template is not valid: "),
-        ("generation_config.json", '{"temperature": "hot"}', "the model's generation_config.json is wrong: temperature"),
+        ("generation_config.json", '{"temperature": "hot"}', "generation_config.json is wrong: temperature must be"),
         ("generation_config.json", "{", "generation_config.json is not valid JSON"),
         ("tokenizer.json", "{}", "tokenizer.json is not a usable tokenizer"),
     ],

@@ -17,6 +17,7 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.messages import ModelInfo
 from pagewick.quantization.plan import plan_quantization
+from pagewick.server.run import ReadyServer
 from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
@@ -153,5 +154,5 @@ def test_the_line_at_the_start_names_the_formats(capsys: pytest.CaptureFixture[s
         info = ModelInfo(
             model_path="m", architecture="A", dtype="bfloat16", device="cpu", kernels="k", weights=weights, **sizes
         )
-        announce("m", "http://x", info)
+        announce("m", ReadyServer("http://x", info, needs_key=False, has_chat_template=True))
         assert shown in capsys.readouterr().out

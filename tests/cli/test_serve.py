@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from pagewick.cli.serve import announce, curl_line, python_snippet
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
+from pagewick.server.run import ReadyServer
 from pagewick.server.settings import ServerSettings
 from tests.scripted_engine import ScriptedEngine
 
@@ -173,12 +175,13 @@ def info() -> ModelInfo:
 
 def test_the_printed_commands_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     name = """it's a "model" """
-    announce(name, ADDRESS, info())
+    server = ReadyServer(ADDRESS, info(), needs_key=False, has_chat_template=True)
+    announce(name, server)
     printed = capsys.readouterr().out
     assert "ready on http://127.0.0.1:9\n" in printed
-    assert curl_line(name, ADDRESS) in printed
-    assert python_snippet(name, ADDRESS) in printed
-    words = shlex.split(curl_line(name, ADDRESS))
+    assert curl_line(name, server) in printed
+    assert python_snippet(name, server) in printed
+    words = shlex.split(curl_line(name, server))
     assert words[:2] == ["curl", f"{ADDRESS}/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == name
 
@@ -203,7 +206,7 @@ def test_the_python_snippet_asks_the_model(monkeypatch: pytest.MonkeyPatch, caps
             )  # fmt: skip
 
     monkeypatch.setattr(openai, "OpenAI", FakeOpenAI)
-    exec(python_snippet("m", ADDRESS), {})
+    exec(python_snippet("m", ReadyServer(ADDRESS, info(), needs_key=False, has_chat_template=True)), {})
     assert capsys.readouterr().out == "An engine.\n"
     assert asked == [f"{ADDRESS}/v1", {"model": "m", "messages": [{"role": "user", "content": "What is Pagewick?"}]}]
 
@@ -233,6 +236,34 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
         assert line, f"the process ended: {printed}{process.stderr.read() if process.stderr else ''}"
         printed += line
     return printed
+
+
+@pytest.mark.parametrize(
+    ("has_key", "has_template", "num_processes"), [(True, True, 1), (True, False, 1), (False, False, 2)]
+)
+def test_the_printed_commands_work(
+    tiny_model: Path, tmp_path: Path, has_key: bool, has_template: bool, num_processes: int
+) -> None:
+    model, key = tmp_path / "model", "a-key-that-nobody-prints"
+    shutil.copytree(tiny_model, model)
+    config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    if not has_template:
+        (model / "chat_template.jinja").unlink(missing_ok=True)
+        config.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    flags = ["--port", "0", "--max-tokens", "4", "--api-server-count", str(num_processes)]
+    with server_process(str(model), *flags, *(["--api-key", key] if has_key else [])) as process:
+        printed = read_until(process, "Ctrl-C stops the server.")
+        curl = next(line for line in printed.splitlines() if line.startswith("curl "))
+        program = printed[printed.index("import os" if has_key else "from openai") :].removesuffix(
+            "Ctrl-C stops the server.\n"
+        )
+        assert key not in printed
+        assert ("/v1/chat/completions" in curl) == ("chat.completions" in program) == has_template
+        environment = {**os.environ, "PAGEWICK_API_KEY": key if has_key else ""}
+        for command in (["bash", "-c", curl + " --fail-with-body"], [sys.executable, "-c", program]):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

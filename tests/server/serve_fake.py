@@ -6,10 +6,9 @@ import sys
 
 import pagewick.async_llm
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo
 from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import ConfigError
-from pagewick.server.run import run_server
+from pagewick.server.run import ReadyServer, run_server
 from pagewick.server.settings import ServerSettings
 from tests.fake_engine import FakeClient
 
@@ -27,8 +26,8 @@ async def start(config: EngineConfig, *, hang_timeout_s: float) -> FakeClient:
     return client
 
 
-def announce(address: str, info: ModelInfo) -> None:
-    print(address, info.architecture, flush=True)
+def announce(server: ReadyServer) -> None:
+    print(server.address, server.info.architecture, flush=True)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class ApiProcess:
     async def _start(self, tracing: Tracing | None) -> AsyncEngine:
         setup, settings = self._setup, self._settings
         text = await asyncio.to_thread(load_text, setup.config, setup.chat_template)
-        self._connection.send(Loaded())
+        self._connection.send(Loaded(has_chat_template=text[1] is not None))
         client = await self._connected
         seed = None if setup.config.seed is None else setup.config.seed + _SEED_STRIDE * setup.number
         parser = settings.tool_call_parser

@@ -100,7 +100,9 @@ class Answer(msgspec.Struct, tag=True):
 
 
 class Loaded(msgspec.Struct, tag=True):
-    """Tokenizer and chat template are loaded."""
+    """The tokenizer is loaded, and the chat template if there is one."""
+
+    has_chat_template: bool
 
 
 class Serving(msgspec.Struct, tag=True):

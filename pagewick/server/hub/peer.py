@@ -57,6 +57,7 @@ class Peer:
         reports: Callable[[], Awaitable[list[msgspec.Raw]]],
     ) -> None:
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_chat_template = False
         self.serving, self.idle = asyncio.Event(), asyncio.Event()
         self.report: msgspec.Raw | None = None
         self.send = connection.send
@@ -152,6 +153,7 @@ class Peer:
                 self._num_reports += 1
                 self._end_wait_for_report()
             case Loaded():
+                self.has_chat_template = message.has_chat_template
                 self.loaded.set_result(None)
             case Failed():
                 self.loaded.set_exception(_error_of(message))

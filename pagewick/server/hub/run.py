@@ -44,7 +44,7 @@ class Hub:
         settings: ServerSettings,
         sampling: Mapping[str, Any],
         listener: socket.socket,
-        on_ready: Callable[[ModelInfo], None],
+        on_ready: Callable[[ModelInfo, bool], None],
         keys: ApiKeys,
         chat_template: str | None,
         start_engine: StartEngine = lambda config, settings: start_engine(
@@ -99,7 +99,7 @@ class Hub:
 
     async def _serve(self, engine: Supervisor, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until a signal, and then until no request is in flight or their time is over."""
-        self._on_ready(engine.info)
+        self._on_ready(engine.info, any(peer.has_chat_template for peer in self._peers()))
         reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info))
         try:
             await stop.wait()
