@@ -229,7 +229,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=runner.groups[0].spec.block_size,
             num_kv_blocks=sum(self._ranks.num_blocks),
-            kv_cache_bytes=self._ranks.kv_cache_bytes,
+            kv_cache_bytes=self._ranks.kv_cache_bytes * self._ranks.world_size,
             num_parameters=runner.num_parameters,
             tensor_parallel_size=config.tensor_parallel_size,
             kv_cache_dtype=config.kv_cache_dtype,

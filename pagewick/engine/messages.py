@@ -226,7 +226,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
     weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
     timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
-    which flags can change.
+    which flags can change. num_parameters, kv_cache_bytes: of all ranks together.
     """
 
     model_path: str

@@ -52,6 +52,7 @@ class LoadedModel:
     """One rank's share of a model. config: the resolved one. groups: the layers with a cache, by cache group.
 
     weights: the formats of its matrices, in words. timeline: the duration of each stage of loading, in seconds.
+    num_parameters: those of the whole model.
     """
 
     model: Decoder
@@ -61,6 +62,7 @@ class LoadedModel:
     groups: list[CacheGroup]
     weights: str
     timeline: list[tuple[str, float]]
+    num_parameters: int
 
 
 @runtime_checkable
@@ -122,7 +124,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         types = {**stored_types, **source.labels, **opened.at_load}
         weights = _describe_weights(model_config, types, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
-    return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline)
+    total = sum(tensor.num_elements for tensor in model_tensors(model_config, list(types)))
+    return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline, total)
 
 
 def _require_batch_invariance(device: torch.device, collectives: Collectives) -> None:

@@ -89,7 +89,7 @@ class ModelRunner:
         loaded = load_model(config, collectives, self.device)
         self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
-        self.weights = loaded.weights
+        self.weights, self.num_parameters = loaded.weights, loaded.num_parameters
         self.experts = ExpertCache(self.model)
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:
@@ -109,11 +109,6 @@ class ModelRunner:
             self._draft_time_limits = _time_limits_of(draft.model, draft.model_config, self.device, collectives)
         if progress is not None:
             _mark_layers([self.model, *([self.draft_model.model] if self.draft_model else [])], progress)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of parameters of this rank's share."""
-        return num_parameters(self.model)
 
     @property
     def step_bytes(self) -> int:

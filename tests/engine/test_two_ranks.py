@@ -10,6 +10,7 @@ import pytest
 
 from pagewick.engine.batch import Tier
 from pagewick.engine.messages import EngineRequest
+from pagewick.engine.model_loading import num_parameters
 from tests.engine.serving import Answers, count_transfers, record_plans, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
@@ -54,6 +55,16 @@ def assert_equal(found: Answers, expected: Answers) -> None:
         assert found[choice].finish_reason == answer.finish_reason
         logprobs = [each.logprob for each in answer.logprobs]
         assert [each.logprob for each in found[choice].logprobs] == pytest.approx(logprobs, abs=TOLERANCE)
+
+
+def test_the_engine_describes_the_whole_model_and_not_one_rank(checkpoints: dict[str, Path]) -> None:
+    with (
+        running(checkpoints["qwen3"], num_kv_blocks=20, **OPTIONS) as one,
+        running(checkpoints["qwen3"], num_kv_blocks=20, tensor_parallel_size=2, **OPTIONS) as two,
+    ):
+        assert two.info.num_parameters == one.info.num_parameters == num_parameters(one._ranks.runner.model)
+        assert two.info.kv_cache_bytes == one.info.kv_cache_bytes > 0
+        assert two.info.num_kv_blocks == one.info.num_kv_blocks
 
 
 @pytest.mark.parametrize("draft", ["qwen3", "llama", "ngram"])
