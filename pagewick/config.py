@@ -109,7 +109,9 @@ class EngineConfig:
     session_ttl: float = _option(600.0, "Seconds to keep a session's KV blocks after its last request.")
     max_waiting_requests: int | None = _option(None, "Requests that may wait (1024 in a server, else no limit).")
     max_waiting_tokens: int | None = _option(None, "Prompt tokens of the requests that may wait.")
-    request_timeout: float | None = _option(None, "Seconds after which a request that sets no timeout is ended.")
+    request_timeout: float | None = _option(
+        None, "Seconds after which a request that sets no timeout is ended (else no limit)."
+    )
     speculative_method: str = _option("none", "Source of draft tokens: none, ngram (the text) or draft (a model).")
     speculative_model: str | None = _option(None, "Directory or id of the draft model, for --speculative-method draft.")
     num_speculative_tokens: int = _option(4, "Draft tokens of a sequence in each step.")
@@ -312,8 +314,8 @@ SECTIONS = {
 
 _DEFAULTS = {option.name: option.default for option in fields(EngineConfig)}
 _KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
-# All other whole numbers are above 0.
-_MAY_BE_0 = ("seed", "swap_space", "num_experts_offload_per_rank", "quantized_cache_size")
+# All other numbers are above 0.
+_MAY_BE_0 = ("seed", "swap_space", "session_ttl", "num_experts_offload_per_rank", "quantized_cache_size")
 
 
 def flag_of(name: str) -> str:
@@ -327,8 +329,8 @@ def _check_type(name: str, annotation: object, value: Any) -> None:
     kind, wanted = _KINDS.get(str(annotation).partition(" ")[0], ((), "True or False"))
     is_right, is_number = isinstance(value, kind) and not isinstance(value, bool), kind not in (str, ())
     if is_number and name != "seed":
-        is_right = is_right and 0 <= value < float("inf") and (value > 0 or kind is not int or name in _MAY_BE_0)
-        wanted += " above 0" if kind is int and name not in _MAY_BE_0 else ", 0 or more"
+        is_right = is_right and 0 <= value < float("inf") and (value > 0 or name in _MAY_BE_0)
+        wanted += ", 0 or more" if name in _MAY_BE_0 else " above 0"
     if not is_right:
         raise ConfigError(f"{flag_of(name)} must be {wanted}; got {value!r}")
 

@@ -351,6 +351,14 @@ def test_amounts_are_not_negative(name: str, value: Any) -> None:
         config_with(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["request_timeout", "grammar_timeout", "rope_theta"])
+def test_an_amount_that_would_stop_everything_is_refused(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} must be a number above 0; got 0"):
+        config_with(**{name: 0})
+    assert config_with(**{name: 0.001, "session_ttl": 0}).session_ttl == 0
+
+
 def test_a_disk_for_prefixes_needs_prefix_caching() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching"):
         EngineConfig(kv_cache_disk="/tmp", enable_prefix_caching=False)
