@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pagewick.config import EngineConfig
+from pagewick.config import BUILTIN_MODEL, EngineConfig, flag_of
 from pagewick.errors import ArgumentError, ConfigError, ModelLoadError
 from pagewick.models.registry import read_config
 from pagewick.sampling_params import SamplingParams, default_sampling_params
@@ -15,6 +15,7 @@ from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_settings
 from pagewick.weights.description import is_gguf, read_configs
+from pagewick.weights.hub import local_model
 
 Model = EngineConfig | str | os.PathLike[str] | None
 
@@ -27,7 +28,25 @@ def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
         return model
     if model is not None and not isinstance(model, str | os.PathLike):
         raise ArgumentError(f"model must be a directory, a Hugging Face id or an EngineConfig; got {_shown(model)}")
-    return EngineConfig.from_options(**{} if model is None else {"model": os.fspath(model)}, **options)
+    config = EngineConfig.from_options(**{} if model is None else {"model": os.fspath(model)}, **options)
+    check_given(config, {name: flag_of(name) for name, value in options.items() if value is not None})
+    return config
+
+
+def check_given(config: EngineConfig, given: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option of the user that has no effect beside the others.
+
+    given: the options, each with the flag to name. Variables and files are left alone: they may be meant for others.
+    """
+    for name, others in (("revision", ()), ("hub", (config.tokenizer, config.speculative_model))):
+        if name in given and not any(one and local_model(one) is None for one in others):
+            _require_hub(config, given[name])
+
+
+def _require_hub(config: EngineConfig, flag: str) -> None:
+    if local_model(config.model, config.weight_file) is not None:
+        place = "built in" if config.model == BUILTIN_MODEL else "on this disk"
+        raise ConfigError(f"{flag} has no effect: {config.model} is {place}, not a model on a hub; leave it out")
 
 
 def load_text(

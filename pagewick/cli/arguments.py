@@ -22,7 +22,7 @@ from pagewick.cli.foreign_flags import (
     MODEL_TYPES,
     foreign_options,
 )
-from pagewick.cli.typed_flags import read_typed_flags
+from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, SHORT_FLAGS, spare_id
@@ -222,6 +222,9 @@ class EngineCommand(Command):
 
         Raises click.UsageError, ConfigError or InvalidRequestError if the values are wrong.
         """
+        typed = ENGINE_FLAGS.typed(ctx)
+        if ctx.params.get("url"):
+            refuse_beside_url(ctx, typed)
         names = ENGINE_FLAGS.names(ctx)
         if (spare := spare_id(names)) is not None:
             del ctx.params[ENGINE_FLAGS.prefix + spare]
@@ -238,6 +241,7 @@ class EngineCommand(Command):
         elif model is not None:
             raise click.UsageError("the model is given twice: as an argument and by a flag; leave one out.", ctx)
         config = EngineConfig(**values)
+        check_typed(ctx, config, typed)
         if settings is MODEL_TYPE_SETTINGS:
             click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
         arguments: dict[str, Any] = {"config": config}
@@ -251,21 +255,6 @@ class EngineCommand(Command):
         if is_server:
             arguments["settings"] = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
         return arguments
-
-
-def refuse_engine_flags(ctx: click.Context) -> None:
-    """Raise click.UsageError for the engine's flags on the command line, where --url names a server.
-
-    The model and the seed are for requests, too. Variables and a file are left alone: they may be meant for `serve`.
-    """
-    typed = ENGINE_FLAGS.typed(ctx)
-    *flags, last = [flag for name, flag in typed.items() if name not in ("model", "seed")] or [""]
-    if not last:
-        return
-    these, verb, them = (f"{', '.join(flags)} and {last}", "have", "them") if flags else (last, "has", "it")
-    raise click.UsageError(
-        f"{these} {verb} no effect with --url: the server has its own engine; leave {them} out.", ctx
-    )
 
 
 def _normal(flag: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from pagewick.cli.arguments import EngineCommand, refuse_engine_flags
+from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.benchmarking.measurement import Runs, Spread
 from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
@@ -209,8 +209,6 @@ def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int 
             raise click.UsageError(f"{flag_of(name)} needs --url.")
     elif shape is not None:
         raise click.UsageError("--shape has no meaning with --url: the server has its model.")
-    else:
-        refuse_engine_flags(click.get_current_context())
     if batch is not None and (options["num_prompts"] is not None or options["concurrency"] is not None):
         raise click.UsageError("--batch sets --num-prompts and --concurrency; leave it out.")
     if not is_workload and options["ignore_eos"] is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagewick.cli.arguments import EngineCommand, refuse_engine_flags
+from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.chatting.commands import SHORT_HELP, Commands, LeaveChat, completions
 from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
@@ -56,8 +56,6 @@ def command(
     """
     if api_key_env and not url:
         raise click.UsageError("--api-key-env needs --url; a model in this process needs no key.")
-    if url:
-        refuse_engine_flags(click.get_current_context())
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     settings = ChatSettings(sampling, thinking, show_thinking)
     with _opened_model(config, url, api_key_env, is_announced=is_interactive) as model:

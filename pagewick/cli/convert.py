@@ -11,6 +11,7 @@ import click
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.quantize import complete_type, interruptible, use_threads, write_file
+from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import HUBS
 from pagewick.errors import ConfigError
 from pagewick.weights.progress import default_progress, format_bytes
@@ -78,6 +79,7 @@ def command(
             flag = f"--{name.replace('_', '-')}"
             fix = "--type and --imatrix choose how GGUF files are quantized" if to == "gguf" else "it is for --to gguf"
             raise ConfigError(f"{flag} has no effect with --to {to}\n  leave it out; {fix}")
+    check_hub_flags(source)
     from pagewick.weights.unfinished import check_place
 
     check_place(target)

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
+from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import DEVICES, HUBS, EngineConfig
 from pagewick.errors import PagewickError
 from pagewick.number_formats import DTYPE_ALIASES, DTYPES, KV_CACHE_DTYPE_ALIASES, KV_CACHE_DTYPES
@@ -110,6 +111,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     from pagewick.doctor.model import best_at_load, describe, device_of
     from pagewick.doctor.plan import Wishes
 
+    check_hub_flags(model)
     device, revision, hub = options["device"], options["revision"], options["hub"]
     cluster = cluster_of(options)
     found = checkpoint.open_checkpoint(model, os.environ, revision=revision, hub=hub)

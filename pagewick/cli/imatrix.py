@@ -11,6 +11,7 @@ import click
 
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
+from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import HUBS, EngineConfig
 from pagewick.errors import ConfigError
 
@@ -74,6 +75,7 @@ def command(
     from pagewick.weights.gguf.writing import check_place
     from pagewick.weights.hub import resolve_model
 
+    check_hub_flags(model)
     check_place(output, 0, is_forced=force)
     path = resolve_model(model, revision=revision, hub=hub)
     config = read_model_config(path)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pagewick.cli.completion import complete_model
+from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.demo import MODEL_DIR
 from pagewick.errors import ModelNotFoundError
@@ -63,6 +64,7 @@ def pull(model: str, revision: str | None, hub: str) -> None:
 
     MODEL may name a GGUF file: owner/name:Q8_0, or owner/name/file.gguf.
     """
+    check_hub_flags(model)
     try:
         click.echo(str(hubs.resolve_model(model, revision=revision, hub=hub)))
     except KeyboardInterrupt:
@@ -99,6 +101,7 @@ def remove(model: str, hub: str, quantized: bool, yes: bool) -> None:
 @hub_flag
 def path(model: str, revision: str | None, hub: str) -> None:
     """Print the directory or file of a downloaded MODEL, without a connection to its hub."""
+    check_hub_flags(model)
     click.echo(str(cached_models.cached_path(model, os.environ, revision=revision, hub_name=hub)))
 
 

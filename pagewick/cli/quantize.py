@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
+from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.weights.progress import default_progress, format_bytes
 
@@ -71,6 +72,7 @@ def command(
     pagewick imatrix Qwen/Qwen3-0.6B --text notes.txt -o imatrix.gguf
     pagewick quantize Qwen/Qwen3-0.6B --to q3_k_m --imatrix imatrix.gguf
     """
+    check_hub_flags(model)
     write_file(model, kind, output, imatrix, force=force, num_threads=num_threads, revision=revision, hub=hub)
 
 

@@ -1,11 +1,18 @@
-"""Flags as they stand on the command line: -n stays -n, although the option's first name is --n-predict."""
+"""Flags as they stand on the command line: -n stays -n, although the option's first name is --n-predict.
+
+Flags without an effect are refused only if they are typed: a variable or a file may be meant for another command.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
+from click.core import ParameterSource
+
+from pagewick.config import EngineConfig
+from pagewick.errors import ConfigError
 
 _KEY = "pagewick.typed_flags"
 
@@ -28,6 +35,41 @@ def read_typed_flags(command: click.Command, ctx: click.Context, args: list[str]
 def typed_flags(ctx: click.Context) -> dict[str, str]:
     """Return the names of the parameters on the command line, each with the first flag that was typed for it."""
     return dict(ctx.meta.get(_KEY, {}))
+
+
+def refuse_beside_url(ctx: click.Context, typed: Mapping[str, str]) -> None:
+    """Raise click.UsageError for the engine's flags on the command line, where --url names a server.
+
+    typed: fields of EngineConfig, each with the flag that was typed. The model and the seed are for requests, too.
+    """
+    *flags, last = [flag for name, flag in typed.items() if name not in ("model", "seed")] or [""]
+    if last:
+        these, verb, them = (f"{', '.join(flags)} and {last}", "have", "them") if flags else (last, "has", "it")
+        raise click.UsageError(
+            f"{these} {verb} no effect with --url: the server has its own engine; leave {them} out.", ctx
+        )
+
+
+def check_typed(ctx: click.Context, config: EngineConfig, typed: Mapping[str, str]) -> None:
+    """Raise click.UsageError for a flag on the command line that has no effect beside the others.
+
+    typed: as for refuse_beside_url.
+    """
+    if not typed:
+        return
+    from pagewick.api_arguments import check_given
+
+    try:
+        check_given(config, typed)
+    except ConfigError as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+def check_hub_flags(model: str) -> None:
+    """Raise click.UsageError for --revision and --hub of the running command if the model is not on a hub."""
+    ctx = click.get_current_context()
+    typed = [name for name in ("revision", "hub") if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    check_typed(ctx, EngineConfig(model=model), {name: f"--{name}" for name in typed})
 
 
 def _one_per_flag(param: click.Parameter) -> Iterator[click.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import pagewick.engine.worker
 import pagewick.local_models
+from pagewick.cli import cli
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import SECTIONS, EngineConfig
@@ -51,7 +53,7 @@ def test_without_flags_everything_has_its_default() -> None:
 SIZES = st.integers(1, 10**6)
 CONFIGS = st.builds(
     EngineConfig,
-    model=st.sampled_from(["Qwen/Qwen3-0.6B", "./a dir", "pagewick-demo"]),
+    model=st.sampled_from(["Qwen/Qwen3-0.6B", "./a dir"]),
     revision=st.none() | st.just("main"),
     dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
     device=st.sampled_from(["auto", "cpu", "cuda:1"]),
@@ -184,6 +186,40 @@ def test_a_wrong_command_line_is_status_2_and_says_why(arguments: list[str], com
     assert complaint in " ".join(result.output.split())
     assert len(result.output.splitlines()) <= 6
     assert got == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["complete", "{model}", "-p", "x"],
+        ["serve", "{file}"],
+        ["doctor", "{model}"],
+        ["quantize", "{model}", "--to", "q8_0"],
+        ["imatrix", "{model}", "--text", "{file}", "-o", "{model}/i.gguf"],
+        ["convert", "{model}", "{model}/new", "--to", "gptq"],
+        ["models", "pull", "{model}"],
+        ["models", "path", "pagewick-demo"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("flag", ["--revision=main", "--hub=huggingface"])
+def test_flags_about_a_hub_are_refused_for_a_model_on_this_disk(command: list[str], flag: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_text("text")
+    arguments = [part.format(model=tmp_path, file=file) for part in command]
+    result = CliRunner().invoke(cli, [*arguments, flag], prog_name="pagewick")
+    model = arguments[2 if command[0] == "models" else 1]
+    place = "built in" if model == "pagewick-demo" else "on this disk"
+    name = flag.partition("=")[0]
+    assert f"{name} has no effect: {model} is {place}, not a model on a hub; leave it out" in result.stderr
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) <= 6
+
+
+def test_variables_about_a_hub_may_be_meant_for_another_model() -> None:
+    assert config_of(environment={"PAGEWICK_REVISION": "main", "PAGEWICK_HUB": "modelscope"}).revision == "main"
+    assert config_of("--hub", "modelscope", "--speculative-model", "someone/small").hub == "modelscope"
+    assert config_of("someone/model", "--revision", "main").revision == "main"
 
 
 def test_flags_override_the_environment_even_under_another_name() -> None:
