@@ -112,7 +112,9 @@ class EngineConfig:
     request_timeout: float | None = _option(
         None, "Seconds after which a request that sets no timeout is ended (else no limit)."
     )
-    speculative_method: str = _option("none", "Source of draft tokens: none, ngram (the text) or draft (a model).")
+    speculative_method: str | None = _option(
+        None, "Source of draft tokens: none, ngram (the text) or draft (a model; the default beside one)."
+    )
     speculative_model: str | None = _option(None, "Directory or id of the draft model, for --speculative-method draft.")
     num_speculative_tokens: int = _option(4, "Draft tokens of a sequence in each step.")
     ngram_prompt_lookup_min: int = _option(2, "Shortest run of tokens that ngram looks up.")
@@ -192,9 +194,13 @@ class EngineConfig:
             raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
 
     def _check_speculation(self) -> None:
-        check_choice("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
+        if self.speculative_method is None:
+            object.__setattr__(self, "speculative_method", "none" if self.speculative_model is None else "draft")
+        check_choice("speculative_method", self.speculative_method or "", SPECULATIVE_METHODS)
         if self.speculative_model is not None and self.speculative_method == "none":
-            object.__setattr__(self, "speculative_method", "draft")
+            raise ConfigError(
+                "--speculative-method none turns off what --speculative-model asks for: leave one of them out"
+            )
         if self.speculative_model is not None and self.speculative_method != "draft":
             raise ConfigError("--speculative-model is for --speculative-method draft")
         if self.speculative_model is None and self.speculative_method == "draft":

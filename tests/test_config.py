@@ -366,6 +366,11 @@ def test_a_disk_for_prefixes_needs_prefix_caching() -> None:
 
 def test_a_draft_model_sets_the_method() -> None:
     assert EngineConfig(speculative_model="small").speculative_method == "draft"
+    assert EngineConfig().speculative_method == "none"
+    with pytest.raises(ConfigError, match="--speculative-method none turns off what --speculative-model asks for"):
+        EngineConfig(speculative_model="small", speculative_method="none")
+    with pytest.raises(ConfigError, match="--speculative-method none"):
+        EngineConfig.from_options(speculative_model="small", spec_method="none")
     with pytest.raises(ConfigError, match="--speculative-model is for --speculative-method draft"):
         EngineConfig(speculative_model="small", speculative_method="ngram")
     with pytest.raises(ConfigError, match="--speculative-method draft needs a --speculative-model"):

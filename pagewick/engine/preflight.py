@@ -85,7 +85,7 @@ def choose_quantization(config: EngineConfig, device: str, num_local_ranks: int)
         found = FoundModel.of(description, mix)
         if num_ranks > 1 and found.cut_inside_block(num_ranks):
             return None
-        return WeightBytes.of(replace(config, speculative_model=None), num_ranks, [found]).all * num_shares
+        return WeightBytes.of(config, num_ranks, [found]).all * num_shares
 
     mix, arithmetic = choose_mix(bytes_in, available_memory(device), config.dtype.replace("auto", "unquantized"))
     logger.info("--quantization auto: %s; the choice is %s", arithmetic, mix or "not to quantize")

@@ -14,7 +14,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import preflight
-from pagewick.engine.preflight import WeightBytes, check_memory, check_models
+from pagewick.engine.preflight import WeightBytes, check_memory, check_models, choose_quantization
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
@@ -192,6 +192,12 @@ def test_a_draft_model_takes_memory_too(free: list[int]) -> None:
     free.append(NUM_PARAMETERS * 4 - 1)
     with pytest.raises(ConfigError, match="not enough memory"):
         check_memory(config, "cpu", num_local_ranks=1)
+
+
+def test_a_format_is_chosen_beside_a_draft_model(free: list[int]) -> None:
+    config = config_of(quantization="auto", speculative_model=str(MODEL_DIR))
+    free.append(2**40)
+    assert choose_quantization(config, "cpu", num_local_ranks=1) == config_of(speculative_model=str(MODEL_DIR))
 
 
 def test_ignored_tensors_take_no_memory(free: list[int], tmp_path: Path) -> None:
