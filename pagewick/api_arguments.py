@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig, flag_of
 from pagewick.errors import ArgumentError, ConfigError, ModelLoadError
 from pagewick.models.registry import read_config
+from pagewick.other_names import ALIASES
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer
@@ -18,6 +19,22 @@ from pagewick.weights.description import is_gguf, read_configs
 from pagewick.weights.hub import local_model
 
 Model = EngineConfig | str | os.PathLike[str] | None
+
+
+_DRAFTING = (lambda config: config.speculative_method != "none", "--speculative-method or --speculative-model")
+_LOOKING_UP = (lambda config: config.speculative_method == "ngram", "--speculative-method ngram")
+# Options that act only beside others: whether they act, and the flags of the others.
+_PARTNERS: Mapping[str, tuple[Callable[[EngineConfig], bool], str]] = {
+    "num_speculative_tokens": _DRAFTING,
+    "speculative_max_batch": _DRAFTING,
+    "ngram_prompt_lookup_min": _LOOKING_UP,
+    "ngram_prompt_lookup_max": _LOOKING_UP,
+    "kv_cache_disk_size": (lambda config: config.kv_cache_disk is not None, "--kv-cache-disk"),
+    "quantized_cache_size": (
+        lambda config: config.quantization is not None and config.quantized_cache,
+        "--quantization and --quantized-cache",
+    ),
+}
 
 
 def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
@@ -29,7 +46,8 @@ def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
     if model is not None and not isinstance(model, str | os.PathLike):
         raise ArgumentError(f"model must be a directory, a Hugging Face id or an EngineConfig; got {_shown(model)}")
     config = EngineConfig.from_options(**{} if model is None else {"model": os.fspath(model)}, **options)
-    check_given(config, {name: flag_of(name) for name, value in options.items() if value is not None})
+    given = {name: flag_of(name) for name, value in options.items() if value is not None}
+    check_given(config, {ALIASES.get(name, (name, None))[0]: flag for name, flag in given.items()})
     return config
 
 
@@ -38,6 +56,9 @@ def check_given(config: EngineConfig, given: Mapping[str, str]) -> None:
 
     given: the options, each with the flag to name. Variables and files are left alone: they may be meant for others.
     """
+    for name, (acts, partner) in _PARTNERS.items():
+        if name in given and not acts(config):
+            raise ConfigError(f"{given[name]} has no effect without {partner}; give that, too, or leave it out")
     for name, others in (("revision", ()), ("hub", (config.tokenizer, config.speculative_model))):
         if name in given and not any(one and local_model(one) is None for one in others):
             _require_hub(config, given[name])

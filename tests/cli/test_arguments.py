@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 import pagewick.engine.worker
 import pagewick.local_models
+from pagewick.api_arguments import engine_config
 from pagewick.cli import cli
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import SECTIONS, EngineConfig
 from pagewick.demo import MODEL_DIR
+from pagewick.errors import ConfigError
 from pagewick.other_names import ALIASES
 from pagewick.parallel.topology import Topology
 
@@ -64,7 +66,8 @@ CONFIGS = st.builds(
     block_size=st.none() | SIZES,
     kv_cache_memory=st.none() | SIZES,
     kv_cache_dtype=st.sampled_from(["auto", "float16"]),
-    enable_prefix_caching=st.booleans(),
+    enable_prefix_caching=st.just(True),
+    kv_cache_disk=st.just("/kv"),
     tensor_parallel_size=st.integers(1, 8),
     num_threads=st.none() | st.integers(1, 1024),
     seed=st.none() | st.integers(0, 2**62),
@@ -75,7 +78,7 @@ CONFIGS = st.builds(
     max_waiting_requests=st.none() | SIZES,
     max_waiting_tokens=st.none() | SIZES,
     num_experts_offload_per_rank=st.integers(0, 300),
-    speculative_method=st.sampled_from(["none", "ngram"]),
+    speculative_method=st.just("ngram"),
     num_speculative_tokens=SIZES,
     speculative_max_batch=SIZES,
 )
@@ -113,7 +116,7 @@ def test_vllm_s_variable_asks_for_the_same_bits_in_every_batch() -> None:
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
 def test_sizes_are_given_with_units(text: str, size: int) -> None:
     assert config_of("--kv-cache-memory", text).kv_cache_memory == size
-    assert config_of("--kv-cache-disk-size", text).kv_cache_disk_size == size
+    assert config_of("--kv-cache-disk", "/kv", "--kv-cache-disk-size", text).kv_cache_disk_size == size
     assert config_of(environment={"PAGEWICK_KV_CACHE_MEMORY": text}).kv_cache_memory == size
 
 
@@ -141,7 +144,10 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
         texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
         texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
-        assert config_of(flag, str(given)) == EngineConfig.from_options(**{alias: _number(given)})
+        partner = {"num_speculative_tokens": {"speculative_method": "ngram"}}.get(target, {})
+        arguments = [part for name, value in partner.items() for part in ("--" + name.replace("_", "-"), value)]
+        options = {alias: _number(given), **partner}
+        assert config_of(flag, str(given), *arguments) == EngineConfig.from_options(**options)
     assert f"{flag} " not in call("--help")[0].output
 
 
@@ -214,6 +220,50 @@ def test_flags_about_a_hub_are_refused_for_a_model_on_this_disk(command: list[st
     assert f"{name} has no effect: {model} is {place}, not a model on a hub; leave it out" in result.stderr
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) <= 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--num-speculative-tokens", "4"], "--num-speculative-tokens has no effect without --speculative-method"),
+        (["--draft-max", "8", "--spec-method", "none"], "--draft-max has no effect without --speculative-method"),
+        (["--speculative-max-batch", "8"], "--speculative-max-batch has no effect without --speculative-method"),
+        (["--ngram-prompt-lookup-min", "2"], "has no effect without --speculative-method ngram; give that, too"),
+        (["--ngram-prompt-lookup-max=4", "--model-draft", "m"], "has no effect without --speculative-method ngram"),
+        (
+            ["--kv-cache-disk-size", "1GiB"],
+            "--kv-cache-disk-size has no effect without --kv-cache-disk; give that, too",
+        ),
+        (["--quantized-cache-size", "1GiB"], "--quantized-cache-size has no effect without --quantization"),
+        (["--quantized-cache-size", "1GiB", "-q", "q8_0", "--no-quantized-cache"], "has no effect without"),
+    ],
+)
+def test_a_flag_without_its_partner_is_refused(arguments: list[str], complaint: str) -> None:
+    result, _ = call(*arguments)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"spec_tokens": 4}, {"kv_cache_disk_size": "1GiB"}, {"quantized_cache_size": 5}, {"draft": 4, "quant": "q8_0"}],
+)
+def test_an_option_without_its_partner_is_refused(options: dict[str, Any]) -> None:
+    flag = "--" + next(iter(options)).replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} has no effect without"):
+        engine_config("some/model", options)
+    partners = {"speculative_method": "ngram", "kv_cache_disk": "/kv", "quantization": "q4_k_m"}
+    options = {name: value for name, value in options.items() if name != "quant"}
+    assert engine_config("some/model", {**options, **partners}).kv_cache_disk == "/kv"
+
+
+def test_flags_with_their_partners_are_taken() -> None:
+    assert config_of("--speculative-method", "ngram", "--num-speculative-tokens", "4").num_speculative_tokens == 4
+    assert config_of("--speculative-model", "m", "--draft-max", "3").num_speculative_tokens == 3
+    assert config_of("--kv-cache-disk", "/kv", "--kv-cache-disk-size", "1GiB").kv_cache_disk_size == 2**30
+    # A variable may be meant for another command.
+    environment = {"PAGEWICK_NUM_SPECULATIVE_TOKENS": "3", "PAGEWICK_KV_CACHE_DISK_SIZE": "1GiB"}
+    assert config_of("--speculative-method", "none", environment=environment).num_speculative_tokens == 3
 
 
 def test_variables_about_a_hub_may_be_meant_for_another_model() -> None:
