@@ -202,7 +202,10 @@ def _is_workload(options: Mapping[str, Any]) -> bool:
 def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int | None, repeats: int | None) -> None:
     """Raises click.UsageError for an option that would have no effect."""
     is_server, is_workload = options["url"] is not None, _is_workload(options)
-    if options["plot"] is not None and options["request_rate"] is not None:
+    plot = options["plot"]
+    if plot is not None and str(plot) != "-" and plot.suffix.lower() != ".svg":
+        raise click.UsageError(f"--plot writes an SVG file, not {plot}: the name must end in .svg.")
+    if plot is not None and options["request_rate"] is not None:
         raise click.UsageError("--plot varies the requests at the same time, and --request-rate ignores their number.")
     if not is_server:
         for name in filter(options.get, _SERVER_OPTIONS):

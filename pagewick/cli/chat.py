@@ -88,9 +88,9 @@ def _opened_model(
 def _answer_lines(conversation: Conversation) -> None:
     """Print responses to stdout and everything else to stderr.
 
-    Raises the error that stops a response: a script must not go on without it.
+    Raises the error of a response or a command: a script must not go on without it.
     """
-    commands = Commands(conversation, lambda text: click.echo(harmless(text), err=True))
+    commands = Commands(conversation, lambda text: click.echo(harmless(text), err=True), raises=True)
 
     def read_line(_: bool) -> str:
         line = sys.stdin.readline()

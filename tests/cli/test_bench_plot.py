@@ -99,6 +99,15 @@ def test_the_command_draws_every_level(server: StandInServer, tmp_path: Path) ->
     assert not (tmp_path / "-").exists()
 
 
+@pytest.mark.parametrize("name", ["out.png", "out", "svg"])
+def test_a_plot_is_an_svg_file(server: StandInServer, tmp_path: Path, name: str) -> None:
+    result = bench("--url", server.url, "--plot", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert "the name must end in .svg" in " ".join(result.stderr.split())
+    assert server.requests == []
+    assert not (tmp_path / name).exists()
+
+
 def test_a_rate_has_no_curve_over_concurrency() -> None:
     result = bench("--plot", "-", "--request-rate", "3", "--url", "http://127.0.0.1:9/v1")
     assert result.exit_code == 2

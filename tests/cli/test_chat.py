@@ -68,11 +68,26 @@ def test_every_line_of_a_pipe_gets_a_response(opened: list[FakeLLM]) -> None:
 
 
 def test_commands_work_in_a_pipe_and_only_responses_are_printed(opened: list[FakeLLM]) -> None:
-    result = chat("--system", "be kind", stdin="hello\n/reset\n/nothing\nyou\n/retry\n///x\n/retry\n/exit\nnever\n")
+    result = chat("--system", "be kind", stdin="hello\n/reset\nyou\n/retry\n///x\n/retry\n/exit\nnever\n")
     assert result.stdout == "HELLO\nYOU\nYOU\n//X\n//X\n"
-    assert result.stderr == "A new conversation.\nThere is no command /nothing; /help lists the commands.\n"
+    assert result.stderr == "A new conversation.\n"
     assert opened[0].calls[1][1] == [SYSTEM, message("user", "you")]
     assert opened[0].calls[2][1] == [SYSTEM, message("user", "you")]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/load nofile", "cannot read "),
+        ("/set temperature 9", "temperature must be"),
+        ("/foo", "There is no command /foo"),
+        ("/save", "/save needs the name of a file"),
+    ],
+)
+def test_a_command_that_fails_ends_a_pipe(opened: list[FakeLLM], line: str, complaint: str) -> None:
+    result = chat(stdin=f"hello\n{line}\nyou\n")
+    assert (result.exit_code, result.stdout) == (1, "HELLO\n")
+    assert result.stderr.startswith(f"error: {complaint}")
 
 
 def test_messages_of_several_lines(opened: list[FakeLLM]) -> None:

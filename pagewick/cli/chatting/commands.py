@@ -52,33 +52,41 @@ class LeaveChat(Exception):
 
 
 class Commands:
-    """Carries out commands on a conversation. say: shows their output."""
+    """Carries out commands on a conversation. say: shows their output.
 
-    def __init__(self, conversation: Conversation, say: Callable[[str], None]) -> None:
+    raises: mistakes in commands are raised as PagewickError, and not shown: nobody is there to correct them.
+    """
+
+    def __init__(self, conversation: Conversation, say: Callable[[str], None], *, raises: bool = False) -> None:
         self._conversation = conversation
         self._say = say
+        self._raises = raises
 
     def message_of(self, line: str) -> str:
         """Return the message that a line sends to the model; if the line is a command, carry it out first.
 
-        The message is empty for an empty line and for every command but /retry. A mistake in a command is shown and
-        changes nothing. Raises LeaveChat for /exit.
+        The message is empty for an empty line and for every command but /retry. A mistake in a command changes
+        nothing. Raises LeaveChat for /exit.
         """
         if line.startswith("//") or not line.startswith("/"):
             return line.removeprefix("/")
+        try:
+            return self._carry_out(line)
+        except PagewickError as error:
+            if self._raises:
+                raise
+            self._say(str(error))
+            return ""
+
+    def _carry_out(self, line: str) -> str:
         word, _, argument = line[1:].partition(" ")
         name = _OTHER_NAMES.get(word, word)
         if name not in _NAMES:
             near = difflib.get_close_matches(name, [*_NAMES, *_OTHER_NAMES], n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
-            self._say(f"There is no command /{word}; {hint}")
-            return ""
+            raise PagewickError(f"There is no command /{word}; {hint}")
         action: Callable[[str], str | None] = getattr(self, f"_{name}")
-        try:
-            return action(argument.strip()) or ""
-        except PagewickError as error:
-            self._say(str(error))
-            return ""
+        return action(argument.strip()) or ""
 
     def _help(self, _: str) -> None:
         width = max(map(len, COMMANDS))
