@@ -27,7 +27,6 @@ _logger = get_logger(__name__)
 
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
 _NO_MEDIA = "images and sound are not supported yet"
-_ONE_DEVICE = "a model is not split between a GPU and a CPU; --device cuda or --device cpu runs all of it there"
 _NO_PLUGINS = "no code is loaded into the engine"
 
 # Flags of every command that runs an engine: these are accepted, with a note.
@@ -127,7 +126,6 @@ REFUSED: Lines = (
      "--fault-tolerance-config=", "how long ranks wait for each other cannot be set yet"),
     ("--rpc= --tensor-split= -ts= --split-mode= -sm= --main-gpu= -mg=", "GPUs get equal parts, with "
      "--tensor-parallel-size; CUDA_VISIBLE_DEVICES selects them"),
-    ("--n-gpu-layers=99|999|-1|all|auto --gpu-layers=99|999|-1|all|auto -ngl=99|999|-1|all|auto", _ONE_DEVICE),
     ("--hf-token= -hft=", "a token on the command line is seen by everybody on the machine; set HF_TOKEN"),
     ("--hf-token-path=", "set HF_TOKEN_PATH"),
     ("--download-dir= --cache-dir=", "set HF_HUB_CACHE to the directory"),

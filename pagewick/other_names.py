@@ -46,6 +46,17 @@ def _devices(value: str) -> Any:
     return len(ids)
 
 
+def _layers_on_gpu(value: str) -> Any:
+    """In llama.cpp, 0 keeps the model on the CPU; 99 and the like put all of it on a GPU, if there is one."""
+    if str(value) == "0":
+        return "cpu"
+    if str(value) in ("99", "999", "-1", "all", "auto"):
+        return {}
+    raise ConfigError(
+        f"{value} layers on a GPU: a model is not split between a GPU and a CPU; give 0, or 99 or all, or --device"
+    )
+
+
 def _method(value: str) -> str:
     return {"draft_model": "draft"}.get(value, value)
 
@@ -77,6 +88,8 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "isq": ("quantization", None),
     "quant": ("quantization", None),
     "cpu": ("device", _cpu),
+    "n_gpu_layers": ("device", _layers_on_gpu),
+    "gpu_layers": ("device", _layers_on_gpu),
     "batch_size": ("max_num_batched_tokens", None),
     "prefill_chunk_size": ("max_num_batched_tokens", None),
     "d": ("tensor_parallel_size", _devices),
@@ -123,6 +136,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "ctx_size": ("-c",),
     "hf_repo": ("-hf", "-hfr"),
     "hf_file": ("-hff",),
+    "n_gpu_layers": ("-ngl",),
     "batch_size": ("-b",),
     "parallel": ("-np",),
     "tp": ("-tp",),

@@ -115,12 +115,13 @@ class FieldFlags:
         found: dict[str, Any] = {}
         for source in sources:
             given: dict[str, str] = {}
+            known = frozenset(found)
             for parameter, value in ctx.params.items():
                 if not self.owns(parameter) or value is None or ctx.get_parameter_source(parameter) != source:
                     continue
                 name = parameter.removeprefix(self.prefix)
                 target, convert = self.aliases.get(name, (name, None))
-                converted = value if convert is None or target in found else convert(value)
+                converted = value if convert is None or target in known else convert(value)
                 parts = converted if isinstance(converted, dict) else {target: converted}
                 typed = typed_flags(ctx) if source == ParameterSource.COMMANDLINE else {}
                 flag = typed.get(parameter, flag_of(name))

@@ -142,6 +142,7 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
         texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
+        texts |= {"device": "0"}  # of -ngl
         texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
         partner = {"num_speculative_tokens": {"speculative_method": "ngram"}}.get(target, {})
@@ -346,6 +347,20 @@ def test_a_flag_without_a_field_is_noted_or_refused(option: ForeignOption) -> No
     assert " ".join(option.sentence.split()) in " ".join(result.stderr.split())
     assert option.flag in result.stderr
     assert CliRunner().invoke(command, []).output == ""
+
+
+def test_layers_on_a_gpu_are_all_or_none() -> None:
+    """In llama.cpp, 0 keeps the model on the CPU, and a large number or a word puts all of it on a GPU."""
+    for flag in ("-ngl", "--n-gpu-layers", "--gpu-layers"):
+        result, got = call(flag, "0")
+        assert (result.exit_code, result.stderr, got["config"].device) == (0, "", "cpu")
+        for value in ("99", "999", "-1", "all", "auto"):
+            assert config_of(flag, value) == EngineConfig()
+            assert config_of(flag, value, "--device", "cuda").device == "cuda"
+            assert config_of("--device", "cuda", flag, value).device == "cuda"
+        refused, _ = call(flag, "20")
+        assert refused.exit_code == 2
+        assert "a model is not split between a GPU and a CPU; give 0, or 99 or all" in " ".join(refused.stderr.split())
 
 
 def test_an_optional_value_may_be_left_out() -> None:

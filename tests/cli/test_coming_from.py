@@ -81,7 +81,7 @@ def test_the_document_is_true(claim: Claim) -> None:
         assert claim.fate == fate_of_foreign(option)
         assert option.sentence in claim.text
         if option.harmless:
-            assert claim.text.startswith(f"{', '.join(option.harmless)}: no effect; otherwise refused: ")
+            assert claim.text.startswith(f"{', '.join(option.harmless)}: accepted; otherwise refused: ")
     elif option.hidden:
         assert claim.fate == "understood"
         assert f"`{target_of(claim.flag)}`" in claim.text
