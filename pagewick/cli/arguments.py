@@ -23,6 +23,7 @@ from pagewick.cli.foreign_flags import (
     foreign_options,
 )
 from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url
+from pagewick.cli.variables import warn_of_misspelt
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, SHORT_FLAGS, spare_id
@@ -89,6 +90,12 @@ SERVER_FLAGS = FieldFlags(
     # Hosting platforms tell a service its port in PORT.
     variables={"port": ["PAGEWICK_PORT", "PORT"]},
 )
+# Other names of fields, which have no variables -> the fields.
+_FIELDS = {
+    alias: target
+    for group in (ENGINE_FLAGS, SAMPLING_FLAGS, SERVER_FLAGS)
+    for alias, (target, _) in group.aliases.items()
+}
 
 
 class Command(click.Command):
@@ -115,6 +122,8 @@ class Command(click.Command):
                 option.envvar = variable_of(flag)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            warn_of_misspelt(self, _FIELDS)
         args = self._without_booleans(args)
         try:
             typed = read_typed_flags(self, ctx, args)
