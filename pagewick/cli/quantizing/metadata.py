@@ -6,6 +6,7 @@ The keys of each architecture are in weights/gguf/architectures.py. Here are tho
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -132,8 +133,9 @@ def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
     names what files of this architecture cannot say.
     """
     ours, theirs = read_config(config), read_config(stored)
-    lost = [*_differences(ours, theirs), *_rope_differences(ours, theirs)]
-    if lost:
+    fields = list(_differences(ours, theirs))
+    entries = list(_lost_entries(config, stored, len(fields))) if fields else []
+    if lost := [*(entries or fields), *_rope_differences(ours, theirs)]:
         raise ModelLoadError(
             f"GGUF files of {ours.architecture} have no key for what config.json says: {', '.join(lost[:3])}\n"
             "  use the checkpoint as it is, with --quantization"
@@ -143,6 +145,23 @@ def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
         return []
     size = min(window for window in windows if window is not None)
     return [f"GGUF files of {ours.architecture} have no key for its window: a response may differ after {size} tokens"]
+
+
+def _lost_entries(config: Mapping[str, Any], stored: Mapping[str, Any], num_lost: int) -> Iterator[str]:
+    """Yield the entries of config.json that make the file's model more like the checkpoint's, were they in the file.
+
+    num_lost: in how many fields the models differ.
+    """
+    ours = read_config(config)
+    for name, value in filled_config(config).items():
+        if value == stored.get(name):
+            continue
+        try:
+            theirs = read_config({**stored, name: value})
+        except ModelLoadError:
+            continue  # this entry needs others
+        if len(list(_differences(ours, theirs))) < num_lost:
+            yield f"{name} {json.dumps(config.get(name, value))}"
 
 
 def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:

@@ -180,7 +180,7 @@ def changed(directory: Path, entries: Mapping[str, Any]) -> Path:
         ),
         (
             {"hidden_act": "gelu"},
-            r"files of Qwen3ForCausalLM have no key for .*: activation gelu\n  use the checkpoint",
+            r"files of Qwen3ForCausalLM have no key for .*: hidden_act \"gelu\"\n  use the checkpoint",
         ),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -191,6 +191,22 @@ def changed(directory: Path, entries: Mapping[str, Any]) -> Path:
 )
 def test_models_that_files_cannot_describe(entries: Mapping[str, Any], complaint: str, tmp_path: Path) -> None:
     assert re.search(complaint, refusal(changed(tmp_path / "m", entries), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("variant", "entries", "said"),
+    [
+        ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob false"),
+        ("gemma-2", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar 100"),
+    ],
+)
+def test_what_files_cannot_say_is_named_as_config_json_spells_it(
+    variant: str, entries: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    model = checkpoint_of(variant, tmp_path / "m")
+    config = json.loads((model / "config.json").read_text()) | entries
+    (model / "config.json").write_text(json.dumps(config))
+    assert f"have no key for what config.json says: {said}\n" in refusal(model, tmp_path)
 
 
 def test_a_window_without_a_key_is_noted(tmp_path: Path) -> None:
