@@ -95,6 +95,8 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "ctx_size": (0, None),
     "threads": (-1, None),
     "cpu": (True, "cpu"),
+    "n_gpu_layers": (0, "cpu"),
+    "gpu_layers": ("0", "cpu"),
     "fp8_kvcache": (True, "fp8_e4m3"),
     "d": ("0,1,2", 3),
     "device_ids": ("0", 1),
