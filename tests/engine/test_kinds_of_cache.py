@@ -57,7 +57,8 @@ def test_latents_take_no_byte_more_than_they_have(num_ranks: int, dtype: str, ch
     options = {**OPTIONS, "kv_cache_dtype": dtype, "tensor_parallel_size": num_ranks}
     with running(checkpoints["deepseek-v3"], num_kv_blocks=17, **options) as engine:
         info = engine.info
-        assert info.kv_cache_bytes == 17 * 8 * (24 + 8) * 3 * {"float32": 4, "bfloat16": 2}[dtype]
+        per_rank = 17 * 8 * (24 + 8) * 3 * {"float32": 4, "bfloat16": 2}[dtype]
+        assert info.kv_cache_bytes == num_ranks * per_rank
         assert info.num_kv_blocks == 17 and info.block_size == 8
 
 

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, wh
 # As in life, but sooner.
 TIMING = Timing(hang_timeout_s=1.2, hung_after_s=0.8, look_interval_s=0.1, first_delay_s=0.05, longest_delay_s=0.2)
 PATIENT = replace(TIMING, hang_timeout_s=0.0)
-LONG: dict[str, Any] = {"max_tokens": 200}
+# Long enough to be still running when another request has made the engine hang. Four of them fit into its 64 blocks.
+LONG: dict[str, Any] = {"max_tokens": 480}
 
 
 def run(body: Coroutine[Any, Any, Any]) -> None:
