@@ -21,7 +21,7 @@ Status paged_attention(const Kernels& kernels, const AttentionArgs& args) {
       if (args.num_kv_heads % heads != 0) continue;
       plan.enumerate(heads, kMaxRows);
       const bool is_even = args.num_seqs == 1 && !plan.is_split() && plan.num_units() % plan.num_threads() == 0;
-      if (is_even || plan.num_units() >= kBalance * plan.num_threads()) return;
+      if (plan.num_threads() == 1 || is_even || plan.num_units() >= kBalance * plan.num_threads()) return;
     }
   });
 }
