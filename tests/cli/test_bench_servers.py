@@ -400,7 +400,7 @@ def test_flags_of_an_engine_in_this_process_are_refused_beside_a_url(
     one = run("--device", "cpu")
     assert "--device has no effect with --url: the server has its own engine; leave it out." in one.stderr
     assert servers[0].requests == []
-    # What the environment and a file say may be meant for `serve`; the model and the seed are for requests, too.
+    # Variables and config files may be meant for `serve`; the model and the seed are for requests, too.
     file = tmp_path / "flags.toml"
     file.write_text("quantization = 'q4_k_m'")
     workload = ("--num-prompts", "1", "--repeats", "1") if command == "bench" else ()
