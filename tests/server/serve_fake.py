@@ -1,4 +1,7 @@
-"""Runs `run_server` over a fake engine in its own process. Arguments: a model directory and the text to generate."""
+"""Runs `run_server` over a fake engine in its own process.
+
+Arguments: a model directory, a port, and words: pause holds responses after two tokens, thinking turns thoughts on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class LoudClient(FakeClient):
 
 async def start(config: EngineConfig, *, hang_timeout_s: float) -> FakeClient:
     client = LoudClient()
-    if len(sys.argv) > 3:
+    if "pause" in sys.argv[3:]:
         client.pause_at = 2
     return client
 
@@ -35,7 +38,10 @@ if __name__ == "__main__":
     # The directory has a tokenizer, and no model.
     pagewick.async_llm.check_models = lambda config: None
     try:
-        settings = ServerSettings.for_model(sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3)
+        thinking = True if "thinking" in sys.argv[3:] else None
+        settings = ServerSettings.for_model(
+            sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3, thinking=thinking
+        )
         run_server(EngineConfig(model=sys.argv[1]), settings, on_ready=announce)
     except ConfigError as error:
         sys.exit(str(error))

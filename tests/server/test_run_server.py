@@ -24,8 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def serve(tmp_path: Path, port: int = 0, *more: str) -> Iterator[subprocess.Popen[str]]:
-    path = write_model_directory(tmp_path, byte_level_backend(), chat_template=QWEN_TEMPLATE)
+def serve(
+    tmp_path: Path, port: int = 0, *more: str, template: str = QWEN_TEMPLATE
+) -> Iterator[subprocess.Popen[str]]:
+    path = write_model_directory(tmp_path, byte_level_backend(), chat_template=template)
     command = [sys.executable, "-m", "tests.server.serve_fake", str(path), str(port), *more]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -52,6 +54,13 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signal
         process.send_signal(number)
         output, errors = process.communicate(timeout=30)
         assert (process.returncode, output.split("\n"), errors) == (0, ["engine closed", "returned", ""], "")
+
+
+def test_thinking_without_effect_is_logged_at_the_start(tmp_path: Path) -> None:
+    with serve(tmp_path, 0, "thinking", template="{{ messages[0].content }}") as process:
+        read_address(process)
+        process.send_signal(signal.SIGTERM)
+        assert "--thinking has no effect" in process.communicate(timeout=30)[1]
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])

@@ -49,7 +49,7 @@ class Core:
 
     @property
     def thinking_model(self) -> ThinkingModel:
-        return ThinkingModel(self.engine.reasoning_tags is not None, self.engine.can_think_by_switch)
+        return ThinkingModel.of(self.engine)
 
     async def recording(self, context: RequestContext, chat: ChatRequest) -> Recording | None:
         """Return a recording with all messages of the conversation, if it is to be kept. The caller must close it.

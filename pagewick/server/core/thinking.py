@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+from pagewick.async_llm import AsyncEngine
 from pagewick.errors import InvalidRequestError
 from pagewick.server.core.request import Thinking
 from pagewick.server.settings import ServerSettings
+
+_logger = logging.getLogger(__name__)
 
 # Upper limits of tokens of thought. Any other effort has no limit.
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": 16384, "xhigh": 32768}
@@ -23,6 +27,19 @@ class ThinkingModel:
 
     has_thoughts: bool
     has_switch: bool
+
+    @classmethod
+    def of(cls, engine: AsyncEngine) -> ThinkingModel:
+        return cls(engine.reasoning_tags is not None, engine.can_think_by_switch)
+
+
+def warn_without_effect(settings: ServerSettings, model: ThinkingModel) -> None:
+    """Log a warning for each setting about thoughts that changes nothing with this model."""
+    if settings.thinking and not model.has_switch:
+        how = "thinks without being asked to" if model.has_thoughts else "writes no thoughts between tags"
+        _logger.warning("--thinking has no effect: this model %s", how)
+    if settings.thinking_budget is not None and not model.has_thoughts:
+        _logger.warning("--thinking-budget has no effect: this model writes no thoughts between tags")
 
 
 def thinking_variables(thinking: Thinking, settings: ServerSettings) -> dict[str, Any]:

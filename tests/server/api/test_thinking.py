@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import httpx
 import pytest
 
-from pagewick.server.core.thinking import EFFORT_BUDGETS
+from pagewick.server.core.thinking import EFFORT_BUDGETS, ThinkingModel, warn_without_effect
+from pagewick.server.settings import ServerSettings
 from tests.fake_engine import END, TOKENIZER, FakeClient
+from tests.log_lines import collected_lines
 from tests.server.api_routes import Api, error_of
 
 THOUGHT = "<think>\nIt is é.\n</think>\n\nFour 😀."
@@ -220,3 +223,25 @@ def test_a_model_without_a_switch_is_kept_from_thinking_by_a_budget(monkeypatch:
     api = thinking_api()
     assert api.chat(thinking=False).status_code == 200
     assert budget_of(api) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (ThinkingModel(True, True), []),
+        (ThinkingModel(True, False), ["--thinking has no effect: this model thinks without being asked to"]),
+        (
+            ThinkingModel(False, False),
+            [
+                "--thinking has no effect: this model writes no thoughts between tags",
+                "--thinking-budget has no effect: this model writes no thoughts between tags",
+            ],
+        ),
+    ],
+)
+def test_settings_about_thoughts_without_effect_are_logged(model: ThinkingModel, expected: list[str]) -> None:
+    with collected_lines(logging.WARNING) as lines:
+        warn_without_effect(ServerSettings(thinking=True, thinking_budget=100), model)
+        warn_without_effect(ServerSettings(thinking=False), model)
+        warn_without_effect(ServerSettings(), model)
+    assert lines == expected
