@@ -162,7 +162,7 @@ class RequestOutput:
 
     num_cached_tokens: number of prompt tokens found in the prefix cache.
     prompt_logprobs: for each prompt token a map as in CompletionOutput.logprobs; None for the first token.
-    prefix_miss: where the prompt departs from the prefix cache; None if that was not requested, or if all was cached.
+    prefix_miss: where the prompt departs from the prefix cache; None if the cache was not searched, or had it all.
     queue_s: seconds until the request was first scheduled. prefill_s: seconds from then to the first token. decode_s:
     seconds from there to the latest token. The engine measures them; when its tokens arrive here does not matter.
     """

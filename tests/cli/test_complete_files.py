@@ -431,6 +431,16 @@ def server_responses(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[BatchReq
     return lambda requests: asyncio.run(ask(requests))
 
 
+def test_keys_of_a_server_in_the_environment_close_no_batch(
+    server_responses: Callable[[list[BatchRequest]], list[BatchResponse]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who has exported the key for `serve` or `chat --url` runs batches beside them; one key is too short."""
+    for key in ("a-long-enough-key", "short"):
+        monkeypatch.setenv("PAGEWICK_API_KEY", key)
+        (response,) = server_responses([BatchRequest("a", "/v1/completions", {"prompt": "ab"})])
+        assert response.status == 200, response
+
+
 def test_responses_are_those_of_the_server(
     server_responses: Callable[[list[BatchRequest]], list[BatchResponse]],
 ) -> None:

@@ -125,11 +125,14 @@ async def opened_responder(config: EngineConfig) -> AsyncIterator[tuple[Respond,
     """
     from pagewick.async_llm import AsyncEngine
     from pagewick.server.app import build_app
+    from pagewick.server.guard.api_keys import ApiKeys
     from pagewick.server.settings import ServerSettings
 
     engine = await AsyncEngine.start(config)
     try:
-        app = build_app(engine, ServerSettings.for_model(config.model))
+        settings = ServerSettings.for_model(config.model)
+        # Nobody else can send requests to this application, so the keys of the environment are not for it.
+        app = build_app(engine, settings, keys=ApiKeys(settings, environ={}))
 
         async def respond(request: BatchRequest) -> BatchResponse:
             body = await _with_room(engine, request) if request.is_simple else request.body

@@ -61,7 +61,7 @@ _COUNTERS = {
 
 
 class EngineCollector(Collector):
-    """The counts restart from 0 with the engine, which Prometheus' rate() and increase() take into account."""
+    """The metrics of the engine. Its counts go on when it is restarted: the supervisor adds them up."""
 
     def __init__(
         self,
