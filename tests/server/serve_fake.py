@@ -39,9 +39,7 @@ if __name__ == "__main__":
     pagewick.async_llm.check_models = lambda config: None
     try:
         thinking = True if "thinking" in sys.argv[3:] else None
-        settings = ServerSettings.for_model(
-            sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3, thinking=thinking
-        )
+        settings = ServerSettings.for_model(sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3, thinking=thinking)
         run_server(EngineConfig(model=sys.argv[1]), settings, on_ready=announce)
     except ConfigError as error:
         sys.exit(str(error))

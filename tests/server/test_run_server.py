@@ -24,9 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def serve(
-    tmp_path: Path, port: int = 0, *more: str, template: str = QWEN_TEMPLATE
-) -> Iterator[subprocess.Popen[str]]:
+def serve(tmp_path: Path, port: int = 0, *more: str, template: str = QWEN_TEMPLATE) -> Iterator[subprocess.Popen[str]]:
     path = write_model_directory(tmp_path, byte_level_backend(), chat_template=template)
     command = [sys.executable, "-m", "tests.server.serve_fake", str(path), str(port), *more]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
