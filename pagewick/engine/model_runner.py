@@ -179,15 +179,17 @@ class ModelRunner:
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
         stage = self._sampler.forward_stage(plan)
-        self._expect(self._time_limits.of_forward(plan, has_logits=stage != ForwardStage.HIDDEN_STATES))
+        limit = self._time_limits.of_sampling(plan)
+        self._expect(self._time_limits.of_forward(plan, limit if stage != ForwardStage.HIDDEN_STATES else None))
         if extras := self._sampler.extras(plan, stage):
             batch = replace(batch, extras=extras)
         output = self._forward(batch, stage)
-        return StepHandle(partial(self._sample, plan, output), plan.work)
+        return StepHandle(partial(self._sample, plan, output, limit), plan.work)
 
-    def _sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
-        """Sample after a forward pass; returns a function that waits for the step's output."""
-        limit = self._time_limits.of_sampling(plan)
+    def _sample(
+        self, plan: StepPlan, output: ForwardOutput, limit: TimeLimit, masks: Masks
+    ) -> Callable[[], StepOutput]:
+        """Sample after a forward pass, within `limit`; returns a function that waits for the step's output."""
         self._expect(limit)
         found = self._sampler.sample(plan, output, masks)
         if any(work.num_wanted_drafts for work in plan.work):

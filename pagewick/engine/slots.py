@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -113,6 +113,15 @@ class HostBatch:
         return self.on_device(upload(self.arrays(), device))
 
 
+@dataclass(frozen=True, slots=True)
+class _StreamsBatch:
+    """The batch of a step with streams only. slots, next_starts: those of the streams, and where they continue."""
+
+    batch: HostBatch
+    slots: list[int]
+    next_starts: list[int]
+
+
 class Slots:
     """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences.
 
@@ -138,6 +147,7 @@ class Slots:
         self.columns = SamplingColumns(max_num_seqs)
         self.has_history = np.zeros(max_num_seqs, bool)
         self.mirostat_mu: list[float | None] = [None] * max_num_seqs
+        self._latest: _StreamsBatch | None = None
 
     def sampling(self, slot: int) -> SlotSampling:
         params = self._sampling[slot]
@@ -150,10 +160,12 @@ class Slots:
 
     def remember(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Store the tokens, one or more, that each of these slots has sampled."""
+        if not slots:
+            return
         last = np.array([sampled[-1] for sampled in token_ids], np.int64)
         if self._last_on_host is not None:
             self._last_on_host[list(slots)] = last
-        elif slots:
+        else:
             where, values = upload([np.array(slots, np.int64), last], self._device)
             self._last_token_ids[where] = values
         for slot, sampled in zip(slots, token_ids, strict=True):
@@ -173,6 +185,7 @@ class Slots:
 
     def apply(self, plan: StepPlan) -> None:
         """Update the slots with the sequences, tokens and blocks that are new in the plan."""
+        self._latest = None
         for start in plan.starts:
             self._start(start)
         for place, new_block_ids in plan.streams.new_block_ids.items():
@@ -182,6 +195,40 @@ class Slots:
 
     def build(self, plan: StepPlan) -> HostBatch:
         """Apply the plan and build the step's batch."""
+        streams = plan.streams
+        batch = self._continued(plan) or self._build(plan)
+        if not plan.work:
+            self._latest = _StreamsBatch(batch, streams.slots, [start + 1 for start in streams.starts])
+        return batch
+
+    def _continued(self, plan: StepPlan) -> HostBatch | None:
+        """Build the batch of a plan that continues the streams of the latest one, and has nothing else.
+
+        Most of its arrays are those of the latest batch. None for other plans, and where a stream enters another block.
+        """
+        latest, streams = self._latest, plan.streams
+        if latest is None or plan.work or plan.starts or streams.new_block_ids:
+            return None
+        if streams.slots != latest.slots or streams.starts != latest.next_starts:
+            return None
+        positions = latest.batch.positions + 1
+        slot_mappings = []
+        for spec, mapping in zip(self._specs, latest.batch.slot_mappings, strict=True):
+            if spec.has_snapshots:
+                slot_mappings.append(mapping)
+            elif (positions % spec.block_size).all():
+                slot_mappings.append(mapping + 1)
+            else:
+                return None
+        return replace(
+            latest.batch,
+            input_ids=latest.batch.input_ids if self._last_on_host is None else self._last_on_host[streams.slots],
+            positions=positions,
+            context_lens=latest.batch.context_lens + np.int32(1),
+            slot_mappings=slot_mappings,
+        )
+
+    def _build(self, plan: StepPlan) -> HostBatch:
         self.apply(plan)
         works, streams = plan.work, plan.streams
         slots = np.array([*streams.slots, *(work.slot for work in works)], np.int64)

@@ -38,13 +38,15 @@ class StepTimeLimits:
     device: str
     num_ranks: int
 
-    def of_forward(self, plan: StepPlan, *, has_logits: bool) -> TimeLimit:
-        """Return the limit for the longest part of a forward pass: a layer, or the logits if it computes them."""
+    def of_forward(self, plan: StepPlan, logits: TimeLimit | None) -> TimeLimit:
+        """Return the limit for the longest part of a forward pass: a layer, or the logits if it computes them.
+
+        logits: the limit of_sampling, if the forward pass computes logits.
+        """
         layers = self._of_layers(plan)
-        if not has_logits:
+        if logits is None:
             return layers
-        rest = self.of_sampling(plan)
-        return TimeLimit(max(layers.seconds, rest.seconds), max(layers.cpu_seconds, rest.cpu_seconds))
+        return TimeLimit(max(layers.seconds, logits.seconds), max(layers.cpu_seconds, logits.cpu_seconds))
 
     def of_tokens(self, num_tokens: int, num_scores: int = 0) -> TimeLimit:
         """Return the limit for one layer and `num_tokens` tokens, with `num_scores` attention scores in total.

@@ -157,6 +157,59 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
     assert num_streams > 0
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_batches_of_streams_that_continue_are_what_the_plans_say(seed: int) -> None:
+    """The same streams for some steps, then others; most of their blocks were there before they are entered."""
+    specs = [[full_spec(4)], [full_spec(2), window_spec(lookback=3, block_size=8)]][seed % 2]
+    slots, maker = make_slots(*specs), PlanMaker(specs, 4, seed)
+    for slot in range(4):
+        start = maker._start(slot)
+        held = maker.held[slot]
+        for spec, table, mine in zip(specs, start.block_tables, held.tables, strict=True):
+            ahead = [maker._block() for _ in range(spec.num_blocks(MAX_MODEL_LEN - 8) - len(table))]
+            table += ahead
+            mine += ahead
+        work = SlotWork(slot, held.num_computed_tokens, 0, [], [[] for _ in specs], True)
+        work.token_ids = held.token_ids[work.start :]
+        work.num_tokens = len(work.token_ids)
+        held.num_computed_tokens = len(held.token_ids)
+        slots.build(StepPlan(starts=[start], work=[work]))
+        slots.remember([slot], [[slot + 1]])
+        maker.accept(slot, [slot + 1])
+    chosen, num_steps = [0, 1, 2, 3], 0
+    while chosen and num_steps < 30:
+        if maker.random.random() < 0.15:
+            chosen = maker.random.sample(range(4), maker.random.randint(1, 4))
+        chosen = [slot for slot in chosen if not maker._is_full(slot)]
+        plan = StepPlan()
+        for slot in chosen:
+            work = maker._work(slot)
+            if any(work.new_block_ids):
+                plan.streams.new_block_ids[len(plan.streams.slots)] = work.new_block_ids
+            plan.streams.slots.append(slot)
+            plan.streams.starts.append(work.start)
+        if not chosen:
+            break
+        num_steps += 1
+        check(slots.build(plan).to(CPU), plan, maker)
+        token_ids = [maker.random.randrange(1000) for _ in chosen]
+        slots.remember_last(np.array(chosen), torch.tensor(token_ids))
+        for slot, token_id in zip(chosen, token_ids, strict=True):
+            maker.accept(slot, [token_id])
+    assert num_steps > 5
+
+
+def test_a_stream_that_continues_elsewhere_is_not_taken_for_the_next_token() -> None:
+    slots = make_slots(full_spec(8))
+    slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[5]])], work=[SlotWork(0, 0, 1, [3], [[]], True)]))
+    for start in (1, 2, 6):
+        plan = StepPlan()
+        plan.streams.slots, plan.streams.starts = [0], [start]
+        batch = slots.build(plan)
+        assert (batch.positions.tolist(), batch.context_lens.tolist()) == ([[start]], [start + 1])
+        assert batch.slot_mappings[0].tolist() == [5 * 8 + start]
+
+
 def test_of_states_the_batch_has_the_one_before_and_the_one_after() -> None:
     slots = make_slots(full_spec(4), recurrent_spec(8))
     starts = [SlotStart(0, sampling(), [[], [-1]]), SlotStart(2, sampling(), [[5, 6], [4]])]
