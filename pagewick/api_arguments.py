@@ -1,4 +1,4 @@
-"""Arguments of LLM and AsyncEngine: other forms of them, and errors in one line for wrong ones. Imports no torch."""
+"""Checks arguments of LLM and AsyncEngine: converts their other forms, rejects wrong ones. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Model = EngineConfig | str | os.PathLike[str] | None
 
 _DRAFTING = (lambda config: config.speculative_method != "none", "--speculative-method or --speculative-model")
 _LOOKING_UP = (lambda config: config.speculative_method == "ngram", "--speculative-method ngram")
-# Options that act only beside others: whether they act, and the flags of the others.
+# Options that have an effect only with others: whether these are set, and their flags.
 _PARTNERS: Mapping[str, tuple[Callable[[EngineConfig], bool], str]] = {
     "num_speculative_tokens": _DRAFTING,
     "speculative_max_batch": _DRAFTING,
@@ -38,7 +38,7 @@ _PARTNERS: Mapping[str, tuple[Callable[[EngineConfig], bool], str]] = {
 
 
 def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
-    """Make the config of a model's name with options, or take a config. Raises ArgumentError, ConfigError."""
+    """Make a config from a model's name and options, or return the config given. Raises ArgumentError, ConfigError."""
     if isinstance(model, EngineConfig):
         if options:
             raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
@@ -131,7 +131,7 @@ def check_sampling_params(given: object) -> None:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise ArgumentError for what is no prompt at all."""
+    """Raise ArgumentError unless this can be a prompt."""
     if not isinstance(prompt, str | Mapping | Sequence):
         raise ArgumentError(f"a prompt must be a text, a list of token ids or a dict with one; got {_shown(prompt)}")
 

@@ -72,7 +72,7 @@ class AsyncEngine:
         tool_call_parser: str | None = None,
         grammar_limits: GrammarLimits | None = None,
     ) -> None:
-        """part_formats: formats of tool calls and the like; None: those of the files. tool_call_parser: see `start`."""
+        """part_formats: formats of tool calls and the like; None: the model's. tool_call_parser: see `start`."""
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
@@ -123,7 +123,7 @@ class AsyncEngine:
     def over(
         cls, client: Client, config: EngineConfig, text: Text, *, seed: int | None, tool_call_parser: str | None
     ) -> Self:
-        """Return one over an engine that was started with this config. text: the result of load_text."""
+        """Return an AsyncEngine over an engine that was started with this config. text: the result of load_text."""
         tokenizer, template, default_params = text
         return cls(
             client,
@@ -157,7 +157,7 @@ class AsyncEngine:
 
     @property
     def reasoning_tags(self) -> ReasoningTags | None:
-        """The model's reasoning tags; None for a model without."""
+        """The model's reasoning tags; None if it has none."""
         return self._prompts.reasoning_tags
 
     @property

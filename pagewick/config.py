@@ -169,7 +169,7 @@ class EngineConfig:
         for name in ("model", "weight_file", "tokenizer", "speculative_model", "kv_cache_disk"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 change(name, os.fspath(value))
-        if self.tokenizer == self.model:  # which vLLM's users may say
+        if self.tokenizer == self.model:  # vLLM's users may give both
             change("tokenizer", None)
         if isinstance(self.weight_file, str) and self.model == BUILTIN_MODEL:
             change("model", self.weight_file)
@@ -242,11 +242,11 @@ class EngineConfig:
         return cls(**values)
 
     def for_weights(self, kind: str, stored: Collection[str] = ()) -> EngineConfig:
-        """Return a config without a quantization of CHECKPOINT_FORMATS, which is no more than a condition.
+        """Return a config without a quantization of CHECKPOINT_FORMATS, which only demands a kind of model.
 
-        MARLIN is int4, unless the checkpoint has weights in int4, which stay as they are.
+        MARLIN becomes int4, or None if the checkpoint has weights in int4, which stay as they are.
         kind: what the model is, as weights_kind returns it. stored: the formats in which its weights are kept. Raises
-        ConfigError if the model is something else than the condition says.
+        ConfigError if the model is of another kind than the quantization demands.
         """
         if self.quantization == MARLIN:
             has_int4 = any(name.startswith("int4_") for name in stored)

@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 # Named explicitly, since __name__ is "__main__" in this process.
 logger = log.get_logger("pagewick.engine_process")
 
-# Seconds without work after which the vocabulary of grammars is made, so that the first request with a grammar stops
-# nobody: the GIL is held for half a second then. Its thread has no lower priority: where others are busy, it would hold
-# the GIL for longer.
+# Seconds without work after which the vocabulary of grammars is made, which holds the GIL for half a second. The first
+# request with a grammar would otherwise stop all others for as long. The thread that makes it has the usual priority:
+# with a lower one, it would hold the GIL for longer on a busy machine.
 PREPARE_AFTER_S = 3.0
 
 
-# A full garbage collection looks at every object of every request, and with 100,000 that wait they would come all the
-# time. They find nothing: finished requests are in no cycle. So they come a hundred times as seldom as usual.
+# A full garbage collection visits every object of every request. With 100,000 waiting requests, collections would run
+# all the time, and find nothing: finished requests are in no cycle. So they run a hundred times less often than usual.
 GC_THRESHOLDS = (700, 10, 1000)
 
 

@@ -3,9 +3,9 @@
 The command line (cli/foreign_flags.py) and the Python API read the same lines; other_names.py has the names with a
 field. docs/coming-from.md explains all of them to users; a test compares it with these tables.
 
-A line is flags and a sentence. `--x` takes no value and `--x=` takes one. For `--x=1|auto`, the values 1 and auto ask
-for what Pagewick does anyway and are accepted; others are refused. `--x=?on` takes one value or none, which means "on".
-The argument in Python has the flag's name with underscores. There None, False and empty values ask for nothing.
+A line consists of flags and a sentence. `--x` takes no value and `--x=` takes one. For `--x=1|auto`, the values 1 and
+auto ask for what Pagewick does anyway and are accepted; others are refused. `--x=?on` takes one value or none, which
+means "on". The argument in Python has the flag's name with underscores; None, False and empty values ask for nothing.
 """
 
 from __future__ import annotations
@@ -255,7 +255,8 @@ def _by_argument(noted: Lines, refused: Lines) -> dict[str, ForeignName]:
     return {name.argument: name for name in names_of(noted, refused)}
 
 
-# By the argument's name: those of EngineConfig.from_options, which LLM and AsyncEngine take, too.
+# Argument -> its ForeignName: arguments of EngineConfig.from_options, LLM and AsyncEngine; of SamplingParams; of
+# requests.
 ENGINE_ARGUMENTS = _by_argument(NOTED + PYTHON_NOTED, REFUSED + PYTHON_REFUSED)
 SAMPLING_ARGUMENTS = _by_argument(SAMPLING_NOTED, SAMPLING_REFUSED)
 REQUEST_ARGUMENTS = _by_argument(REQUEST_NOTED, REQUEST_REFUSED)

@@ -178,7 +178,7 @@ class Generation:
                 raise failure
             if self.stream.has_stopped:
                 self._client.abort([], self.stream.take_stopped())
-        # Nobody else would learn of it: the iterator raises every error.
+        # The iterator raises every error; nothing else would report this one.
         except Exception as error:
             self.fail(error)
             self._leave()
@@ -218,7 +218,7 @@ class _Growing:
         self._held: dict[int, ChoiceDelta] = {}
 
     def take(self, changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
-        """Return what no longer waits."""
+        """Return the deltas that need not wait any longer."""
         ready = []
         for change in changes:
             held = self._held.get(change.index)

@@ -31,7 +31,7 @@ class Compiled:
 class GrammarQueue:
     """One engine's grammars. on_compiled: called in the thread. The other methods belong to the engine's own thread.
 
-    is_prepared: whether what the first grammar needs is there, or being made.
+    is_prepared: whether the vocabulary that all grammars need has been made, or is being made.
     """
 
     def __init__(self, config: EngineConfig, on_compiled: Callable[[Compiled], None]) -> None:
@@ -43,7 +43,7 @@ class GrammarQueue:
         self.is_prepared = False
 
     def prepare(self, vocab_size: int) -> None:
-        """Begin to make what the first grammar needs; do so once."""
+        """Begin to make the vocabulary that all grammars need; later calls do nothing."""
         if not self.is_prepared:
             self.is_prepared = True
             self._executor.submit(self._prepare, vocab_size)
@@ -75,7 +75,7 @@ class GrammarQueue:
     def _prepare(self, vocab_size: int) -> None:
         try:
             self.compiler.prepare(vocab_size)
-        except Exception as error:  # a request with a grammar fails again, and is told
+        except Exception as error:  # a request with a grammar fails again and gets the error
             logger.debug("the vocabulary of grammars cannot be prepared: %s", error)
 
     def _compile(self, request: EngineRequest, spec: GrammarSpec, vocab_size: int) -> None:

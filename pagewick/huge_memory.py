@@ -130,7 +130,7 @@ def allocate(num_bytes: int, *, num_small_bytes: int = 0) -> tuple[mmap.mmap, in
 
 @contextlib.contextmanager
 def prepared(num_bytes: int) -> Iterator[None]:
-    """Inside this context, `allocate` hands out memory that a thread prepares, as long as it lasts.
+    """Inside this context, `allocate` hands out memory that a thread prepares, until none of it is left.
 
     At exit, memory that was not taken returns to the system. Memory that was taken returns once all of it is freed.
     Does nothing inside another `prepared`, if there is not enough memory, or on systems other than Linux.

@@ -116,7 +116,7 @@ class LLM:
         use_tqdm: show a progress bar (vLLM's name).
         priority: a number for all prompts or one for each; lower numbers run first, as in vLLM.
         options: options for serving the requests, one for all prompts or one for each.
-        on_step: called after every step with all outputs so far. others: arguments of vLLM: UnsupportedError.
+        on_step: called after every step with all outputs so far. others: vLLM's, noted or refused.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
         own_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"), REQUEST_ARGUMENTS)

@@ -1,4 +1,4 @@
-"""From the models that a config names to directories and files on this disk."""
+"""Turns the models that a config names into directories and files on this disk."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FORMATS = ("text", "json")
 # Passes the format to the engine process.
 FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
 LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
-# The variable of candle-vllm and vllm.rs, and our names of its levels.
+# The variable of candle-vllm and vllm.rs, and our names for its levels.
 RUST_VARIABLE = "RUST_LOG"
 _RUST_LEVELS = {name: name.upper() for name in ("error", "info", "debug")}
 _RUST_LEVELS |= {"off": "CRITICAL", "warn": "WARNING", "trace": "DEBUG"}

@@ -73,7 +73,7 @@ class OfflineRunner:
                     error.add_note(f"(prompt {number} of {len(jobs)})")
                     raise
             outputs = [request.output for request in requests]
-            # Not a look at every request in every step: there may be a hundred thousand.
+            # Do not look at every request in every step: there may be a hundred thousand.
             left = {request.wanted.request_id for request in requests}
             while left:
                 for request in self._step(interrupts):
@@ -133,13 +133,13 @@ class OfflineRunner:
 
     def _add(self, request: _Request) -> None:
         """Add a request to the engine's queue. Raises InvalidRequestError."""
-        # First, so that Ctrl-C in between aborts it; the engine ignores the abort of an unknown request.
+        # This comes first, so that Ctrl-C in between aborts it; the engine ignores the abort of an unknown request.
         self._running[request.wanted.request_id] = request
         self._engine.add(request.wanted)
 
     @contextmanager
     def _aborting(self, requests: Sequence[_Request]) -> Iterator[None]:
-        """On exit, for whatever reason, abort those of the requests that are unfinished."""
+        """On exit, whatever the reason, abort the requests that are unfinished."""
         try:
             yield
         finally:

@@ -19,7 +19,7 @@ class StructuredOutputsParams:
 
     json: a JSON schema, as an object or a text. json_object: true for any JSON object. regex: an expression for the
         whole response. choice: the possible responses. grammar: a grammar in llguidance's Lark, or in llama.cpp's GBNF.
-    structural_tag: free text, with parts of a given form behind given triggers; docs/structured-output.md explains it.
+    structural_tag: free text, with parts of a given form after given triggers; docs/structured-output.md explains it.
     disable_any_whitespace: JSON without white space between its tokens. whitespace_pattern: a regular expression for
         that white space. disable_additional_properties: objects of a JSON schema have no properties that it does not
         name, even where the schema allows them.
@@ -72,7 +72,7 @@ class StructuredOutputsParams:
 
     @classmethod
     def of(cls, values: object) -> StructuredOutputsParams | None:
-        """Make it from a mapping of its fields. Raises InvalidRequestError for an unknown name."""
+        """Make the params from a mapping of their fields. Raises InvalidRequestError for an unknown name."""
         if values is None or isinstance(values, cls):
             return values
         if not isinstance(values, Mapping):

@@ -21,7 +21,7 @@ class GroupBatch:
     """One cache group's share of a batch of T tokens and B sequences.
 
     slot_mapping: [T] int64, block_id * block_size + offset of each new token.
-    block_tables: [B, max_blocks] int32; entries behind the context or before the lookback are 0 and never read.
+    block_tables: [B, max_blocks] int32; entries after the context or before the lookback are 0 and never read.
 
     In a group of snapshots a block holds one state. block_tables: [B, 2]; the first block holds the state before the
     sequence's new tokens (0 and never read if it has no earlier ones), the second receives the state after them. Both

@@ -49,7 +49,7 @@ class NativeBackend:
         cache = heads_cache(
             blocks, self._torch_dtype, kept.num_kv_heads, self._block_size, kept.head_dim, is_packed=is_packed
         )
-        # They are the scales of numbers up to 448.
+        # A checkpoint's scales are for numbers up to 448, the largest of this dtype.
         if self._torch_dtype == torch.float8_e4m3fn:
             cache = replace(cache, constant_scales=kv_scales)
         return NativeHeads(cache, kept.window, scoring, group)

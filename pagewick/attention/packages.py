@@ -134,7 +134,7 @@ class PackageBackend(NativeBackend):
         heads = super().bind_heads(kept, scoring, blocks, group, kv_scales)
         if heads.cache.is_packed:
             raise self._package.refuse("it reads no packed blocks")
-        # Packages multiply rows behind a sequence by 0, which leaves NaN if unused memory contains one.
+        # Packages multiply rows after a sequence by 0, which leaves NaN if unused memory contains one.
         blocks.zero_()
         return PackageHeads(heads.cache, kept.window, scoring, group, self._make)
 

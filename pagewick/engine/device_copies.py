@@ -72,7 +72,7 @@ def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
 def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies in host memory; on a CPU the tensors themselves.
 
-    A GPU fills the copies once it has computed the tensors: they are there when an event behind this call is.
+    A GPU fills the copies once it has computed the tensors: they are complete when an event after this call is.
     """
     if not tensors or not tensors[0].is_cuda:
         return [tensor.cpu() for tensor in tensors]

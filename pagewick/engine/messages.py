@@ -55,7 +55,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     constraint: data from which the engine's constraint_factory makes a TokenConstraint.
     extra_keys: (start, end, key): the keys and values of the tokens at positions [start, end) depend on more than the
         token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
-        agree, too. A range may end behind the prompt; the order of ranges does not matter.
+        agree, too. A range may end after the prompt; the order of ranges does not matter.
     """
 
     request_id: str

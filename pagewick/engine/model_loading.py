@@ -181,14 +181,14 @@ def _quantized(
 
 
 def _progress(source: TensorSource, names: Iterable[str], collectives: Collectives | None = None) -> Progress:
-    """Return one for work that takes long enough to show: quantizing these tensors, on the first rank if on each."""
+    """Return a visible Progress if quantizing these tensors takes long; with ranks, only the first one shows it."""
     num_bytes = sum(math.prod(source.shape(name)) * source.dtype(name).itemsize for name in names)
     is_shown = num_bytes >= _SHOWN_BYTES and (collectives is None or collectives.rank == 0)
     return default_progress() if is_shown else Progress()
 
 
 def _describe_weights(model: ModelConfig, types: Mapping[str, torch.dtype | str], dtype: str) -> str:
-    """Return the formats of the model's matrices, those of most weights first; those without blocks are in `dtype`."""
+    """Return the formats of the model's matrices, that of most weights first; `dtype` stands for unquantized ones."""
     sizes: Counter[str] = Counter()
     for tensor in model_tensors(model, list(types)):
         if len(tensor.shape) > 1 and tensor.role != "router":
@@ -199,7 +199,7 @@ def _describe_weights(model: ModelConfig, types: Mapping[str, torch.dtype | str]
 
 
 def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str]) -> Decoder:
-    """build_model; sizes that no memory could hold are the file's mistake, as what it has was found to fit."""
+    """Call build_model. If memory runs out, config.json is wrong, because the stored weights were found to fit."""
     try:
         return build_model(context, config, tensor_names)
     except (MemoryError, OSError, RuntimeError) as error:

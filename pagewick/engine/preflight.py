@@ -66,7 +66,7 @@ class FoundModel:
 
 
 def plan_at_load(mix: str, model: ModelConfig, names: Sequence[str], in_blocks: Mapping[str, str]) -> QuantizationPlan:
-    """plan_quantization for a model. names: the file's tensors."""
+    """Call plan_quantization for a model. names: the file's tensors."""
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, names)}
     return plan_quantization(mix, shapes, in_blocks, model)
 
@@ -95,7 +95,7 @@ def choose_quantization(config: EngineConfig, device: str, num_local_ranks: int)
 def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[FoundModel]:
     """Check the configuration and the tensors' headers of the models that `config` names; return what was found.
 
-    environ: what a launcher says of the number of ranks. Raises ConfigError and ModelLoadError.
+    environ: has the number of ranks, if a launcher has set it. Raises ConfigError and ModelLoadError.
     """
     num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
     rope = {"rope_scaling": config.rope_scaling, "rope_theta": config.rope_theta}
@@ -158,7 +158,7 @@ class WeightBytes:
     def of(cls, config: EngineConfig, num_ranks: int, models: Sequence[FoundModel] | None = None) -> Self:
         """Add up the tensors of one of `num_ranks` ranks.
 
-        models: what check_models has returned; None reads the files. Raises what check_models raises of them.
+        models: what check_models has returned; None reads the files, and raises as check_models does.
         """
         if models is None:
             models = [FoundModel.of(describe(path), mix) for path, mix in _paths(config)]
@@ -185,7 +185,7 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
     needed = weights.all
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
-        # There is room for one more expert, which is on its way.
+        # One expert more than is offloaded: the one that is being copied.
         in_host_memory = (num_offloaded + 1) * weights.expert * num_local_ranks
         if in_host_memory > (free := available_memory("cpu")):
             raise ConfigError(

@@ -42,7 +42,7 @@ class LastSampled:
     """Where the tokens of a batch come from that only the device knows.
 
     sources: for each token, the slot that sampled it, or NO_SLOT of Slots if the host knows it; input_ids is 0 where
-    the host does not. token_ids: the last token of every slot, and behind them a 0.
+    the host does not. token_ids: the last token of every slot, followed by a 0.
     """
 
     sources: Array

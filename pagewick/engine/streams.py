@@ -35,7 +35,7 @@ class DeviceStream(Protocol):
     """The queue of one device, in which all work of this process stands."""
 
     def record_event(self) -> Event:
-        """Return an event behind everything that is queued."""
+        """Return an event after everything that is queued."""
         ...
 
     def refuse_waits(self) -> AbstractContextManager[None]:

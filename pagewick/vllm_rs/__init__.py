@@ -240,7 +240,7 @@ class Engine:
     def start_server(self, port: int = 8000, with_ui_server: bool = True) -> None:
         """Serve the model on this machine until Ctrl-C or SIGTERM, also with the chat page if with_ui_server is set.
 
-        The server has an engine of its own, for which this one is closed. Raises what run_server raises.
+        The server starts an engine of its own; this one is closed before. Raises what run_server raises.
         """
         from pagewick.server.run import run_server
         from pagewick.server.settings import ANY_NAME, ServerSettings

@@ -24,7 +24,7 @@ from pagewick.models.decoder import Decoder
 
 logger = get_logger(__name__)
 
-# Sequences with more new tokens than this are prompts. Steps of decoding have one, or some draft tokens behind it.
+# Sequences with more new tokens than this are prompts. Steps of decoding have one, plus draft tokens.
 MAX_QUERY_LEN = 17
 
 _Key = tuple[PaddedSize, ForwardStage, int]
@@ -116,6 +116,6 @@ def _has_short_queries(batch: HostBatch) -> bool:
 
 
 def _first_rows(batch: HostBatch, results: Sequence[Tensor], extras: Sequence[Tensor]) -> ForwardOutput:
-    """Return results and extras without what stands for padding."""
+    """Return results and extras without the rows of padding."""
     kept = [extra[: len(batch.context_lens)] for extra in extras]
     return output_of([result[: len(batch.input_ids)] for result in results], kept)

@@ -135,9 +135,9 @@ class StaticBatch:
         ]
 
     def _pad(self, batch: HostBatch, padded: Sequence[Array]) -> None:
-        """Write the batch's arrays into larger ones, and the values of padding behind them."""
+        """Write the batch's arrays into larger ones, and fill the rest with padding."""
         slots = [block * spec.block_size for block, spec in zip(self._null_blocks, self._specs, strict=True)]
-        # The last of the last tokens belongs to no slot.
+        # The last element of last_sampled.token_ids belongs to no slot.
         no_slot = [] if batch.last_sampled is None else [len(batch.last_sampled.token_ids) - 1]
         fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot]
         for target, fill, array in zip(padded, fills, batch.arrays(), strict=True):

@@ -263,10 +263,7 @@ class SlotSampler:
         self._slots.remember([slot for slot, _ in taken], [result.token_ids for _, result in taken])
 
     def _take_streams(self, streams: Streams, drawn: Drawn, found: StepResults) -> list[tuple[int, SlotResult]]:
-        """Store the tokens of the streams; make and return results of those whose token alone does not say everything.
-
-        These come with their slots.
-        """
+        """Store the tokens of the streams; return (slot, result) for those that report more than a token."""
         self._slots.remember_last(streams.slots, drawn.on_device[: len(streams.slots)])
         is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
         valid = drawn.is_valid[: len(streams.slots)]

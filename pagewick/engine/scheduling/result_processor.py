@@ -177,7 +177,7 @@ class ResultProcessor:
         if result.token_ids:
             drafting.control.observe(num_draft_tokens, len(result.token_ids) - 1)
             drafting.token_ids = result.draft_token_ids
-            # Draft tokens behind the token that ended the sequence were right, but the client does not get them.
+            # Draft tokens after the token that ended the sequence were right, but the client does not get them.
             num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
             drafting.num_draft_tokens += num_draft_tokens
             drafting.num_accepted_tokens += num_used

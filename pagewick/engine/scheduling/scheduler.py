@@ -202,7 +202,7 @@ class Scheduler:
     # Planning
 
     def _schedule_streams(self, plan: PlanBuilder, behind: list[Sequence]) -> bool:
-        """Continue the sequences that miss one token; whether there was room for all without a preemption.
+        """Continue the sequences that miss one token; return whether all had room without a preemption.
 
         Adds those that miss more to `behind`.
         """
@@ -253,7 +253,7 @@ class Scheduler:
         return seq.can_continue and not (self._awaits_results and seq.needs_results)
 
     def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
-        """Schedule a running sequence; whether there were tokens and blocks for it without a preemption."""
+        """Schedule a running sequence; return whether it had tokens and blocks without a preemption."""
         num_tokens = self._chunk(seq, seq.num_scheduled_tokens, plan.budget)
         if num_tokens == 0:
             return False

@@ -192,7 +192,7 @@ class SequenceManager:
         return _last(self.running, Counter(seq.fairness_key for seq in self.running))
 
     def victims_for(self, seq: Sequence, is_enough: Callable[[list[Sequence]], bool]) -> list[Sequence] | None:
-        """Return running sequences whose place a waiting one may take so that it is enough; None if it never is."""
+        """Return enough running sequences whose place a waiting one may take; None if there are too few."""
         num_running = Counter(other.fairness_key for other in self.running)
         victims: list[Sequence] = []
         while not is_enough(victims):

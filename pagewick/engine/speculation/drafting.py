@@ -115,7 +115,7 @@ class SpeculationControl:
     """Decides how many draft tokens are worth their cost now for one sequence. Counts steps, reads no clock.
 
     It averages the acceptance: the share of accepted draft tokens among those that were compared with a sampled token.
-    Draft tokens behind the first rejected one were not compared. From an acceptance of one half on it wants all draft
+    Draft tokens after the first rejected one were not compared. From an acceptance of one half on it wants all draft
     tokens, below that proportionally fewer. Below the break-even, or after ten proposals in a row whose first token was
     rejected, it pauses for 32 tokens, then tries once more. Each failure doubles the pause, up to 1024 tokens, and any
     success makes it start over.
