@@ -50,7 +50,7 @@ DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
 _USE_CHATS = "send POST /v1/chat/completions instead"
-# How the paths of routes that other servers have begin -> what the 404 says of them.
+# Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     "/v1/embeddings": "embeddings are not supported yet: this server only generates text",
     "/v1/rerank": "reranking is not supported yet: this server only generates text",

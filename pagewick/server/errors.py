@@ -1,4 +1,4 @@
-"""From exceptions to HTTP responses, in OpenAI's shape unless a dialect has another.
+"""Turns exceptions into HTTP responses, in OpenAI's shape unless a dialect has another.
 
 No body names a path, an address or a traceback.
 """
@@ -23,7 +23,7 @@ from pagewick.errors import (
 )
 
 CLIENT_CLOSED_REQUEST = 499
-# Where the scope of a request has its dialect's function from an ApiError to the body of the response.
+# Key in a request's scope: its dialect's function that turns an ApiError into the body of the response.
 ERROR_BODY = "pagewick.error_body"
 
 

@@ -23,8 +23,8 @@ _NEVER_S = 7 * 24 * 3600
 class HttpServer(uvicorn.Server):
     """Serves an application until `leave` is called. uvicorn speaks HTTP; GuardedConnection decides what it hears.
 
-    connections: counts those of the server; None: no other process has any. graceful_s: seconds that clients get, once
-    it is left, to read what was sent to them; None: no limit.
+    connections: counts those of the server; None: no other process has any. graceful_s: seconds that clients get after
+    `leave` to read their responses; None: no limit.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
             "access_log": False,
             "server_header": False,
             "date_header": False,  # uvicorn would wake up ten times a second for it
-            "proxy_headers": False,  # what a client says of where it comes from decides nothing here
+            "proxy_headers": False,  # a client's claim about its address decides nothing here
             "timeout_keep_alive": _NEVER_S,
             "timeout_graceful_shutdown": graceful_s,
         }

@@ -199,7 +199,7 @@ def _components(kinds: Collection[type]) -> dict[str, _Json]:
 
 
 def _simplify(schema: Any) -> None:
-    """Remove what stands for JSON that is encoded already, which has one of the other types of its union."""
+    """Remove the empty schema that stands for encoded JSON (msgspec.Raw); its union also names the real types."""
     for part in list(schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()):
         _simplify(part)
     if isinstance(schema, dict) and {} in schema.get("anyOf", ()):

@@ -31,7 +31,7 @@ from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
 
-# Default of a server. A request that would wait behind this many had better go to another one.
+# Default of a server. A request that would wait behind this many should go to another server.
 MAX_WAITING_REQUESTS = 1024
 
 

@@ -1,4 +1,4 @@
-"""ServerSettings: every choice of a user about the server; EngineConfig has those about the engine."""
+"""ServerSettings: all settings of the server; EngineConfig has those of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tally: a number that a limit holds for, such as that of connections, over all API processes of a server."""
+"""Tally: a number with a limit, such as that of open connections, over all API processes of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission: refuses work that the engine would refuse, or that would be too much at once, before it is done."""
+"""Admission: refuses requests that the engine would refuse, or that are too many at once, before any work on them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Admission:
     async def run(self, request: Request, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Return the result of work on texts.
 
-        Raises QueueFullError if too much of it is under way. If the client leaves first, cancels the work and raises
+        Raises QueueFullError if too many texts are being read. If the client leaves first, cancels the work and raises
         ClientDisconnect.
         """
         if (num_jobs := self._jobs.total) >= self._max_jobs:

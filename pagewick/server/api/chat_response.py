@@ -82,7 +82,7 @@ class ChatForm:
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """The response to a request, at once or in chunks. head: the fields that it and each chunk of it begin with."""
+    """The response to a request, at once or in chunks. head: the first fields of the response and of each chunk."""
 
     generation: Generation
     form: ChatForm

@@ -41,7 +41,7 @@ class CompletionForm:
 
 @dataclass(frozen=True, slots=True)
 class CompletionResponse:
-    """The response to a request, at once or in chunks. head: the fields that it and each chunk of it begin with."""
+    """The response to a request, at once or in chunks. head: the first fields of the response and of each chunk."""
 
     generations: Sequence[Generation]
     form: CompletionForm
@@ -108,7 +108,7 @@ class _Chunks:
             await self._choices[position * self._form.n].prompt.compute_logprobs()
 
     def of(self, position: int, delta: ChoiceDelta) -> list[Completion]:
-        """position: the prompt's."""
+        """Return the chunks of a delta. position: the index of its prompt."""
         report = self._response.report
         chunks: list[Completion] = []
         if self._is_opening(position, delta):
@@ -128,7 +128,7 @@ class _Chunks:
 
 
 class _Prompt:
-    """A prompt as all its choices show it. logprobs: an echoed prompt's, once they are computed."""
+    """A prompt, which all its choices share. logprobs: an echoed prompt's, once they are computed."""
 
     def __init__(self, form: CompletionForm, position: int, generation: Generation) -> None:
         self.position = position

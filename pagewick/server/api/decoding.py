@@ -1,9 +1,9 @@
-"""How a body becomes a request.
+"""Decodes the body of a request.
 
 Every optional field may be null, which is the same as leaving it out. A field is in one of four places: in the
 request's struct; among the dialect's unsupported ones, which are refused unless the value asks for nothing; among its
-harmless ones, which change no response; or nowhere. Then it is ignored, and the response says so, or it is refused if
-the server is strict.
+harmless ones, which change no response; or nowhere. A field that is nowhere is ignored, and the response says so; a
+strict server refuses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal
 from pagewick.server.core.limits import check_nesting
 
 MAX_NAMED = 16
-# An error repeats no more than this of the body.
+# Upper limit of the characters of a body that an error repeats.
 MAX_QUOTED_CHARS = 200
 _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
 

@@ -44,8 +44,8 @@ class GeneratedResponse(Protocol):
 class Dialect:
     """One HTTP API. Dialects share the core, with its conversations, and the admission.
 
-    A subclass has its own `framing` and `known_fields` and lists its routes. Their handlers `read` a body, make a
-    request for the core of it, and respond with what comes. A handler that is left early, because the client left or
+    A subclass has its own `framing` and `known_fields` and lists its routes. Their handlers `read` a body, turn it into
+    a request for the core, and respond with the result. A handler that is left early, because the client left or
     because of an error, aborts the request in the engine.
     """
 

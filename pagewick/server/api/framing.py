@@ -25,9 +25,9 @@ class NamedEvent(NamedTuple):
 class Following(NamedTuple):
     """Stands for the chunks of all deltas of a running Generation; more chunks may follow after its end.
 
-    A stream makes them as the deltas come, which costs less than a generator that yields each. chunks_of: returns those
-    of a delta. text_chunk: called with a choice's index and a text; returns the chunk of a delta that has nothing but
-    this text and is not the first of its choice. None: such chunks differ in more than their texts.
+    A stream makes them as the deltas come, which costs less than a generator that yields each. chunks_of: returns the
+    chunks of a delta. text_chunk: called with a choice's index and a text; returns the chunk of a delta that has
+    nothing but this text and is not the first of its choice. None: such chunks differ in more than their texts.
     """
 
     generation: Generation
@@ -73,7 +73,8 @@ class Framing(Protocol):
 class EventFraming:
     """Server-sent events.
 
-    error_body: makes of an error what the dialect's clients read. error_name: name of its event, if it has one.
+    error_body: turns an error into the body that the dialect's clients read. error_name: name of its event, if it has
+    one.
     """
 
     error_body: Callable[[ApiError], Any]

@@ -9,7 +9,7 @@ from typing import Any
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
 
-# The reasons of refusals: each has its fields, with the values that ask for nothing.
+# Reason for a refusal -> its fields, each with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "needs images or sound, which are not supported yet": {
         "audio": (),

@@ -86,7 +86,7 @@ class ChoiceLogprobs:
         self.add([PositionLogprobs(choices[0][1], top)])
 
     def take(self, *, after: CompletionLogprobs | None = None) -> CompletionLogprobs:
-        """Return everything that has been added since the last call, behind `after` (an echoed prompt's)."""
+        """Return everything that has been added since the last call, after those in `after` (an echoed prompt's)."""
         taken, self._positions = self._positions, []
         before = after or CompletionLogprobs([], [], [], [])
         return CompletionLogprobs(

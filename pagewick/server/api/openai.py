@@ -92,7 +92,7 @@ class OpenAIApi(Dialect):
 
     @describes(replace(_MODELS, response=ModelCard, errors=(404,)))
     async def get_model(self, request: Request) -> Response:
-        """Describe the model. A path that ends behind the slash lists the models."""
+        """Describe the model. A path that ends with the slash lists the models."""
         name = request.path_params["id"]
         if not name:
             return await self.list_models(request)

@@ -21,7 +21,7 @@ class ServedModels:
         self._created = int(time.time())
 
     def check(self, name: str | None) -> None:
-        """Raises ApiError (404) for a name that is not served. A request without one means the model that there is."""
+        """Raises ApiError (404) for a name that is not served. A request need not name the model."""
         if name is not None and name not in self._names and not self._takes_any:
             known = " and ".join(repr(one) for one in self._names)
             message = f"the model {name[:200]!r} does not exist; this server has {known}"

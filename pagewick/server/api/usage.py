@@ -39,7 +39,7 @@ class UsageReport:
         return {"usage": self._usage() if self._request.wants_usage_always else None, **self._timings()}
 
     def for_last_chunk(self) -> dict[str, Any] | None:
-        """Return the fields of a chunk without choices; None if there is to be none."""
+        """Return the fields of a chunk without choices; None if the stream has no such chunk."""
         return self.for_response() if self._request.wants_usage_chunk else None
 
     def _usage(self) -> Usage:

@@ -160,7 +160,7 @@ class Recording:
         self.keep(None)
 
     def keep(self, messages: list[Message] | None) -> None:
-        """End the request, and let the session have these messages; None: as it was. Only the first call counts."""
+        """End the request, and replace the session's messages; None keeps them. Only the first call counts."""
         if self._end is not None:
             end, self._end = self._end, None
             end(messages)

@@ -1,4 +1,4 @@
-"""Core: from a request for text, in any dialect, to its Generations."""
+"""Core: turns a request for text, in any dialect, into Generations."""
 
 from __future__ import annotations
 
@@ -213,6 +213,6 @@ def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
 
 
 def _room_for(plan: RequestPlan) -> int:
-    """Return how many tokens stay free behind a prompt that is cut to fit."""
+    """Return how many tokens stay free after a prompt that is cut to fit."""
     max_tokens = None if plan.options.lowers_max_tokens else plan.params.max_tokens
     return 1 if max_tokens is None else max_tokens

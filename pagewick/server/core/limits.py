@@ -30,7 +30,7 @@ def check_nesting(body: bytes) -> None:
         return
     # Python code runs only once per bracket, since a body may be one string of many megabytes.
     if b"\\" in body:
-        # Pairs of backslashes go first; one that is left then escapes the character behind it.
+        # Pairs of backslashes go first; one that is left then escapes the character after it.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = (body.count(b'"') + 1) // 2
     # Every other piece lies between two strings; their brackets do not count.

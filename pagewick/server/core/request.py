@@ -95,8 +95,8 @@ class ChatRequest(TextRequest):
 class PromptsRequest(TextRequest):
     """Texts, or token ids, that the model is to continue.
 
-    suffix: text that comes behind the wanted text. num_prompt_logprobs: from each field that asks for alternatives per
-    prompt token to their number.
+    suffix: text that follows the wanted text. num_prompt_logprobs: field that asks for alternatives per prompt token ->
+    their number.
     """
 
     prompts: Sequence[str | list[int]]

@@ -1,4 +1,4 @@
-"""From a request's wishes about its prompt to the arguments that AsyncEngine takes."""
+"""Turns a request's wishes about its prompt into arguments of AsyncEngine."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ApiKeys:
 
 
 def key_id(digest: bytes) -> str:
-    """Return the id of a key without a name, for logs: the same after every start, and no way back to the key."""
+    """Return the id of a key without a name, for logs: the same after every start. It does not reveal the key."""
     return "key-" + hashlib.sha256(b"pagewick key id" + digest).hexdigest()[:8]
 
 

@@ -84,7 +84,7 @@ def _decompressed(encoding: str, raw: bytes, limit: int) -> bytes:
         raise ApiError(400, wrong, code="invalid_content_encoding") from None
     if len(body) > limit:
         raise _too_large(limit)
-    # Bytes behind the end are refused, too: their sender meant them to be read.
+    # Bytes after the end are refused, too: their sender meant them to be read.
     if not stream.eof or stream.unused_data:
         raise ApiError(400, wrong, code="invalid_content_encoding")
     return body

@@ -39,7 +39,7 @@ FAREWELL_S = 2.0
 MAX_FAREWELLS = 256
 # An extension of a request's scope: `GuardedConnection.write_chunk`.
 WRITE_CHUNK = "pagewick.write_chunk"
-# Where the state of a request's scope holds its GuardedConnection.
+# Key in the state of a request's scope: its GuardedConnection.
 _CONNECTION = "pagewick.connection"
 
 _logger = get_logger(__name__)

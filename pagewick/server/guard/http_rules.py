@@ -1,4 +1,4 @@
-"""Rules for requests beyond those that llhttp enforces itself, and the responses to what breaks them."""
+"""Rules for requests beyond those that llhttp enforces itself, and the responses to requests that break them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RequestReader: from the bytes of a client to valid HTTP/1.1 requests."""
+"""RequestReader: turns the bytes of a client into valid HTTP/1.1 requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestSink(Protocol):
 class RequestReader:
     """Parses strictly (RFC 9112, as llhttp does without leniencies) and writes each valid request anew.
 
-    The new one has no trailers, no offer of another protocol, and a path as its target. max_header_size: bytes.
+    The new request has no trailers, no offer of another protocol, and a path as its target. max_header_size: bytes.
     """
 
     def __init__(self, sink: RequestSink, max_header_size: int) -> None:
@@ -115,7 +115,7 @@ class RequestReader:
             self._stop(too_many_headers())
         if self._num_header_bytes + len(self._target) > self._max_header_size:
             self._stop(too_large_head(self._max_header_size))
-        # Trailers behind a body are dropped: they were not there when the request was let in.
+        # Trailers after a body are dropped: they were not there when the request was let in.
         if self.is_in_head:
             self.headers.append((name.lower(), value))
 

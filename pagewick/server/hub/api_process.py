@@ -52,7 +52,7 @@ from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_
 from pagewick.server.telemetry.metrics import Metrics, process_registry
 from pagewick.server.telemetry.tracing import Tracing
 
-# Between the seeds of the generators of two API processes: more than anybody sets as --seed.
+# Distance between the seeds of two API processes' generators: more than anybody sets as --seed.
 _SEED_STRIDE = 1 << 64
 
 # Named explicitly, since __name__ is "__main__" in this process.

@@ -35,7 +35,7 @@ class HubClient:
 
     @property
     def health(self) -> EngineHealth:
-        """As Supervisor.health. The time after which clients should come again passes here, too."""
+        """As Supervisor.health. retry_after_s counts down here, too."""
         elapsed_s = int(time.monotonic() - self._health_at)
         if self._health.state != "restarting" or not elapsed_s:
             return self._health

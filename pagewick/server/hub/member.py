@@ -43,7 +43,7 @@ class Member:
     """One API process. make_setup: called for each start, with whether it is the first.
 
     hang_timeout_s: seconds without a response after which it is killed and started again; 0 is never.
-    started: done once the first process has loaded, or with the exception for which it could not.
+    started: done once the first process has loaded; else has the exception because of which it could not.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ from pagewick.server.hub.relay import Relay
 
 # Processor time that a process may take to load before it hears the hub.
 _LOADING_CPU_S = 60.0
-# A session that is busy may be so because the end of its last request, which another process has sent before, is not
-# read yet: it is there within this time.
+# A session may be busy only because the end of its last request, which another process has sent, has not been read yet.
+# Seconds within which it is.
 _BUSY_GRACE_S = 0.02
 
 

@@ -75,8 +75,8 @@ class _Progress:
 class Observation:
     """Follows one request, a prompt with n choices, from now on. `on_delta` must see each delta of its Generation.
 
-    route: a word of ours for what it is. max_tokens: None if none was set. prompt: its text, if it has one. generation:
-    is set once it exists.
+    route: our word for its kind. max_tokens: None if none was set. prompt: its text, if it has one. generation: is set
+    once it exists.
     A request counts as accepted from its first delta: one that never starts leaves no trace, and every choice of one
     that does start ends with a delta.
     """
