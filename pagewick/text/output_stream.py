@@ -89,7 +89,7 @@ class OutputStream:
     `output` is the choice so far. `is_stopped`: a stop string has ended the choice; the caller then aborts it in the
     engine, and later deltas are ignored. How the engine divides tokens into deltas does not change the text.
 
-    keeps_logprobs: without, `output` has the log-probabilities of hidden tokens only; the deltas have all others.
+    keeps_logprobs: if false, `output` has the log-probabilities of hidden tokens only; the deltas have all others.
     splitting: makes the splitter for parts; None: everything is text. Stop strings are searched in the visible text,
     before it is split, except after a token of a kind without stop strings.
     """
@@ -113,7 +113,7 @@ class OutputStream:
         self._stops = StopStrings(params.stop, is_kept=params.include_stop_str_in_output)
         splitter = None if splitting is None else splitting.splitter()
         self._parts = None if splitter is None else _Parts(tokenizer, splitter, self._detokenizer)
-        # Text that is neither searched for stop strings nor split; its tokens need no look each.
+        # Text that is neither searched for stop strings nor split; its tokens are not looked at one by one.
         self._is_plain = splitter is None and not params.stop
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:

@@ -125,7 +125,7 @@ class PartFormat(Protocol):
         ...
 
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
-        """Return the grammar of responses with calls of these tools, in llguidance's Lark; None for a format without.
+        """Return the grammar of responses with calls of these tools, in llguidance's Lark; None if the format has none.
 
         If a response without calls has a form, the grammar refers to it as `@answer`.
         Raises InvalidRequestError for tools that it cannot express.

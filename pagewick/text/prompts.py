@@ -69,7 +69,7 @@ class InfillTokens:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer) -> Self | None:
-        """Find the infill tokens in the vocabulary; None for a model without."""
+        """Find the infill tokens in the vocabulary; None if it has none."""
         for names in KNOWN_INFILL_TOKENS:
             ids = [None if name is None else tokenizer.id_of(name) for name in names]
             prefix_id, suffix_id, middle_id = ids
@@ -98,7 +98,7 @@ class PromptEncoder:
     """Makes prompts for one model; may be used by several threads at once.
 
     max_model_len: the longest sequence in tokens; a function if a restarted engine may have another limit.
-    reasoning_tags: None for a model without. part_formats: the known formats in which it writes tool calls and the
+    reasoning_tags: None for a model without tags. part_formats: the known formats in which it writes tool calls and the
     like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
     call_format: this format.
     can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which

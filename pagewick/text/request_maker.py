@@ -48,7 +48,7 @@ class RequestPlan:
     split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
     known. offer: the tools that the model may call. keeps_logprobs: see OutputStream. grammar: the texts that the
-    response may be, behind the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
+    response may be, after the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
     or from the offer.
     """
 
@@ -124,7 +124,7 @@ class RequestMaker:
         return plan
 
     def prepare(self, plan: RequestPlan) -> None:
-        """Do ahead what takes time, so that `make` is quick. Raises InvalidRequestError as `make` does."""
+        """Do the slow work ahead, so that `make` is quick. Raises InvalidRequestError as `make` does."""
         self._strings.dry_breakers(plan.params)
         if plan.thinking_budget is not None:
             self._budget.prepare()

@@ -24,7 +24,7 @@ from pagewick.text.grammars.vocabulary import LIMITS, make_small_vocabulary
 # The engine's threads have four times as much, so that a grammar that passes here passes there.
 STACK_BYTES = 2 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
-# It gets about a tenth of a processor that another process wants, too.
+# With this niceness, the process gets about a tenth of a processor that another process wants, too.
 NICENESS = 10
 # Tokens of each response that a grammar is tried with. Some grammars compile quickly, and fail at the first of them, in
 # one of several alternatives, so the responses begin with different tokens.
@@ -49,7 +49,7 @@ def main() -> None:
 
 def _lower_priority() -> None:
     os.nice(NICENESS)
-    # Where Linux first divides processors among sessions, this is the priority of the session.
+    # Where Linux divides processor time among sessions first, the niceness of the session counts.
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
 

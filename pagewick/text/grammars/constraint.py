@@ -21,12 +21,12 @@ from pagewick.errors import InvalidRequestError
 
 # llguidance's words for a grammar beyond its limits.
 _BEYOND_LIMITS = re.compile(r"too (many|complex|large)|limit")
-# Its errors for a regular expression. That of the parser has several lines: the expression again, marks below the part
-# that is wrong, and then the reason.
+# llguidance's errors for a regular expression. The parser's error has several lines: the expression again, marks below
+# the part that is wrong, and then the reason.
 _WRONG_REGEX = re.compile(r'at \S+ invalid regex "((?:\\.|[^"\\])*)" \(in regex\): ')
 _NO_REGEX = re.compile(r"(?:at \S+ invalid regex [^\n]*)?regex parse error:\n(.*?)^error: ([^\n]*).*", re.DOTALL | re.M)
 _MAX_REGEX_SHOWN = 100
-# Its words for what Pagewick says in others.
+# llguidance's words -> Pagewick's words for the same.
 _OTHER_WORDS = {
     "Unimplemented keys:": "keywords that are not supported:",
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
@@ -92,7 +92,7 @@ class GrammarConstraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the response has reached an end of the grammar behind which nothing can follow."""
+        """Whether the response has reached an end of the grammar after which nothing can follow."""
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def allowed_mask(self) -> bytes:
@@ -100,7 +100,7 @@ class GrammarConstraint:
         started = time.perf_counter()
         mask = bytearray(self._matcher.compute_bitmask()[: self._num_bytes])
         self._check()
-        # The bit behind the model's last token is that of the vocabulary's own end token.
+        # The bit after that of the model's last token is that of the vocabulary's own end token.
         mask[-1] &= self._last_bits
         if self._matcher.is_accepting():
             for token_id in self._end_ids:
@@ -164,7 +164,7 @@ class GrammarCompiler:
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
-        # Those that a sequence uses stay known, too, so that its request's other choices need not compile them.
+        # Grammars that a sequence uses stay known, too, so that its request's other choices need not compile them.
         self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
 
     def constraint(self, spec: object, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarConstraint:
@@ -184,7 +184,7 @@ class GrammarCompiler:
             setattr(stats, one.name, getattr(self._totals, one.name))
 
     def is_compiled(self, spec: GrammarSpec) -> bool:
-        """Whether `constraint` is quick for it."""
+        """Whether the grammar is compiled, so that `constraint` is quick."""
         with self._lock:
             return spec.grammar in self._kept or spec.grammar in self._in_use
 

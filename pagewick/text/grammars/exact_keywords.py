@@ -54,7 +54,7 @@ def inexact_keywords(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rewrite_keywords(schema: dict[str, Any]) -> None:
-    """Change one schema, without those within it: the values that it then allows are a part of those before."""
+    """Change one schema, without those within it: it then allows a part of the values that it allowed before."""
     for name, values in _WITHOUT_EFFECT.items():
         if any(schema.get(name) == value and type(schema[name]) is type(value) for value in values):
             del schema[name]

@@ -1,4 +1,4 @@
-"""Grammars in llama.cpp's GBNF as llguidance's Lark.
+"""Translates grammars from llama.cpp's GBNF to llguidance's Lark.
 
 llguidance's parser reads the rules. Lark has other names for them: one begins with a letter, has no dash, and is in
 upper case if the rule refers to no rule of the parser, so that the lexer can match it.
@@ -30,7 +30,7 @@ _IN_QUOTES = re.compile(r"\\.|[\r\n]", re.DOTALL)
 _LARK_QUOTES = {"\\[": "[", "\\]": "]", "\r": "\\r", "\n": "\\n"}
 _CHARACTER = r"(\\x..|\\.|[^\\])"
 _ONE_OR_RANGE = re.compile(f"{_CHARACTER}(?:-{_CHARACTER})?", re.DOTALL)
-# Alone or doubled, they mean something between brackets of a regular expression.
+# These characters, alone or doubled, have a meaning between the brackets of a regular expression.
 _MEANING_MORE = frozenset("-&~^")
 _ROOT = "root"
 _START = "start"

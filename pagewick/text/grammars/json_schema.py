@@ -1,4 +1,4 @@
-"""A JSON schema as llguidance is to read it: checked for what llguidance would ignore, or not keep exactly.
+"""Prepares a JSON schema for llguidance: refuses what llguidance would ignore, or not keep exactly.
 
 llguidance itself refuses most keywords that it does not support.
 """
@@ -92,7 +92,7 @@ def _check_keywords(schema: dict[str, Any], path: str, inexact: Sequence[str], *
 
 
 def _check_number_of_properties(schema: dict[str, Any], where: str) -> None:
-    """Raise InvalidRequestError if a response needs several names of its own: it could repeat one of them."""
+    """Raise InvalidRequestError if a response must make up several names: it could repeat one of them."""
     least, required = schema.get("minProperties", 0), schema.get("required", [])
     is_free = schema.get("additionalProperties") is not False or schema.get("patternProperties")
     if is_free and isinstance(least, int) and isinstance(required, list) and least > len(required) + 1:

@@ -1,4 +1,4 @@
-"""GrammarLimits: what a request's schema or grammar may be, checked before anything is made of it."""
+"""GrammarLimits: limits on a request's schema or grammar, checked before it is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structural tags as Lark: a description of a response in parts, in the two forms that vLLM takes.
+"""Translates structural tags to Lark. They describe a response in parts, in one of the two forms that vLLM takes.
 
     {"structures": [{"begin": "<f>", "schema": {...}, "end": "</f>"}], "triggers": ["<f"]}
     {"format": {"type": "triggered_tags", "triggers": ["<f"],
@@ -70,7 +70,7 @@ class _Maker:
         )
 
     def _tag(self, tag: Mapping[str, Any], begin: str) -> str:
-        """Return the rule of a tag, of whose beginning `begin` is still to come."""
+        """Return the rule of a tag. begin: the rest of its beginning, after what the trigger has matched."""
         content, end = tag.get("content"), _text(tag, "end")
         if isinstance(content, Mapping) and content.get("type") == "any_text" and end:
             return f"{_literal(begin)} {self._named(f'/(?s:.*)/ {_literal(end)}', attribute='[lazy]')}"

@@ -16,7 +16,7 @@ from pagewick.text.tool_calls.written import WrittenCall, envelope
 _PYTHON_TAG = "<|python_tag|>"
 # White space of a form that is JSON, too: the tokens of both are then equal, and calls begin with one text.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Texts for which the grammar of an optional call provides no way but a call.
+# Texts that the grammar of an optional call allows only as calls.
 _START = r"\s*(\[\s*)?\{\s*\"name\"(?s:.*)"
 
 

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 def checked_offer(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None = None) -> ToolOffer | None:
-    """Return what a response may call; None if that is nothing. Raises InvalidRequestError."""
+    """Return the tools that a response may call; None if there are none. Raises InvalidRequestError."""
     choice = choice or ToolChoice()
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"tools must have at most {MAX_TOOLS} entries; got {len(tools)}", param="tools")

@@ -1,4 +1,4 @@
-"""Command R: a JSON list of actions, between tokens since Command R7B, and in a fence of Markdown before."""
+"""Command R: a JSON list of actions, between tokens since Command R7B, and in a Markdown fence in earlier models."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _read_braces(reader: Reader, offer: ToolOffer) -> Reading[None]:
 
 
 def _object(reader: Reader, write: Write, depth: int) -> Reading[None]:
-    """Read an object behind its brace, with keys without quotes."""
+    """Read an object after its brace; its keys have no quotes."""
     write("{")
     yield from entries(reader, "}", lambda: _pair(reader, write, depth), write)
     write("}")

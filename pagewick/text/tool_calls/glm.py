@@ -1,4 +1,4 @@
-"""GLM-4: the function's name on a line and JSON behind it; since GLM-4.5, keys and values in tags."""
+"""GLM-4: the function's name on a line, followed by JSON; since GLM-4.5, keys and values in tags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _starts(offer: ToolOffer) -> list[str]:
 
 def _grammar(writer: GrammarWriter) -> str:
     call = writer.call(lambda tool: f"{writer.word(f'{tool.name}{chr(10)}')} {writer.arguments(tool)}")
-    # A response has one call: nothing would tell a second one from text.
+    # A response has one call: a second one could not be told from text.
     return writer.grammar(call, (), start=rf"\s*({writer.names})\n(?s:.*)")
 
 

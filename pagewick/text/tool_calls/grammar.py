@@ -13,7 +13,7 @@ from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.schema_types import types_of
 
-# JSON as models write it: at most one space behind a comma or a colon. Unlimited white space would never have to end.
+# JSON as models write it: at most one space after a comma or a colon. Unlimited white space would never have to end.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 # Where schemas keep the schemas to which $ref refers.
 _DEFINITIONS = ("$defs", "definitions")
@@ -72,7 +72,7 @@ class GrammarWriter:
         return self.json(tool, {**root, **found})
 
     def tagged(self, tool: Tool, schema: Any, pad: str, end: str) -> str:
-        """Return an expression for one argument and the marker behind it, where strings have no quotes.
+        """Return an expression for one argument and the marker after it, where strings have no quotes.
 
         Raises UnsupportedError for a strict tool with a keyword that applies to strings and cannot be kept.
         """

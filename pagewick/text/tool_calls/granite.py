@@ -1,4 +1,4 @@
-"""Granite 3: a JSON list behind a token, which later models spell as a tag."""
+"""Granite 3: a JSON list after a token, which later models spell as a tag."""
 
 from __future__ import annotations
 

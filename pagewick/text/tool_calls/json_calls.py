@@ -14,7 +14,7 @@ from pagewick.text.tool_calls.written import WrittenCall, envelope
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """opener, closer: the markers. pad: white space behind the opener and before the closer.
+    """opener, closer: the markers. pad: white space after the opener and before the closer.
 
     other_openers: markers that some models of the family write in place of `opener`. is_list: the calls are a list
     between one pair of markers; otherwise each call has its own pair, and `separator` is between them.

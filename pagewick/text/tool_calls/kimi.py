@@ -1,4 +1,4 @@
-"""Kimi K2: an id such as `functions.f:0`, which has the name and a number, and JSON behind it."""
+"""Kimi K2: an id such as `functions.f:0`, which has the name and a number, followed by JSON."""
 
 from __future__ import annotations
 

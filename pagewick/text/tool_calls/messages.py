@@ -1,4 +1,4 @@
-"""Messages with calls and results: their checks, and one form for all that clients send."""
+"""Checks messages with calls and results, and brings all forms that clients send into one."""
 
 from __future__ import annotations
 

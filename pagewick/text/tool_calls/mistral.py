@@ -1,4 +1,4 @@
-"""Mistral: a JSON list behind a token (tokenizers v1 to v7), or a name and JSON, each with the token (from v11)."""
+"""Mistral: a JSON list after a token (tokenizers v1 to v7), or a name and JSON, each with the token (from v11)."""
 
 from __future__ import annotations
 

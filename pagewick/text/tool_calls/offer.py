@@ -64,7 +64,7 @@ class Tool:
 class ToolOffer:
     """tools: the tools that may be called. is_required: at least one has to be. is_parallel: several may be.
 
-    form: what the form of a response without calls is made of, if it has one. No text then precedes calls.
+    form: the form that a response without calls must have, if any. No text then precedes calls.
     """
 
     tools: Sequence[Tool] = field(default_factory=tuple)

@@ -53,7 +53,7 @@ def read_python_call(reader: Reader, offer: ToolOffer, *, may_print: bool = Fals
 
 
 def entries(reader: Reader, closing: str, entry: Callable[[], Reading[None]], write: Write) -> Reading[None]:
-    """Read entries with commas between and perhaps behind them, and the closing bracket."""
+    """Read entries, commas between and perhaps after them, and the closing bracket."""
     separator = ""
     while (yield from reader.blanks()) != closing:
         if separator:

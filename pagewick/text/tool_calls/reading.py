@@ -1,4 +1,4 @@
-"""Reader: reads how a model writes calls, character by character, as generators that wait for the next character.
+"""Reader: reads a model's calls character by character, in generators that wait for the next character.
 
 A generator that reads something is delegated to with `yield from`, and raises NoCall at the first character that does
 not belong there. The functions that format modules consist of, such as `read_envelope`, are generators too.
@@ -51,10 +51,11 @@ class Calls(Protocol):
 
 
 class Reader:
-    """The characters of an output behind an opener.
+    """The characters of an output after an opener.
 
-    calls: takes the calls. spell: from a format's marker to how it is fed. opener: as the format spells it; empty at
-    the beginning of a response. ended_by: the marker that ended the last text. ahead: a character that was looked at.
+    calls: takes the calls. spell: maps a format's marker to the characters that are fed for it. opener: as the format
+    spells it; empty at the beginning of a response. ended_by: the marker that ended the last text. ahead: a character
+    that was looked at.
     """
 
     def __init__(self, calls: Calls, spell: Callable[[str], str], opener: str) -> None:
@@ -65,7 +66,7 @@ class Reader:
         self.ahead: str | None = None
 
     def peek(self) -> Reading[str]:
-        """Return the next character, which stays; END at the end of the output."""
+        """Return the next character without consuming it; END at the end of the output."""
         if self.ahead is None:
             self.ahead = yield
         return self.ahead
@@ -78,7 +79,7 @@ class Reader:
         return char
 
     def blanks(self, write: Write | None = None) -> Reading[str]:
-        """Skip white space. Return the character behind it, which stays."""
+        """Skip white space. Return the next character without consuming it."""
         while True:
             char = yield from self.peek()
             if char == END or char not in BLANKS:
@@ -204,7 +205,7 @@ class Reader:
             write(escaped(char) if char < " " else char)
 
     def text(self) -> Reading[str]:
-        """Read a JSON string; return what it stands for."""
+        """Read a JSON string; return its value."""
         read: list[str] = []
         yield from self.string(read.append)
         text: str = json.loads("".join(read))
@@ -220,7 +221,7 @@ class Reader:
         write(read)
 
     def keyword(self, words: dict[str, str], write: Write) -> Reading[None]:
-        """Read one of the words; write what JSON has in its place."""
+        """Read one of the words; write its counterpart in JSON."""
         read = ""
         while (char := (yield from self.peek())) != END and char.isalpha() and len(read) < 8:
             self.ahead = None
@@ -250,8 +251,8 @@ def read_envelope(
 ) -> Reading[None]:
     """Read one call that is a JSON object with a name and arguments, in any order; other fields are skipped.
 
-    is_sure: a missing field of arguments stands for none, unless there is an unknown field: that may be the arguments
-    under a wrong name. Otherwise the object is then no call.
+    is_sure: without a field of arguments, the object is a call without arguments, unless it has an unknown field, which
+    may be the arguments under a wrong name. If not is_sure, such an object is no call.
     """
     calls, called, early = reader.calls, None, None
     more = yield from reader.opens("{", "}", no_write)

@@ -51,7 +51,7 @@ def type_of(value: Any) -> str:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """Return as JSON what a text without quotes stands for: a string, unless it is JSON of another allowed type."""
+    """Return the value of a text without quotes as JSON: a string, unless it is JSON of another allowed type."""
     written = _PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         kind = type_of(json.loads(written, parse_constant=refuse_constant))

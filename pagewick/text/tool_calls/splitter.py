@@ -36,8 +36,8 @@ class CallFormat:
     starts: texts that begin calls at the beginning of a response, where no marker is needed. exact_starts: those with
     which the grammar lets them begin.
     json_spacing: llguidance's options for the white space of forms that are JSON, if calls are JSON without a marker.
-    read: reads calls from behind the opener, or from the start. written: writes calls as the family does, for prompts.
-    grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
+    read: reads calls from the end of the opener on, or from the start. written: writes calls as the family does, for
+    prompts. grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
     own_splitter: makes, from offer, ids and streams, the splitter of a family that marks all parts of a response.
     """
@@ -213,7 +213,7 @@ class CallSplitter:
         return ""
 
     def _step(self, runs: list[Run], char: str | None) -> str:
-        """Let the reader have a character. Return the character if calls ended before it."""
+        """Give the reader a character. Return the character if calls ended before it."""
         reading, reader = self._reading, self._reader
         assert reading is not None and reader is not None
         self._is_committed = False

@@ -54,7 +54,7 @@ class TaggedCalls:
 
     def _call(self, reader: Reader, offer: ToolOffer) -> Reading[None]:
         write = reader.calls.write
-        # A call without arguments may lack the line break behind its name.
+        # A call without arguments may lack the line break after its name.
         ends = (self.name_end,) if self.name_end != "\n" else (self.name_end, self.key_open, self.call_close)
         name = (yield from reader.until(ends, limit=_MAX_NAME)).strip()
         reader.calls.begin(name)

@@ -29,7 +29,7 @@ _TOOL = {
     },
 }
 _USER = {"role": "user", "content": "Hi"}
-# Some templates write any role, without a model that knows it.
+# Some templates write any role, even one that the model does not know.
 _RESULT_ROLE = re.compile(r"""['"](tool|ipython|tool_results|observation|tool_response)['"]""")
 
 
@@ -53,7 +53,7 @@ class TemplateTools:
 
     @classmethod
     def of(cls, render: Render, sources: Sequence[str]) -> TemplateTools:
-        """Find out by rendering short conversations."""
+        """Find out a template's abilities by rendering short conversations."""
 
         def writes(messages: Sequence[Message], *words: str, tools: Tools | None = (_TOOL,)) -> bool:
             try:
