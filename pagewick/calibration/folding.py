@@ -31,7 +31,7 @@ class LayerTensors:
 
     @classmethod
     def of_result(cls, stored: Callable[[str], Tensor], result: LayerResult) -> LayerTensors:
-        """Return those of a finished layer."""
+        """Return the tensors of a finished layer."""
         linears = {linear.name: linear for linear in result.linears}
         return cls(stored, str, linears, dict(result.tensors))
 
@@ -49,7 +49,7 @@ class LayerTensors:
         return self.get(f"{self.name(path)}.weight").float()
 
     def change(self, path: str, tensor: Tensor) -> Tensor:
-        """Put a float32 tensor in place of one of the checkpoint, in that one's dtype; return what it became."""
+        """Replace a tensor of the checkpoint, and keep its dtype; return the rounded tensor in float32."""
         name = self.name(path)
         self.changed[name] = tensor.to(self.stored(name).dtype)
         return self.changed[name].float()

@@ -22,7 +22,7 @@ class InputSums:
         return self._sums[name]
 
     def pop(self, name: str) -> InputSum:
-        """Return a sum that is needed no more, so that its memory can be freed."""
+        """Return a sum and forget it, so that its memory can be freed."""
         return self._sums.pop(name)
 
     def __call__(self, names: Names, rows: Tensor, experts: Tensor | None) -> None:

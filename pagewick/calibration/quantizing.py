@@ -24,7 +24,7 @@ from pagewick.quantization.calibrated.rounding import round_to_nearest
 from pagewick.weights.progress import Progress
 from pagewick.weights.source import TensorSource
 
-# A weight with fewer rows of inputs is rounded to nearest: so few say little about others.
+# A weight with fewer rows of inputs is rounded to nearest: so few rows say little about other inputs.
 LEAST_ROWS: Final = 64
 
 LeftOut = Callable[[str, tuple[int, int]], str | None]
@@ -109,7 +109,7 @@ class _Work:
 
     @torch.inference_mode()
     def quantize(self, layer_idx: int, states: States) -> tuple[LayerTensors, States]:
-        """Return the layer's tensors, and its outputs with them; none behind the last layer."""
+        """Return the layer's tensors, and its outputs with them; no outputs for the last layer."""
         tensors = LayerTensors(self._source.get, partial(self.runner.name, layer_idx))
         for name in self._weights(layer_idx):
             if reason := self._reason(name):
@@ -122,7 +122,7 @@ class _Work:
         return tensors, self._outputs(layer_idx, tensors, states)
 
     def _outputs(self, layer_idx: int, tensors: LayerTensors, states: States) -> States:
-        """Return the layer's outputs; none behind the last layer, or if there is no text."""
+        """Return the layer's outputs; none for the last layer, or if there is no text."""
         if layer_idx == self._config.num_layers - 1:
             return []
         return list(self.runner.run(layer_idx, tensors.get, states)) if states else []
@@ -153,7 +153,7 @@ class _Work:
                     tensors.change(f"{path}.weight", tensors.weight(path) * factors)
 
     def _quantize_point(self, point: Point, tensors: LayerTensors, gram: Tensor | None, factors: Tensor | None) -> None:
-        """Quantize weights of equal inputs together. gram: of the inputs divided by the factors; None: too few."""
+        """Quantize weights of equal inputs together. gram: of inputs divided by the factors; None: too few inputs."""
         wanted = [path for path in point.weights if tensors.name(path) not in tensors.unquantized]
         weights = [tensors.weight(path) for path in wanted]
         stacked = torch.cat(weights) if factors is None else torch.cat(weights) * factors
@@ -171,7 +171,7 @@ class _Work:
                 tensors.change(f"{path}.weight", tensors.weight(path) * factors)
 
     def _fold_factors(self, fold: Fold, tensors: LayerTensors, sums: InputSums) -> Tensor | None:
-        """Search the factors of a fold's columns and divide by them what comes before; None if nothing can be."""
+        """Search for the factors of a fold's columns, and divide the absorber by them; None if there are none."""
         wanted = {
             path: sums[f"{key}.weight"]
             for point in fold.points
@@ -214,6 +214,6 @@ class _Work:
 
 
 def _key(point: Point, tensors: LayerTensors) -> str | None:
-    """Return the first of a point's weights that are quantized, by whose name its inputs are summed."""
+    """Return a point's first quantized weight; the sums of the point's inputs are kept under its name."""
     names = (tensors.name(path) for path in point.weights)
     return next((name for name in names if name not in tensors.unquantized), None)

@@ -1,7 +1,7 @@
 """DeepSeek-V2 (also Lite) and DeepSeek-V3 with R1. Llama, except:
 
 - Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
-- YaRN: where the file has mscale_all_dim, scores are scaled by its square besides.
+- YaRN: where the file has mscale_all_dim, scores are also scaled by its square.
 - All layers but the first have experts, and a shared expert, as large as n_shared_experts of them, for every token.
 - V2 chooses by softmax, from all experts (greedy) or from those of the best groups (group_limited_greedy). V3 chooses
   by sigmoid plus a learned bias, from the groups whose best two experts score highest, and normalises their weights.

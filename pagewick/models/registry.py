@@ -79,7 +79,7 @@ def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> s
     # GraniteMoeHybrid is of Granite's family.
     if family := max(filter(stem.startswith, stems), key=len, default=""):
         return stems[family]
-    # Qwen4 is of Qwen3's; but Mamba and Llama have only some letters in common.
+    # Qwen4 is of Qwen3's family; Mamba and Llama have only some letters in common.
     letters = {re.sub(r"\d", "", known): name for known, name in reversed(stems.items())}
     near = difflib.get_close_matches(re.sub(r"\d", "", stem), letters, n=1, cutoff=0.85)
     return letters[near[0]] if near else ""

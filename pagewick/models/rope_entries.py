@@ -201,7 +201,7 @@ def _longrope_numbers(scaling: Entries, factor: float, original: int) -> dict[st
 
 
 def parse_scaling(text: str | None) -> Mapping[str, Any] | None:
-    """Parse the user's --rope-scaling into an object. Raises ConfigError if it is none."""
+    """Parse the user's --rope-scaling into an object. Raises ConfigError if it is not an object."""
     try:
         scaling = None if text is None else json.loads(text)
     except (ValueError, RecursionError):

@@ -38,7 +38,7 @@ class OrderedMethod(LinearMethod):
         return {**{leaf: _fixed(packing) for leaf, packing in packings.items()}, ORDER_LEAF: _ORDER}
 
     def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
-        """Copy one tensor. Raises ModelLoadError if the order is none, or the inner tensor does not fit."""
+        """Copy one tensor. Raises ModelLoadError if the order or the inner tensor is wrong."""
         if name != ORDER_LEAF:
             self.inner.load(storage, name, tensor, out_offset=out_offset)
             return

@@ -1,4 +1,4 @@
-"""The block formats that weights may have: ggml's types, and what becomes of them, and formats of Pagewick's own.
+"""The block formats that weights may have: ggml's types, the formats they become, and Pagewick's own formats.
 
 Imports no torch.
 """
@@ -10,8 +10,8 @@ from typing import Final
 
 from pagewick.errors import ConfigError
 
-# Formats that are no types of ggml's, with a float32 scale for each group: signed bytes, four bits with a zero point,
-# and E4M3. kernels/block_formats.py describes them.
+# Formats that are not ggml's, with a float32 scale for each group: signed bytes, four bits with a zero point, and E4M3.
+# kernels/block_formats.py describes them.
 OWN_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "int8_g32": (32, 36),
     "int8_g16": (32, 40),
@@ -51,7 +51,7 @@ EXPANSIONS: Final[Mapping[str, str]] = {
     "MXFP4": "int8_g32",
     "NVFP4": "int8_g16",
 }
-# Numbers and bytes of the blocks that those have in files.
+# Numbers and bytes of the blocks that these types have in files.
 EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ1_S": (256, 50),
     "IQ1_M": (256, 56),

@@ -81,7 +81,7 @@ def whole_rows(num_rows: int, in_features: int, columns: Range | None = None) ->
 
 
 def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raises ModelLoadError, with both shapes, if a checkpoint's tensor has another than config.json implies."""
+    """Raises ModelLoadError, with both shapes, if a checkpoint's tensor has another shape than config.json implies."""
     if tuple(tensor.shape) != expected:
         raise ModelLoadError(
             f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
@@ -90,7 +90,7 @@ def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
 
 
 def check_floats(tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """check_shape, and that the tensor holds floating-point numbers of 16 bits or more. Raises ModelLoadError."""
+    """As check_shape; also raises ModelLoadError unless the tensor holds floating-point numbers of 16 bits or more."""
     check_shape(tensor, expected)
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         raise ModelLoadError(f"it holds {tensor.dtype}, and must hold bfloat16, float16 or float32")

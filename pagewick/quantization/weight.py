@@ -27,8 +27,8 @@ def _nothing(rows: Tensor) -> None:
 class Pieces:
     """How a mapped tensor is read: in pieces of about num_bytes.
 
-    take: is called with a piece before it is stored, and returns it where that happens, for example on a GPU. release:
-    is called with a piece that will not be read again.
+    take: is called with a piece before it is stored, and returns it on the device that stores it. release: is called
+    with a piece that will not be read again.
     """
 
     num_bytes: int = 2**22

@@ -39,9 +39,9 @@ class CachedModel:
     """One model of a cache: a checkpoint with all of its revisions, or a GGUF model.
 
     model: the name by which it is loaded. path: directory or file from which it is loaded; None if no revision is
-    complete. storage: directory that is deleted when the model is removed; files: all that is deleted of it if it holds
-    other models, too. missing: names of missing files, in words; empty if it is complete. last_used: latest access to a
-    file that the disk reports, in seconds since 1970.
+    complete. storage: directory that is deleted when the model is removed; files: the files in it that are deleted if
+    it holds other models, too. missing: names of missing files, in words; empty if it is complete. last_used: latest
+    access to a file that the disk reports, in seconds since 1970.
     """
 
     model: str
@@ -148,7 +148,7 @@ def _name_of(path: Path) -> str:
 
 
 def _is_called(cached: CachedModel, name: str) -> bool:
-    """Whether `name` is a model, its repository, or its GGUF file in the repository; quantizations in any case."""
+    """Whether `name` is a model, its repository, or its GGUF file there; quantizations in upper or lower case."""
     if not cached.files:
         return name == cached.model
     repository = "/".join(cached.model.partition(":")[0].split("/")[:2])

@@ -84,7 +84,7 @@ def has_safetensors(names: Collection[str]) -> bool:
 
 
 def needs_index(names: Collection[str]) -> bool:
-    """Whether the index says which weight files to use; as in transformers, an unsharded file goes first."""
+    """Whether the index says which weight files to use; as in transformers, an unsharded file takes precedence."""
     return SINGLE_NAME not in names and INDEX_NAME in names
 
 

@@ -1,4 +1,4 @@
-"""From a model's name to a directory: built in, on this disk, in a cache, or on a hub (Hugging Face or ModelScope).
+"""Turns a model's name into a directory: built in, on this disk, in a cache, or on a hub (Hugging Face or ModelScope).
 
 Imports no torch, and huggingface_hub only to connect. The environment is read at every call.
 """
@@ -84,8 +84,8 @@ def resolve_model(
     """Return the directory or GGUF file of a model, downloaded first if the cache does not hold that model of a hub.
 
     `model` is the built-in model's name, a directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`,
-    `unsloth/Qwen3-8B-GGUF:Q8_0` or `unsloth/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf`; a path goes first. `weight_file` is a
-    GGUF file in that directory or repository. `revision` (branch, tag or commit), `token` and `hub` (one of
+    `unsloth/Qwen3-8B-GGUF:Q8_0` or `unsloth/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf`; a path takes precedence. `weight_file`
+    is a GGUF file in that directory or repository. `revision` (branch, tag or commit), `token` and `hub` (one of
     config.HUBS) concern ids only. Only configuration, tokenizer, template and safetensors files are downloaded, or the
     parts of one GGUF file; an interrupted download goes on where it stopped. HF_HUB_OFFLINE forbids all connections.
     Without `progress`, default_progress shows the download. `check` gets the description of a model before its weights
@@ -155,8 +155,8 @@ def resolve_tokenizer(
 def choose_gguf(repository: RemoteRepository, wanted: str | None) -> GgufModel | None:
     """Return the GGUF model of a repository to use; None for its safetensors.
 
-    Safetensors go first unless `wanted` names a quantization or a file. Raises ModelLoadError for a model that is not
-    there, and if it is not clear which one is meant.
+    Safetensors take precedence unless `wanted` names a quantization or a file. Raises ModelLoadError for a model that
+    is not there, and if it is not clear which one is meant.
     """
     names = repository.names
     models = find_models(names)
@@ -234,7 +234,7 @@ def path_of(model: str) -> Path:
 
 
 def parse_id(model: str, revision: str | None, hub: str, weight_file: str | None = None) -> ModelId:
-    """Read the name of a model which is no path as an id on `hub`.
+    """Read the name of a model, which is not a path, as an id on `hub`.
 
     Raises ModelLoadError if it cannot be one, and ConfigError for a malformed revision or an unknown hub.
     """

@@ -30,7 +30,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _HUGGING_FACE: Final = "https://huggingface.co"
 _MODELSCOPE: Final = "https://www.modelscope.cn"
 STORAGE_PREFIX: Final = "models--"  # of a model's directory in Hugging Face's cache
-# In ModelScope's cache: Pagewick's notes, and what stands for a dot and before a revision.
+# In ModelScope's cache: Pagewick's notes, the replacement for a dot, and the mark before a revision.
 STATE_NAME: Final = ".pagewick.json"
 DOT: Final = "___"
 REVISION_MARK: Final = "@"

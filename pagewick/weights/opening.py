@@ -1,4 +1,4 @@
-"""From the path of a checkpoint to its TensorSource."""
+"""Opens the checkpoint at a path as a TensorSource."""
 
 from __future__ import annotations
 

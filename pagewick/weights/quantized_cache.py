@@ -32,7 +32,7 @@ from pagewick.weights.tensor_headers import directory_tensors, read_metadata
 
 logger = get_logger(__name__)
 
-# It changes with the quantizers, and with what a file holds.
+# Raise it when the quantizers or the contents of a file change.
 _VERSION: Final = 1
 _SUFFIX: Final = ".safetensors"
 _PARTIAL_SUFFIX: Final = ".partial"

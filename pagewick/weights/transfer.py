@@ -158,7 +158,7 @@ def partial_path(destination: Path) -> Path:
 
 
 def _hashes(file: RemoteFile) -> list[hashlib._Hash]:
-    """Make the hashes of which one must equal the etag in the end; none if the etag does not look like a hash."""
+    """Make the hashes, one of which must equal the etag in the end; none if the etag does not look like a hash."""
     if re.fullmatch(r"[0-9a-f]{64}", file.etag):
         return [hashlib.sha256()]
     if re.fullmatch(r"[0-9a-f]{40}", file.etag):  # a git blob's id; mirrors use the plain SHA-1, too

@@ -57,7 +57,7 @@ class UnfinishedCheckpoint:
         return dict(read_metadata(self._part(index)))
 
     def reader(self, index: int) -> Callable[[str], Tensor]:
-        """Return what reads a tensor of a part by its name, mapped."""
+        """Return a function that reads a tensor of a part by its name, mapped."""
         file: Any = safe_open(self._part(index), framework="pt", device="cpu")
 
         def read(name: str) -> Tensor:
@@ -138,7 +138,7 @@ def unfinished_checkpoint(
 ) -> Iterator[UnfinishedCheckpoint]:
     """Open what an earlier run has left of a checkpoint, or begin one; a run that completes no part leaves nothing.
 
-    key: what the parts depend on, in words. num_bytes: of all parts together. is_resumed: whether parts of an earlier
+    key: describes what the parts depend on. num_bytes: of all parts together. is_resumed: whether parts of an earlier
     run are used. Raises ConfigError if the place is taken, too small or another process's, or if the key has changed.
     """
     check_place(path)

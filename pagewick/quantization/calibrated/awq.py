@@ -15,7 +15,7 @@ from pagewick.quantization.calibrated.inputs import InputSum
 from pagewick.quantization.calibrated.results import Recipe
 from pagewick.quantization.calibrated.scales import grid_of, grouped
 
-# Factors are sizes of inputs to the power of these; with a share of the exponent divided by sizes of weights, too.
+# Factors to try: sizes of inputs to the power of these, alone, and divided by sizes of weights to 1 minus the power.
 _EXPONENTS: Final = tuple(step / 20 for step in range(1, 21))
 # Errors are measured on this number of rows of all weights together.
 _MOST_ROWS: Final = 512
@@ -31,7 +31,7 @@ class Reader(NamedTuple):
 def search_factors(readers: Sequence[Reader], recipe: Recipe, *, powers_of_two: bool) -> Tensor:
     """Return the factors of the columns, float32 [n], under which rounding costs the readers' products least.
 
-    powers_of_two: the factors are such powers, so that no product with them is rounded.
+    powers_of_two: the factors are powers of two, so that no product with them is rounded.
     """
     sampled = _sample(readers)
     squares = torch.stack([reader.inputs.diagonal() for reader in readers]).sum(0)

@@ -1,4 +1,4 @@
-"""The recipe of a calibrated quantization, and what it makes of a linear layer's weight and of a decoder layer."""
+"""The recipe of a calibrated quantization, and its results: a linear layer's weight, and a decoder layer."""
 
 from __future__ import annotations
 

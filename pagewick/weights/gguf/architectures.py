@@ -159,7 +159,7 @@ DEEPSEEK_V3: Final = GgufArchitecture(
     layer={**_GATED_MLP, **_LATENT, **_ROUTED},
 )
 
-# general.architecture -> what it means. `llama` with experts is MIXTRAL, `deepseek2` with sigmoids DEEPSEEK_V3.
+# general.architecture -> its meaning. `llama` with experts is MIXTRAL, `deepseek2` with sigmoids DEEPSEEK_V3.
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "llama": GgufArchitecture(name="LlamaForCausalLM", has=_LLAMA_HAS, is_permuted=True),
     "granite": GgufArchitecture(

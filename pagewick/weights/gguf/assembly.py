@@ -1,4 +1,4 @@
-"""Makes a GGUF file's tensors from a checkpoint's, one piece after the other: what GgufSource does, reversed."""
+"""Makes a GGUF file's tensors from a checkpoint's, one piece after the other: the reverse of GgufSource."""
 
 from __future__ import annotations
 

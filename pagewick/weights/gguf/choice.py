@@ -71,7 +71,7 @@ def find_models(names: Iterable[str]) -> list[GgufModel]:
 
 
 def complete_models(names: Collection[str]) -> list[GgufModel]:
-    """Return the models of which all parts are among these files."""
+    """Return the models all of whose parts are among these files."""
     return [model for model in find_models(names) if set(model.files) <= set(names)]
 
 
@@ -81,7 +81,7 @@ def vision_parts(names: Iterable[str]) -> list[str]:
 
 
 def candidates(models: Sequence[GgufModel], wanted: str | None) -> list[GgufModel]:
-    """Return the models that `wanted` names: a file, its name without directories, or a quantization in any case.
+    """Return the models that `wanted` names: a file, its bare name, or a quantization in upper or lower case.
 
     None stands for the best quantization that runs, and for the only model.
     """

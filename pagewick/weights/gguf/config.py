@@ -16,7 +16,7 @@ ReadNumbers = Callable[[str], Sequence[float]]
 """Name of a small tensor -> its numbers."""
 
 _SIGMOID: Final = 2  # expert_gating_func
-# The largest Gemma 2 and 3 scale scores by their average width per head, the others by head_dim. Number of layers.
+# Numbers of layers of the largest Gemma 2 and 3, which scale scores by hidden_size / num_heads, others by head_dim.
 _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 # The old name of rope.scaling.factor; a file with it scales linearly.
 _SCALE_LINEAR: Final = "rope.scale_linear"

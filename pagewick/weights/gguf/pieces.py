@@ -17,7 +17,7 @@ from pagewick.weights.files import name_some
 from pagewick.weights.gguf.architectures import GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
-# They are part of the config, or are computed.
+# Tensors that are part of the config, or are computed.
 _NOT_LOADED: Final = re.compile(
     r"(blk\.\d+\.)?rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight"
 )

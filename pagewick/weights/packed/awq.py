@@ -6,8 +6,8 @@ For a weight of N rows and C columns with G groups of columns, in the layout "ge
     .qzeros  [G, N / 8] int32   zero points, likewise
     .scales  [G, N]             float16 as a rule
 
-The layout that candle-vllm's examples/convert_awq_marlin.py makes of it has zero points in the order of Marlin kernels:
-64 neighbouring ones are transposed as 8 x 8. In the layout "gemv" words hold numbers in their order:
+candle-vllm's examples/convert_awq_marlin.py puts the zero points of this layout into the order of Marlin kernels: 64
+neighbouring ones are transposed as 8 x 8. In the layout "gemv" words hold numbers in their order:
 
     .qweight [N, C / 8] int32   eight neighbouring columns of a row
     .qzeros  [N, Z] int32       zero points of eight groups; rows are filled up with zeros to Z words

@@ -50,7 +50,7 @@ _MAX_STATE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Int8Format(PackedFormat):
-    """LLM.int8(). Columns of activations with outliers are products in 16 bits there, here are all alike."""
+    """LLM.int8(). bitsandbytes multiplies columns of outliers in 16 bits; here all columns are alike."""
 
     @property
     def label(self) -> str:

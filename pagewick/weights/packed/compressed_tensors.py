@@ -281,7 +281,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedFormat]]] = {
 
 
 def _strategy(weights: Settings) -> str:
-    """Return for what a scale is: group, channel, tensor or block; without an entry, the group size says it."""
+    """Return what shares a scale: group, channel, tensor or block; without an entry, the group size decides."""
     size = weights.get("group_size")
     usual = "tensor" if size is None else "channel" if size == -1 else "group"
     return weights.word("strategy", ("group", "channel", "tensor", "block"), usual)

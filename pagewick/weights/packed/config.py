@@ -1,4 +1,4 @@
-"""From a config.json to the rules by which its checkpoint packs weights. Imports no torch.
+"""Reads from a config.json the rules by which its checkpoint packs weights. Imports no torch.
 
 Some programs write the rules to a file of their own beside config.json (SIDE_FILES).
 """
@@ -42,7 +42,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "bitsandbytes": bitsandbytes.read_rules,
     "hqq": hqq.read_rules,
 }
-# Files of programs -> what makes a quantization_config of their content.
+# File that a program writes -> the function that turns its content into a quantization_config.
 SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     modelopt.SIDE_FILE: modelopt.from_side_file,
     "quantize_config.json": lambda found: {"quant_method": "gptq", **found},

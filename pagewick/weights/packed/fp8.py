@@ -171,7 +171,7 @@ def scale_shapes(shape: Block) -> tuple[tuple[int, ...], ...]:
 
 
 def check_input_scales(parts: Mapping[str, TensorInfo], suffixes: tuple[str, ...] = INPUT_SCALES) -> None:
-    """Raise ModelLoadError unless what is for activations are single numbers."""
+    """Raise ModelLoadError unless the scales for activations are single numbers."""
     for suffix in suffixes:
         if suffix in parts:
             check_part(parts[suffix], SCALE_DTYPES, (), (1,), (1, 1))
