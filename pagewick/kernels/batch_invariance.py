@@ -1,8 +1,8 @@
 """Whether kernels must give a row the same bits in every batch, at the cost of speed: --batch-invariant.
 
 On a CPU the native library always does. On a GPU, the fastest kernel for a few rows adds in another order than the one
-for many. The demand is that of a process, and is never taken back: engines that do not need it are slower then, not
-wrong.
+for many. The demand holds for the whole process and is never taken back: engines that do not need it are slower then,
+not wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _IS_REQUIRED = Event()
 
 
 def require() -> None:
-    """Demand it from now on."""
+    """Require it of all kernels from now on."""
     _IS_REQUIRED.set()
 
 

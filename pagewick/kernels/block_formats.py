@@ -1,12 +1,12 @@
-"""ggml's block formats, taken apart. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
+"""Unpacks block formats, ggml's and others. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
 
 A block's numbers are small whole numbers, the levels, with a scale in float16, and perhaps with a minimum. In the K
 types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own.
 
-Other formats are no types of ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow;
-int8_g16 has two scales for 32 bytes. In int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255,
-and then levels of four bits, 32 after 32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128,
-numbers in E4M3 follow, a byte each; none is NaN.
+The other formats are not ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow; int8_g16
+has two scales for 32 bytes. In int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255, and then
+levels of four bits, 32 after 32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128, numbers
+in E4M3 follow, a byte each; none is NaN.
 
 Source of ggml's formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
 """

@@ -3,8 +3,8 @@
 A vector, such as a key of a KV head, is stored as vector / scale, rounded to the nearest number of the format, ties to
 even, and bounded by its largest number. It stands for the stored numbers times the scale. The scale is computed from
 the vector alone, in float32: its largest magnitude divided by a large number of the format. For int8 this is 127, the
-largest. The distances between numbers of fp8 are wide, so it depends on the vector which of its large numbers is best:
-the first of TARGETS with the least squared error. A vector of zeros has the scale 0. The scale of a vector that is
+largest. Numbers of fp8 lie far apart, so the best of its large numbers depends on the vector: it is the first of
+TARGETS with the least squared error. A vector of zeros has the scale 0. The scale of a vector that is
 not finite is NaN.
 """
 

@@ -1,4 +1,4 @@
-"""Quantized numbers to the bytes of blocks; a part of reference_quantizers.py.
+"""Packs quantized numbers into the bytes of blocks; a part of reference_quantizers.py.
 
 Dimensions: b blocks, P groups in a block.
 Source of the layouts, those of int4 formats excepted: https://github.com/ggml-org/ggml, ggml-common.h.
@@ -75,7 +75,7 @@ def pack_q3_k(blocks: Blocks) -> Tensor:
 def scales_of_six_bits(scales: Tensor, minima: Tensor) -> Tensor:
     """Return [b, 12] uint8: the first four scales, the first four minima, then four bits of the others.
 
-    The other two bits of those are the highest ones of the first.
+    The upper two bits of the others are stored in the highest bits of the first eight bytes.
     """
     first = torch.stack((scales[:, :4], minima[:, :4]), 1) | (torch.stack((scales[:, 4:], minima[:, 4:]), 1) >> 4 << 6)
     second = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4

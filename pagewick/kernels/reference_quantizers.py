@@ -95,7 +95,7 @@ def quantize_weight(x: Tensor, name: str, importance: Tensor | None = None, sear
 def check_quantizable(x: Tensor, name: str, importance: Tensor | None) -> tuple[Format, Tensor | None]:
     """Return the format and the importance [K] float32 with a mean of 1 in each block.
 
-    Raises ValueError as quantize_weight does, except for what the numbers in x are.
+    Raises ValueError as quantize_weight does, but does not look at the numbers in x.
     """
     if name not in FORMATS:
         raise ValueError(f"no quantizer writes {name}; there are quantizers for {', '.join(FORMATS)}")

@@ -16,7 +16,7 @@ class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
     The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
-    kv_scales: what the checkpoint says of the scales of all keys and of all values; 0: nothing.
+    kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
 

@@ -1,4 +1,4 @@
-"""The numbers that describe rotary embedding, latent attention and experts. Imports no torch: config.json has them."""
+"""The numbers in config.json that describe rotary embedding, latent attention and experts. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts of which some are in host memory. When tokens need one of those, it trades places with another expert.
+"""Experts, some of which are in host memory. When tokens need one of these, it trades places with another expert.
 
 An expert is in one of the slots on the device, or in one of the rows of host memory. One row is spare, so that two
 experts can trade places. All ranks choose the same experts, so their slots hold the same ones at any time.

@@ -68,7 +68,7 @@ class LayerNorm(Norm):
 
 
 class HeadNorm(Norm):
-    """The parameters of a options.HeadNorm, which rope_and_store applies; one weight for all heads.
+    """The parameters of an options.HeadNorm, which rope_and_store applies; one weight for all heads.
 
     offset: added to the weight of an RMS norm. is_layer_norm: a layer norm instead, with a bias if has_bias.
     """

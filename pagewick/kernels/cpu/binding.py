@@ -23,7 +23,7 @@ from pagewick.kernels.options import AttentionMetadata
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
 INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 DTYPES = {torch.float32: DType.FLOAT32.value, torch.bfloat16: DType.BFLOAT16.value, torch.float16: DType.FLOAT16.value}
-# Those that only a KV cache may have; they come with scales.
+# Dtypes that only a KV cache may have; they come with scales.
 SCALED_DTYPES = {
     torch.int8: DType.INT8.value,
     torch.float8_e4m3fn: DType.FP8_E4M3.value,

@@ -27,7 +27,7 @@ def quantize_weight(x: Tensor, name: str, importance: Tensor | None = None, sear
         search=search,
     )  # fmt: skip
     if _QUANTIZE_WEIGHT.run(args) == BAD_ROW:
-        # It names the row and the reason.
+        # The reference raises an error that names the row and the reason.
         return reference.quantize_weight(x, name, importance, search)
     return rows
 

@@ -12,7 +12,7 @@ between them by their number of new tokens, and by nothing else:
 
 A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). But the
 batch decides how a prompt is cut into chunks; where results must not depend on that, every sequence is long. With
-bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that for products.
+bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that dtype for products.
 Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values.
 """
 

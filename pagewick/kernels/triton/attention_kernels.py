@@ -67,7 +67,7 @@ def attend_rows(
 
 @triton.jit
 def find_sequence(cu_seqlens_q, tile, num_seqs, group, BLOCK_M: tl.constexpr):
-    """Return the sequence of a tile: the last one whose first tile is not behind it.
+    """Return the sequence of a tile: the last one whose first tile does not come after it.
 
     The tiles of sequence b are those from cu_seqlens_q[b] * group // BLOCK_M + b on: at most one more than it needs.
     """
@@ -98,7 +98,7 @@ def attend_short(
     """Attend with a tile of a short sequence to a split of its keys.
 
     One program for each sequence from first_seq on, tile and KV head, and split. parts, stats: as merge_splits reads
-    them; they are not written if there is one split only, but out [T, H, D].
+    them. If there is only one split, out [T, H, D] is written in their place.
     """
     seq, split = first_seq + tl.program_id(0), tl.program_id(2)
     kv_head, tile = tl.program_id(1) // num_tiles, tl.program_id(1) % num_tiles

@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _logger = get_logger(__name__)
-# Each number of their results depends on its own operands, or is found exactly: PyTorch has no order to choose.
+# Operations whose results depend on no order of additions, so that PyTorch may compute them in any batch.
 _EXACT = frozenset({
     "activation", "argmax_rows", "edit_tokens", "gated_activation", "gather_blocks", "gather_quantized_rows",
     "mask_min_p", "mask_rows", "philox_uniform", "scale", "scatter_blocks", "soft_cap",

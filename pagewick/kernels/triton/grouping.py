@@ -46,7 +46,7 @@ def group_kernel(
         other = first + tl.arange(0, BLOCK_J)
         other_id = tl.load(expert_ids + other, mask=other < num_choices, other=0)
         other_id = tl.where((other_id < 0) | (other_id >= num_experts), num_experts, other_id)
-        # Beyond the last choice there is no expert: it comes after all, and is none of those that are counted.
+        # Places beyond the last choice get an id that sorts after all experts and is not counted.
         other_id = tl.where(other < num_choices, other_id, BLOCK_E)
         is_equal = (other_id[None, :] == own_id[:, None]) & (other[None, :] < own[:, None])
         rank += tl.sum(((other_id[None, :] < own_id[:, None]) | is_equal).to(tl.int32), 1)
@@ -68,7 +68,7 @@ def group_kernel(
 
 # More choices are sorted by PyTorch.
 _MOST_CHOICES: Final = 8192
-# By the number of experts that it has room for, and one more.
+# By the number of experts that a variant has room for, one more included.
 GROUPS: Final = {
     size: Variant(
         name=f"group {size}",

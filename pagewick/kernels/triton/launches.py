@@ -153,7 +153,7 @@ def places(name: str, num_columns: int) -> dict[str, int]:
 
 
 def views(data: Tensor, name: str) -> dict[str, Tensor]:
-    """Return the arguments that are the bytes of weights, in the types that they are read as."""
+    """Return the bytes of weights as arguments, in the types in which kernels read them."""
     if name == PLAIN:
         return {"words": data, "codes": data, "scales": data}
     scales = data.view(torch.float16 if layouts.FORMATS[name].is_half else torch.float32)
@@ -176,7 +176,7 @@ def launch_product(
         "choices_per_row": choices_per_row, "num_biases": 0 if bias is None else weight.num_rows,
         "x_stride": x.stride(0), "out_stride": out.stride(0), **places(weight.format, weight.num_columns),
     }  # fmt: skip
-    # Pointers that are not read may be any.
+    # A pointer that is not read may point anywhere.
     unread = torch.empty(0, dtype=torch.int32, device=x.device)
     if kind == ROWS:
         grid = (len(out), by_outputs)

@@ -47,7 +47,7 @@ from pagewick.kernels.triton.variant import TARGETS, TYPE_NAMES, Variant, Worklo
 
 # Sequences of more new tokens are long.
 MAX_SHORT_TOKENS = 4
-# L and R of DeepSeek V2, V3 and Kimi K2, and of MiniCPM 3; the last is for tests of what interpreters have time for.
+# L and R of DeepSeek V2, V3 and Kimi K2, and of MiniCPM 3; the last one is small enough for tests in the interpreter.
 SIZES = ((512, 64), (256, 32), (32, 16))
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -85,7 +85,7 @@ def fused_moe(
 
 
 def kind_for_choices(num_choices: int, num_experts: int, dtype: torch.dtype) -> str:
-    """Return the kind of tile by shapes alone: what the experts are is known to the GPU only."""
+    """Return the kind of tile by shapes alone: only the GPU knows which experts the tokens chose."""
     if dtype == torch.float32 or batch_invariance.is_required():
         return kind_for(num_choices, dtype)
     if num_choices <= 16:

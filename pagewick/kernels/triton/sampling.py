@@ -1,4 +1,4 @@
-"""Drawing of tokens from rows of logits, exact with top_k and top_p. No vocabulary is sorted, and no host asked.
+"""Drawing of tokens from rows of logits, exact with top_k and top_p, without sorting or waiting for the host.
 
 Definition: sample_tokens of reference_sampling.py. The inverse of the cumulative distribution of the tokens by falling
 logit picks the token, so the one random number of a row decides, as on a CPU. As in kernels/cpu/csrc/sampling.cpp,
@@ -247,7 +247,7 @@ def draw_rows(
                     order_row, size, count, mass, highest, temperature, wanted_count, wanted_mass, NUM_RANKED,
                     RANKED_BLOCK,
                 )  # fmt: skip
-                # Logits that are no numbers have no buckets, and leave the most likely token.
+                # Logits that are not numbers have no buckets, and leave the most likely token.
                 if first > -0x7FFFFFFFFFFFFFFF:
                     token_id, kept_count, kept_mass = id_of(first).to(tl.int64), count, mass
     tl.store(ids_ptr + row, token_id)

@@ -34,10 +34,10 @@ class Variant:
     """A kernel with the types of its arguments and its constants.
 
     signature: Triton's type of every argument that is no constant, in the kernel's order: "*bf16", "i32", "fp32". Such
-    pointers are multiples of 16 bytes; ":16" behind "i32" says so of a number. num_stages: how many iterations of a
-    loop may load at once. uses_tensor_cores: whether its products must be instructions of tensor cores. in_sample:
-    whether every run of the tests compiles it. targets: those on which it is chosen. fuses: whether the compiler may
-    fuse a multiplication and an addition, so that a sum's bits depend on the code around it.
+    pointers are multiples of 16 bytes; ":16" after "i32" says that a number is one of 16. num_stages: how many
+    iterations of a loop may load at once. uses_tensor_cores: whether its products must be instructions of tensor cores.
+    in_sample: whether every run of the tests compiles it. targets: those on which it is chosen. fuses: whether the
+    compiler may fuse a multiplication and an addition, so that a sum's bits depend on the code around it.
     """
 
     name: str
