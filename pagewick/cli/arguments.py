@@ -77,7 +77,7 @@ ENGINE_FLAGS = FieldFlags(
     sizes=SIZES,
     aliases=ALIASES,
     short=SHORT_FLAGS,
-    # In vLLM it is only a variable.
+    # vLLM has this setting only as a variable.
     variables={"batch_invariant": ["PAGEWICK_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"]},
 )
 SERVER_FLAGS = FieldFlags(
@@ -256,10 +256,10 @@ class EngineCommand(Command):
         arguments: dict[str, Any] = {"config": config}
         is_server = SERVER_FLAGS in self.groups
         if SAMPLING_FLAGS in self.groups:
-            # In a server, the seed is for all requests together: their samples must differ.
+            # A server has one seed for all requests: their samples must differ.
             seed = {} if config.seed is None or is_server else {"seed": config.seed}
             arguments["sampling"] = SAMPLING_FLAGS.values(ctx) | seed
-            # It checks the values; the model's own defaults are not known yet.
+            # The constructor checks the values; the model's own defaults are not known yet.
             SamplingParams(**arguments["sampling"])
         if is_server:
             arguments["settings"] = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))

@@ -18,7 +18,7 @@ from pagewick.weights.progress import default_progress, format_bytes
 
 TARGETS: Final = ("gptq", "awq", "marlin", "gguf")
 METHODS: Final = ("gptq", "awq", "rtn")
-# Options of the one kind of target, with the values that they have if nobody gives them.
+# Options of one kind of target only, with their defaults.
 _OF_GGUF: Final = {"type": None, "imatrix": None}
 _OF_OTHERS: Final = {
     "method": None, "bits": None, "group": None, "sym": None, "act_order": False, "text": None, "num_tokens": None,

@@ -40,7 +40,7 @@ def check_machine(facts: Facts) -> list[Finding]:
 
 
 def hindrances(facts: Facts, checkpoint: Checkpoint) -> list[Finding]:
-    """Problems because of which this machine runs no model, or has no room on its disk to download this one."""
+    """Problems that keep this machine from running any model, or from downloading this one to its disk."""
     found = [finding for finding in check_software(facts) if finding.level == "problem"]
     is_remote = not checkpoint.is_downloaded and not checkpoint.is_only_described
     size, free = checkpoint.num_bytes, facts.cache.free

@@ -44,9 +44,9 @@ from pagewick.weights.tensor_headers import TensorInfo
 class ModelReport:
     """The fields from num_parameters on are empty for a model whose config.json Pagewick cannot read.
 
-    findings: problems, because of which the model will not run as it is wished, and notes. num_active: parameters that
-    a token meets. kv_bytes: of the KV cache per token, by the cache's dtype. scale: the plan for GPUs that are not
-    here; None for this machine. command: how to start it, if it runs.
+    findings: notes, and problems that keep the model from running as the user wishes. num_active: parameters that a
+    token meets. kv_bytes: of the KV cache per token, by the cache's dtype. scale: the plan for GPUs that are not here;
+    None for this machine. command: how to start it, if it runs.
     """
 
     checkpoint: Checkpoint
@@ -224,7 +224,7 @@ def _advice(
     can_share: CanShare,
     formats: Mapping[str, int],
 ) -> str:
-    """Ways to make a model fit that does not, each of them tried on paper, most convenient first.
+    """Ways to make the model fit, most convenient first; each has been planned and found to fit.
 
     formats: bytes of the model in each format that its weights could have; empty if they cannot be quantized.
     """

@@ -71,7 +71,7 @@ class Wishes:
 
 
 WeightsOf = Callable[[int], int]
-"""number of ranks -> bytes of the first rank's weights, which never has less than another."""
+"""number of ranks -> bytes of the first rank's weights; no other rank has more."""
 
 CanShare = Callable[[int], bool]
 """number of ranks -> whether they cut no block of quantized weights."""
@@ -242,8 +242,8 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
 def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> int:
     """Return the bytes of the largest step of a rank, with the default token budget.
 
-    A CPU's are those of float32, as matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB;
-    134 MiB were measured.
+    On a CPU, numbers are counted as float32, because matrix products of 16 bits use such buffers. For Qwen3-0.6B this
+    gives 141 MiB; measured: 134 MiB.
     """
     num_tokens, num_sequences = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_num_seqs or MAX_NUM_SEQS
     if kind != "cuda":
@@ -274,7 +274,7 @@ def _num_blocks(group: LayerGroup, num_tokens: int) -> int:
 def best_plan(
     model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes, can_share: CanShare = lambda size: True
 ) -> Plan:
-    """The plan for the user's wishes, over as few GPUs of this machine as hold the model unless they give a number."""
+    """The plan for the user's wishes, over as few GPUs of this machine as hold the model, unless the user sets it."""
     plan = make_plan(model, weights_of, device, wishes)
     is_free = device.kind == "cuda" and wishes.tensor_parallel_size is None
     for size in tensor_parallel_sizes(model, device.count, can_share)[1:] if is_free else []:

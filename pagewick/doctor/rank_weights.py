@@ -44,7 +44,7 @@ class RankWeights:
 def weights_of_rank(
     model: ModelConfig, checkpoint: Checkpoint, num_ranks: int, dtype: str | None = None
 ) -> RankWeights:
-    """The weights of the first of `num_ranks` ranks, which never has less than another.
+    """The weights of the first of `num_ranks` ranks; no other rank has more.
 
     Weights in blocks stay as they are, or are expanded. dtype: that of the others; None for the model's own.
     """

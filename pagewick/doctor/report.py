@@ -59,7 +59,7 @@ def model_text(report: ModelReport) -> str:
 
 
 def headline(report: ModelReport) -> str:
-    """Whether the model runs, or whether it would fit where nothing can be tried; in one line."""
+    """One line: whether the model runs here, or whether it would fit a planned machine or GPUs."""
     plan, model, scale = report.plan, report.checkpoint.model_config, report.scale
     if plan is None or model is None:
         return "Pagewick does not run it"

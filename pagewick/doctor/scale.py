@@ -110,7 +110,7 @@ def plan_scale(
 ) -> ScalePlan:
     """Plan how a checkpoint's model would run on a machine that need not be here.
 
-    experts_per_rank: times the number of ranks, the number of each layer's experts in host memory. Raises ConfigError
+    experts_per_rank: number of each layer's experts in host memory, divided by the number of ranks. Raises ConfigError
     for impossible wishes.
     """
     num_ranks = cluster.num_ranks
@@ -133,7 +133,7 @@ def plan_scale(
         memory=memory,
         num_experts=num_experts,
         num_offloaded=num_offloaded,
-        # There is room for one more expert, through which two change places.
+        # One row is spare, so that two experts can change places.
         host=(num_offloaded + 1) * expert_bytes if num_offloaded else 0,
         num_fitting=num_fitting,
         longest=longest_context(groups, memory.kv_chosen, model.max_position_embeddings),

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint holds by its config.json alone: unquantized, or packed. Imports no torch."""
+"""The tensors that a checkpoint should hold, from its config.json alone: unquantized, or packed. Imports no torch."""
 
 from __future__ import annotations
 

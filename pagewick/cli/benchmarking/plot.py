@@ -86,7 +86,7 @@ def write_svg(path: Path, title: str, levels: Sequence[Level]) -> None:
 
 
 def svg_of(title: str, levels: Sequence[Level]) -> str:
-    """Return the curves as an SVG document, a panel below the other."""
+    """Return the curves as an SVG document, one panel below the other."""
     panels = panels_of(levels)
     size = f'width="{_WIDTH + 2 * _LEFT}" height="{_TOP + len(panels) * (_HEIGHT + _TOP + _BOTTOM)}"'
     lines = [

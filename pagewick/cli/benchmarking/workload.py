@@ -39,7 +39,8 @@ class Workload:
 
     input_len: words of a prompt, or tokens for an engine without text. output_len: the most tokens of a response.
     concurrency: requests at the same time. request_rate: requests per second, at random times (a Poisson process);
-    concurrency is then only a limit. Without it, the next one starts when one ends. ignore_eos: ask for all output_len.
+    concurrency is then only a limit. Without it, a request starts when another ends. ignore_eos: ask for all
+    output_len.
     """
 
     input_len: int = 128
@@ -51,7 +52,7 @@ class Workload:
     seed: int = 0
 
     def levels(self) -> Iterator[Workload]:
-        """Yield the workload with 1, 2, 4 and so on requests at the same time, fewer in all; at last as it is."""
+        """Yield smaller workloads, with 1, 2, 4, ... requests at the same time and fewer in all; then this one."""
         concurrency = 1
         while concurrency < self.concurrency:
             num_prompts = min(self.num_prompts, concurrency * PROMPTS_PER_STREAM)

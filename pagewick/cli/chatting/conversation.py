@@ -105,7 +105,7 @@ class Conversation:
         return None
 
     def save(self, path: Path) -> None:
-        """Write it as Markdown, or, if the name ends in .json, as the body of a request to /v1/chat/completions.
+        """Write the chat as Markdown, or, if the name ends in .json, as a body for /v1/chat/completions.
 
         Raises ConfigError, also if the file exists and is not this conversation's.
         """

@@ -48,7 +48,7 @@ class LiveRegion:
             num_same += 1
         num_rows = sum(self._num_rows(line) for line in self._lines[num_same:])
         up = f"\x1b[{num_rows}A" if num_rows else ""
-        # Each line is erased behind its new text; erasing it before would flicker.
+        # Each line is erased from the end of its new text on; erasing it before would flicker.
         text = "".join(f"{line}\x1b[K\n" for line in lines[num_same:])
         below = "\x1b[J" if num_rows > len(lines) - num_same else ""
         if up or text:

@@ -74,7 +74,7 @@ def run_prompt_file(
 def run_batch_file(
     config: EngineConfig, name: str, *, output: Path | None, resumes: bool, fields: Mapping[str, Any]
 ) -> Tally:
-    """Respond to every line of a batch, in no order. fields: defaults of the lines. Raises PagewickError."""
+    """Respond to every line of a batch, in any order. fields: defaults of the lines. Raises PagewickError."""
     with opened_text(name) as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
         lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:

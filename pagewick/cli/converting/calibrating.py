@@ -1,4 +1,4 @@
-"""Calibrating: a checkpoint whose weights are numbers, quantized layer by layer. Each layer is written as a part."""
+"""Calibrating: quantizes a checkpoint whose weights are numbers, layer by layer. Each layer is written as a part."""
 
 from __future__ import annotations
 

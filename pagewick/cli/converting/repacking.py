@@ -1,4 +1,4 @@
-"""Repacking: a GPTQ, AWQ or Marlin checkpoint in another layout, with the same numbers to the last bit."""
+"""Repacking: writes a GPTQ, AWQ or Marlin checkpoint in another layout, with the same numbers to the last bit."""
 
 from __future__ import annotations
 

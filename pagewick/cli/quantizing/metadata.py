@@ -1,4 +1,4 @@
-"""A config.json as a GGUF file's metadata. Whether it says the same is checked by reading it as any file is read.
+"""Writes a config.json as a GGUF file's metadata, and checks it by reading it as any file is read.
 
 The keys of each architecture are in weights/gguf/architectures.py. Here are those that follow from several entries.
 """
@@ -21,7 +21,7 @@ from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.naming import architecture_named
 
 Factors = dict[str, tuple[float, ...]]
-"""Name of a tensor of the file's that holds divisors of rotary frequencies -> the numbers."""
+"""Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
 
 _GROUPS: Final = ("expert_group_count", "expert_group_used_count")
 _WINDOW: Final = "attention.sliding_window"
