@@ -120,7 +120,7 @@ class UnitKernel {
   }
 
   // Adds a tile that all rows see and whose pieces can be multiplied where they lie: first the keys of all heads, a few blocks at a time, then
-  // their values. So memory is read in the order of its addresses, but for the way from block to block.
+  // their values. So memory is read in the order of its addresses, except from one block to the next.
   void add_tile_of_all_heads(int64_t start, const Tile<C>& tile, const Tile<C>& next, const State& state) {
     const KvLayout& layout = finder_.layout;
     const int64_t heads = unit_.num_kv_heads, ahead = layout.head_elements() * sizeof(C);

@@ -123,9 +123,9 @@ class UnitPlan {
            batch_.context_lens[0] - batch_.first_key(0) <= 2 * num_threads_ * kSegmentKeys;
   }
 
-  // Whether the longest unit is too long for the threads to finish at about the same time. A unit of few rows is to
-  // have all heads: those of a block lie one behind the other, and to read them so is up to 1.6 times as fast as to
-  // read one of them in every block.
+  // Whether the longest unit is too long for the threads to finish at about the same time. A unit of few rows should
+  // have all heads: the heads of a block are adjacent, and reading them together is up to 1.6 times as fast as reading
+  // one of them in every block.
   bool is_uneven() const {
     int64_t longest = 0, total = 0;
     for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {

@@ -85,7 +85,7 @@ float highest_of(const float* x, int64_t size) {
   return highest;
 }
 
-// The bits of a mask for the elements of a vector, and those behind it.
+// The bits of a mask for the elements of a vector, and those after it.
 int32_t bits_at(const uint8_t* bits, int64_t element) {
   const int32_t low = bits[element / 8] >> element % 8;
   return kLanes > 8 ? low | bits[element / 8 + 1] << 8 : low;

@@ -79,7 +79,7 @@ struct Division {
 };
 
 // matrix.cpp
-// panel_work: multiplications of a panel with one row. panel_bytes: what reading it costs.
+// panel_work: multiplications of a panel with one row. panel_bytes: the bytes that reading it costs.
 Division divide_product(int64_t num_rows, int64_t out_features, int64_t panel_work, int64_t panel_bytes);
 Status linear(const Kernels& kernels, const LinearArgs& args);
 // Tells the threads that this product runs soon.

@@ -26,8 +26,8 @@ struct Int4Tile : LevelTile<4> {
   using Prepared = PreparedBlock<32>;
   using D = Dot<4>;
   static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
-  // Expanded levels are those of a format without zero points if a chunk has no zero point above this, as nearly all: a
-  // level + kShift - its zero point, which takes 5 bits.
+  // If no zero point of a chunk is above this, as in nearly all chunks, its expanded levels are level + kShift - zero
+  // point, which takes 5 bits, as in a format without zero points.
   static constexpr int32_t kShift = 16;
 
   static bool includes_zeros(const Chunk& chunk) {

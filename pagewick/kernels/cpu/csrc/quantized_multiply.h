@@ -96,8 +96,8 @@ inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const
   }
 }
 
-// Prefetches kBytes bytes further on. A line that is left out would stall everything behind it: processors read a
-// stream in hardware only some lines ahead.
+// Prefetches kBytes bytes further on. A line that is left out would stall everything after it: processors read a stream
+// in hardware only some lines ahead.
 template <int64_t kBytes>
 inline void prefetch(const uint8_t* from) {
 #pragma GCC unroll 4

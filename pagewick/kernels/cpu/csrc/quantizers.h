@@ -19,7 +19,7 @@ struct QuantizeWeightArgs {
   int32_t search;  // 0: the largest number of a group determines its scale
 };
 
-// The number of numbers that are quantized at once: whole blocks whose groups fill a vector.
+// How many numbers are quantized at once: whole blocks whose groups fill a vector.
 constexpr int64_t kChunkNumbers = 4096;
 
 struct QuantizerKernels {

@@ -98,7 +98,7 @@ void weigh(bool has_importance, Chunk<S>& chunk) {
   }
 }
 
-// round_scales of the reference: scale becomes what the whole numbers stand for. weights: null for no search.
+// round_scales of the reference: scale becomes the value of the whole numbers. weights: null for no search.
 template <class S>
 void round_scales(float* scale, const float* weights, int low, uint16_t* halves, uint8_t (*whole)[S::kPerBlock]) {
   alignas(64) float x[S::kPerBlock][S::kNumBlocks], w[S::kPerBlock][S::kNumBlocks];
@@ -123,7 +123,7 @@ void round_scales(float* scale, const float* weights, int low, uint16_t* halves,
   }
 }
 
-// Rounds numbers to float16; they become what that stands for if `replace`.
+// Rounds numbers to float16; with `replace`, the rounded values take their place.
 template <class S>
 void round_to_halves(float* numbers, uint16_t* halves, bool replace) {
   for (int i = 0; i < S::kNumGroups; i += kLanes) {

@@ -1,5 +1,6 @@
-// The vector layer: what knows an instruction set lies here, in vec_int8.h and vec_math.h, and in the panels of matrices.
-// Kernels are written once over it and compiled once per set, with -DPW_ISA=<namespace> and one of the PW_ISA_* macros.
+// The vector layer. Code that depends on an instruction set is here, in vec_int8.h and vec_math.h, and in the panels of
+// matrices. Kernels are written once over it and compiled once per set, with -DPW_ISA=<namespace> and one of the
+// PW_ISA_* macros.
 //
 // Everything lies in an anonymous namespace and no function of the standard library is used, so that
 // no code compiled for a newer processor can be linked into the path of an older one.
@@ -16,7 +17,7 @@
 #define PW_ISA_AVX512_BF16
 #endif
 #if defined(PW_ISA_AVX512_BF16)
-// Every processor with bf16 dot products has those of bytes.
+// Every processor with dot products of bf16 also has those of bytes.
 #define PW_HAS_BF16_DOT
 #define PW_HAS_VNNI
 #define PW_ISA_AVX512

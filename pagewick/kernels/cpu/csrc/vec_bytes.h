@@ -2,7 +2,7 @@
 // (Micikevicius et al., arXiv:2209.05433).
 //
 // Every one of them is exact in bf16. The bit patterns of fp8's NaN and infinities, which are never stored, count as
-// further finite numbers, so that memory that nobody has written cannot make a sum NaN.
+// further finite numbers, so that memory that was never written cannot make a sum NaN.
 #pragma once
 
 #include "vec.h"
