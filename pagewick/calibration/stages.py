@@ -1,4 +1,4 @@
-"""The weights of a decoder layer in the order in which they are quantized, and what precedes each: from a ModelConfig.
+"""The weights of a decoder layer in the order in which they are quantized, and their absorbers: from a ModelConfig.
 
 Names are the decoder's, relative to the layer, without ".weight" for weights of linear layers.
 """

@@ -167,8 +167,8 @@ class EngineCommand(Command):
     """A command that runs an engine: it has EngineConfig's flags, and its function gets the `config`.
 
     has_sampling: it also has SamplingFlags, and its function gets `sampling`, a dict of those given.
-    has_settings: it also has ServerSettings' flags, and its function gets the `settings`. It is a server, for whose
-    requests `sampling` has the defaults.
+    has_settings: it also has ServerSettings' flags, and its function gets the `settings`. It is a server, and
+    `sampling` has the defaults of its requests.
     log_level: the least severe messages on stderr unless --log-level sets it.
     On a rank above 0, as torchrun or mpirun starts them, the engine's worker runs in place of the function.
     """

@@ -164,7 +164,7 @@ class FieldFlags:
         return Flag([*self.short.get(name, ()), flag, self.prefix + name], default=None, **attributes)
 
     def _shown(self, name: str, default: Any) -> str:
-        """Return a default as the help shows it; a size in the largest unit of which it is a whole number."""
+        """Return a default as the help shows it; a size in the largest unit that gives a whole number."""
         if name not in self.sizes:
             return str(default).lower() if isinstance(default, bool) else str(default)
         units = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, ""))

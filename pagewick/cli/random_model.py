@@ -90,7 +90,7 @@ class Shape:
 SHAPES = {
     "qwen3-tiny": Shape("Qwen3ForCausalLM", "qwen3", 256, 512, 4, 4, 2, 64, 8192, 1e6, 1e-6),
     "qwen3-0.6b": Shape("Qwen3ForCausalLM", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 1e6, 1e-6),
-    # A small Qwen3-30B-A3B: 128 experts of which a token uses 8; 8 of 9 weights are in experts; 1e9 weights in all.
+    # A small Qwen3-30B-A3B: 128 experts, 8 of which a token uses; 8 of 9 weights are in experts; 1e9 weights in all.
     "qwen3-moe-1b": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 1024, 3072, 12, 16, 4, 64, 32768, 1e6, 1e-6, 128, 8, 192),
     # A similar model whose experts have 256 columns, the width of a block in ggml's K formats.
     "qwen3-moe-1b-256": Shape(

@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def missing(self) -> str:
-        """A sentence about the memory that is missing; empty if the model fits as it is wished."""
+        """A sentence about the memory that is missing; empty if the model fits as the user wishes."""
         each = " on each GPU" if self.device.kind == "cuda" and self.tensor_parallel_size > 1 else ""
         if self.short_by:
             needed, there = format_memory(self.needed), format_memory(self.device.memory)

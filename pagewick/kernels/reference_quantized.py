@@ -4,7 +4,7 @@ block_formats.py.
 Activations are quantized, too: to signed bytes in blocks of 32, or of 256 for weights of a K type, each row by itself,
 so that a row of the result does not depend on the other rows. The products within a block of weights are whole numbers
 and add up exactly, scales of groups included. The blocks' sums are scaled and added in float32, in the order of the
-columns; what a block's minimum contributes follows its products.
+columns; the contribution of a block's minimum follows its products.
 
 In fp8 formats, activations are not quantized, but rounded to bfloat16. The sum of a block's products is rounded to
 float32, here once (native products round it after each one or two products), multiplied with the scale of weights, and

@@ -213,7 +213,7 @@ def _signs() -> Tensor:
 
 @cache
 def _even_signs() -> Tensor:
-    """Signs of eight numbers of which an even number are negative, so that seven bits say all: [128, 8] int8."""
+    """Signs of eight numbers, an even number of which are negative, so that seven bits determine all: [128, 8] int8."""
     signs = _signs()[:128].clone()
     signs[:, 7] = signs[:, :7].prod(dim=-1)
     return signs
@@ -221,13 +221,13 @@ def _even_signs() -> Tensor:
 
 @cache
 def _powers_of_two() -> Tensor:
-    """Half of what each value of E8M0 means: [256] float32."""
+    """Half of each number in E8M0, by its byte: [256] float32."""
     return torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
 
 
 @cache
 def _e4m3_halves() -> Tensor:
-    """Half of what each value of E4M3 means without its sign: [256] float32. A positive NaN is 0, as in ggml."""
+    """Half of each number in E4M3, without its sign, by its byte: [256] float32. A positive NaN is 0, as in ggml."""
     exponents, mantissas = torch.arange(256) >> 3 & 15, torch.arange(256) & 7
     normal = (8 + mantissas) * 2.0 ** (exponents - 11)
     found = torch.where(exponents > 0, normal, mantissas * 2.0**-10)

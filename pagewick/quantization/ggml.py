@@ -108,7 +108,7 @@ class GgmlMethod(LinearMethod):
     def _load_rows(
         self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int, *, first_column: int
     ) -> None:
-        """Store rows that hold all the file's blocks of which columns from first_column on are a part."""
+        """Store rows of the file's whole blocks that contain the matrix's columns, which begin at first_column."""
         numbers, num_bytes = stored_block(self.name)
         first_block, end_block = first_column // numbers, -(-(first_column + matrix.num_columns) // numbers)
         check_shape(rows, (len(rows), (end_block - first_block) * num_bytes))

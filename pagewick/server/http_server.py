@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn behind GuardedConnections, without its signal handlers, and asleep while nobody asks."""
+"""The HTTP server: uvicorn behind GuardedConnections, without its signal handlers, and asleep while idle."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class StreamItem:
 
 
 class EngineStream:
-    """An iterator over the items of one response, of which the last is "DONE" or "ERROR"; `cancel` ends it."""
+    """An iterator over the items of one response; the last one is "DONE" or "ERROR"; `cancel` ends it."""
 
     def __init__(self, seq_id: int, prompt_length: int, outputs: Generator[RequestOutput]) -> None:
         self.seq_id = seq_id

@@ -117,7 +117,7 @@ def find_to_remove(model: str, environment: Mapping[str, str], hub_name: str) ->
     for storage in dict.fromkeys(cached.storage for cached in found):
         own = [cached for cached in found if cached.storage == storage]
         is_all = len(own) == len([cached for cached in there if cached.storage == storage])
-        # The directory goes with the last of its models, and with what belongs to none of them.
+        # The directory is deleted with the last of its models, together with files that belong to none of them.
         num_bytes = sum(cached.num_bytes for cached in own)
         chosen += [replace(own[0], files=(), num_bytes=num_bytes)] if is_all else own
     return chosen + quantized

@@ -38,7 +38,7 @@ _METADATA_PATTERNS: Final = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# A tokenizer is read from the first of these groups of which every file exists (pagewick/text/tokenizer_files.py).
+# A tokenizer is read from the first of these groups whose files all exist (pagewick/text/tokenizer_files.py).
 _TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")

@@ -157,7 +157,7 @@ def _is_checked(path: Path) -> bool:
 
 
 def _state(path: Path) -> bytes:
-    """Return what changes with every boot, with every write, and for every copy."""
+    """Return bytes that change with every boot, with every write, and for every copy."""
     status = path.stat()
     return f"{_BOOT_ID.read_text().strip()} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode()
 

@@ -1,4 +1,4 @@
-"""The description of a model on a hub, of which only config.json and the headers of its files are fetched."""
+"""The description of a model on a hub: only config.json and the headers of its files are fetched."""
 
 from __future__ import annotations
 

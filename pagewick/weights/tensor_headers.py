@@ -112,7 +112,7 @@ def remote_tensors(
     index: dict[str, str] | None,
     where: str,
 ) -> list[TensorInfo]:
-    """Do what directory_tensors does, for files on a hub: given are their names, their sizes and a reader for each."""
+    """Do what directory_tensors does, for files on a hub, given their names, their sizes and a reader for each."""
 
     def parse(name: str) -> list[TensorInfo]:
         return parse_safetensors_header(open_file(name), size_of(name), f"{where}/{name}")
@@ -215,7 +215,7 @@ def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
 
 
 def kept_blocks(tensors: Iterable[TensorInfo], mix: str) -> dict[str, str]:
-    """Return the formats of tensors in blocks, but for packed weights that are read as numbers to quantize them."""
+    """Return the formats of tensors in blocks, except packed weights that are read as numbers to quantize them."""
     return {one.name: one.dtype for one in tensors if one.is_in_blocks and (not one.label or keeps(mix, one.dtype))}
 
 

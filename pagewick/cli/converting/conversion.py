@@ -172,7 +172,7 @@ def _check_kept(repacking: Repacking, wanted: Conversion) -> None:
 
 
 def _state(source: Path) -> dict[str, str]:
-    """Return what changes if another checkpoint is converted, or by another version of this."""
+    """Return texts that change if another checkpoint is converted, or if another version of Pagewick converts it."""
     hasher = hashlib.blake2b(digest_size=16)
     for path in sorted([*source.glob("*.safetensors"), source / CONFIG_NAME]):
         with path.open("rb") as file:

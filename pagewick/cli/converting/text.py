@@ -21,8 +21,8 @@ def calibration_tokens(text: Path | None, directory: Path, num_tokens: int, long
     """Return num_tokens tokens of a text in sequences, taken from anywhere in it.
 
     text: a file; None: the built-in conversations, as the chat template of the model in `directory` renders them.
-    longest: what the model reads together. seed: of the choice. Raises ConfigError if the text cannot be read, or is
-    too short.
+    longest: the most tokens that the model reads at once. seed: of the choice. Raises ConfigError if the text cannot be
+    read, or is too short.
     """
     tokenizer, length = Tokenizer.from_directory(directory), min(_SEQUENCE, longest)
     sequences = _conversations(directory, tokenizer, length) if text is None else read_chunks(text, tokenizer, length)

@@ -27,7 +27,7 @@ _GROUPS: Final = ("expert_group_count", "expert_group_used_count")
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_THETA: Final = "rope.freq_base_swa"
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
-# Fields of ModelConfig that may differ between a checkpoint and its file: what they mean is the same.
+# Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset({"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"})
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
 

@@ -22,10 +22,10 @@ NULL_BLOCK: Final = -1
 
 
 class RoutineTokens:
-    """Tokens for which a step of one token, as most are, changes no block table.
+    """Tells for which tokens a step of one token changes no block table, which is so for most.
 
-    Which tokens these are repeats with the period of the block sizes. Below a group's lookback fewer tokens change
-    something than this class says.
+    These tokens repeat with the period of the block sizes. Below a group's lookback, fewer tokens change a table than
+    this class says.
     """
 
     def __init__(self, groups: Series[CacheSpec]) -> None:

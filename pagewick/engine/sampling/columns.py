@@ -25,7 +25,7 @@ class Draws:
     """Parameters of the draw of N tokens, [N] each.
 
     is_drawn: whether the token is drawn at random; else it is the most likely one. noise: a random number for the draw.
-    on_device: what the draw takes of these, if it is there already.
+    on_device: the fields that the draw takes, if they are on the device already.
     """
 
     is_drawn: Array

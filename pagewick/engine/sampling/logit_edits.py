@@ -81,9 +81,9 @@ def pack_masks(logits: Tensor, rows: Mapping[int, SampleRow]) -> Tensor | None:
 
 
 def _open_mask(logits: Tensor, allowed_mask: bytes, row: SampleRow) -> bytes:
-    """Return the mask of a row, in which the first token may be one of opening_ids only as follows.
+    """Return the mask of a row, in which the first token may be one of opening_ids only in two cases.
 
-    The model must like one of them best, or the mask must allow nothing else.
+    One of them is the most likely of all tokens, or the mask allows nothing else.
     """
     opening_ids = row.sampling.opening_ids
     if not opening_ids or row.position != row.sampling.num_prompt_tokens or int(logits.argmax()) in opening_ids:

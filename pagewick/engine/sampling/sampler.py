@@ -65,7 +65,7 @@ def sample(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> Sampl
 
 
 def _has_only_masks(rows: Mapping[int, SampleRow], draws: Draws) -> bool:
-    """Whether masks are all that these rows have beside what `draws` holds."""
+    """Whether these rows have nothing but masks beside the parameters that `draws` holds."""
     return not any(
         has_edits_beside_mask(row) or (draws.is_drawn[index] and traits_of(row.sampling).is_truncated)
         for index, row in rows.items()

@@ -267,7 +267,7 @@ class Slice(NamedTuple):
     stats: Tensor
 
     def arguments(self, num_splits: int) -> dict[str, Any]:
-        """Return what kernels take of it."""
+        """Return the arguments that kernels take from it."""
         return {
             "first_seq": self.first_seq, "row_unit": self.row_unit, "num_splits": num_splits, "parts": self.parts,
             "stats": self.stats,

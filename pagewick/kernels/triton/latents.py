@@ -113,7 +113,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, sizes: tuple[int, int
 _VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, (*_DTYPES, *FORMATS), SIZES)}
 VARIANTS = tuple(_VARIANTS.values())
 
-# DeepSeek V3: 128 heads, of which 64 numbers are rotated; latents of 512 numbers and a key of 64.
+# DeepSeek V3: 128 heads with 64 rotated numbers each; latents of 512 numbers and a key of 64.
 WORKLOADS = tuple(
     Workload("rope_and_store_latent", f"{tokens} tokens, 128 heads, bf16", 2 * 2 * tokens * (128 * 64 + 576),
              4 * tokens * (128 * 64 + 576), on_tensor_cores=False)

@@ -14,7 +14,7 @@ from pagewick.kernels.triton import layouts, products
 from pagewick.kernels.triton.grouping import Grouping
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
-# Sizes of tiles; ROWS is no tile of rows, but one row in a program.
+# Sizes of tiles; ROWS is not a tile of rows, but one row in a program.
 ROWS, FEW, SOME, MANY = "rows", "few", "some", "many"
 PLAIN: Final = "plain"
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)

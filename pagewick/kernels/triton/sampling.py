@@ -283,7 +283,7 @@ def _draw_variant(name: str, block: int, num_warps: int, targets: tuple[str, ...
 
 
 _AMD = ("gfx942",)
-# AMD keeps what is the same for all threads in few registers of its own, which many tokens per thread would exceed.
+# AMD has few registers for values that all threads share; many tokens per thread would exceed them.
 _DRAWS = (
     _draw_variant("draw_rows", 2048, 16, tuple(target for target in TARGETS if target not in _AMD)),
     _draw_variant("draw_rows_amd", 512, 8, _AMD),

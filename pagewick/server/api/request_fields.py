@@ -78,7 +78,7 @@ class ServingFields(SamplingFields, kw_only=True):
     """Also fields of RequestOptions, under vLLM's names where it has them.
 
     timeout: seconds after which the request ends with status 504, waiting or running.
-    priority: 0 or more, so that no client can push itself before all others.
+    priority: 0 or more, so that no client can overtake all others.
     session_id: a number, such as the key of a row in a client's database, counts as its digits.
     cache_prompt: llama.cpp's; with false the prompt shares no cached prefix.
     """

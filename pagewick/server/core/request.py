@@ -78,7 +78,7 @@ class TextRequest:
 class ChatRequest(TextRequest):
     """A conversation that the model is to continue.
 
-    tools: what the model may call, in OpenAI's form. tool_choice: which of them it does call. splits_reasoning:
+    tools: those that the model may call, in OpenAI's form. tool_choice: which of them it calls. splits_reasoning:
     separate thoughts from the text. records: keep the conversation under its session_id.
     """
 

@@ -43,7 +43,7 @@ class RequestContext:
 
 
 def options_of(serving: Serving) -> RequestOptions:
-    """Raises InvalidRequestError for a priority below 0, by which a client could push itself before all others."""
+    """Raises InvalidRequestError for a priority below 0, with which a client could overtake all others."""
     if serving.priority is not None and serving.priority < 0:
         message = (
             f"priority must be 0 or more over HTTP, where 0 is the most urgent and higher numbers give way; "

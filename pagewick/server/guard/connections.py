@@ -159,7 +159,7 @@ class GuardedConnection(asyncio.Protocol):
             self._transport.close()
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether the client has taken no byte for `write_timeout` while nothing is added to what it should read."""
+        """Whether the client has taken no byte for `write_timeout`, while nothing was added to the unsent bytes."""
         is_waiting = self._is_write_paused or self._is_closing()
         unsent = self._transport.get_write_buffer_size() if is_waiting else 0
         if unsent != self._unsent_bytes:
@@ -280,7 +280,7 @@ class GuardedConnection(asyncio.Protocol):
     # Refusals
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what is not a request, and close the connection."""
+        """Answer bytes that are not a valid request with an error, and close the connection."""
         if self._is_closing():
             return
         _logger.debug("a connection is refused: %s", error)

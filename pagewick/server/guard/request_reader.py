@@ -58,7 +58,7 @@ class RequestReader:
         return self.is_in_head or (self._num_idle_bytes > 0 and not self.is_in_body)
 
     def feed(self, data: bytes) -> None:
-        """Parse what was received. Raises ApiError for what is not a valid request, and as the sink does."""
+        """Parse what was received. Raises ApiError for bytes that are not a valid request, and as the sink does."""
         self._num_idle_bytes += len(data)
         try:
             self._parse(data)

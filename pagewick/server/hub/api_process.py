@@ -89,7 +89,7 @@ class ApiProcess:
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Serve until the hub ends it. Report to the hub what cannot be loaded."""
+        """Serve until the hub ends it. Report to the hub if something cannot be loaded."""
         receiving = asyncio.create_task(self._receive())
         tracing = None
         try:

@@ -43,7 +43,7 @@ class Member:
     """One API process. make_setup: called for each start, with whether it is the first.
 
     hang_timeout_s: seconds without a response after which it is killed and started again; 0 is never.
-    started: done once the first process has loaded; else has the exception because of which it could not.
+    started: done once the first process has loaded; if it cannot load, has the exception.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Member:
             self.peer.send(Close())
 
     async def _run_once(self) -> None:
-        """Start the process, and return when it has ended. Raises what it has failed with, EngineDeadError, OSError."""
+        """Start the process, and return when it has ended. Raises the error it sent, EngineDeadError, OSError."""
         process, connection = await _launch(self._index, self._inheritance)
         hang = None
         peer = self.peer = Peer(connection, self._state.conversations, self._state.reports)

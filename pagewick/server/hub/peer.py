@@ -38,8 +38,8 @@ from pagewick.server.hub.relay import Relay
 
 # Processor time that a process may take to load before it hears the hub.
 _LOADING_CPU_S = 60.0
-# A session may be busy only because the end of its last request, which another process has sent, has not been read yet.
-# Seconds within which it is.
+# Seconds to wait for a busy session: the end of its last request, which another process has sent, may not have been
+# read yet.
 _BUSY_GRACE_S = 0.02
 
 

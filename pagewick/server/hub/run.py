@@ -82,7 +82,7 @@ class Hub:
             os.close(counts_file)
 
     async def _start(self) -> None:
-        """Return once all API processes serve. Raises what hinders one of them, or the engine."""
+        """Return once all API processes serve. Raises the error that stops one of them, or the engine."""
         starting = asyncio.create_task(self._start_with_engine())
         works = [starting, *(asyncio.ensure_future(member.started) for member in self._members)]
         try:

@@ -175,7 +175,7 @@ class GrammarCompiler:
         return GrammarConstraint(compiled, vocab_size, end_ids, self._totals, read.param)
 
     def prepare(self, vocab_size: int) -> None:
-        """Make ahead what the first grammar needs: the vocabulary. It takes up to a second, half of it with the GIL."""
+        """Make the vocabulary before the first grammar needs it. It takes up to a second, half of it with the GIL."""
         self._vocabulary_of(vocab_size)
 
     def count_into(self, stats: EngineStats) -> None:

@@ -53,7 +53,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of what a call may have: an object without properties that the schema does not name."""
+        """The schema of a call's arguments: an object without properties that the tool's schema does not name."""
         schema = {"type": "object", **self.parameters}
         if not _OPEN_KEYWORDS & schema.keys():
             schema["additionalProperties"] = False

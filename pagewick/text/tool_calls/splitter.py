@@ -85,7 +85,7 @@ class CallSplitter:
         self._reading: Reading[None] | None = None
         self._reader: Reader | None = None
         self._raw: list[str] = []  # characters that were read but not emitted
-        self._parts: list[PartDelta] = []  # what was made from them
+        self._parts: list[PartDelta] = []  # the parts that were made from them
         self._call: ToolCall | None = None
         self._num_calls = 0
         self._is_committed = False

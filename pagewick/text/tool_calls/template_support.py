@@ -184,7 +184,7 @@ def _joined(content: Any, text: str) -> str:
 
 
 def _text_of(content: Any) -> str:
-    """Return a message's text; parts that are no text are left to the template's own check."""
+    """Return a message's text; parts that are not text are left to the template's own check."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""

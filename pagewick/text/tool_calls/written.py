@@ -15,7 +15,7 @@ class WrittenCall(NamedTuple):
 
     @property
     def pairs(self) -> Mapping[str, Any]:
-        """The arguments one by one; none if they are no object."""
+        """The arguments one by one; none if they are not an object."""
         try:
             found = json.loads(self.arguments, strict=False)
         except (ValueError, RecursionError):

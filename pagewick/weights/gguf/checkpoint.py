@@ -19,7 +19,7 @@ from pagewick.weights.gguf.pieces import JoinedPiece, Piece, pieces_of
 
 _MAX_PARTS: Final = 10_000
 _MAX_ROPE_FACTORS: Final = 4096
-# general.type of files that hold no model, and what they hold.
+# general.type of files that hold no model, and their contents.
 _OTHER_TYPES: Final = {
     "adapter": "a LoRA adapter",
     "mmproj": "the vision part of a model",

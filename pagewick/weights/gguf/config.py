@@ -70,7 +70,7 @@ class Metadata:
 
 
 def architecture_of(metadata: Metadata) -> GgufArchitecture:
-    """Return what the file's architecture means. Raises ModelLoadError if it is not supported."""
+    """Return the meaning of the file's architecture. Raises ModelLoadError if it is not supported."""
     kind = metadata.kind
     if kind not in ARCHITECTURES:
         raise ModelLoadError(

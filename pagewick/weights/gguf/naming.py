@@ -13,7 +13,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, GgufArchitecture
 
-# Architectures that share a kind with another one, and so are no value of ARCHITECTURES.
+# Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
 _SAME: Final = {"MistralForCausalLM": "LlamaForCausalLM", "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")

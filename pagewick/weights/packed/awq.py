@@ -235,7 +235,7 @@ def read_rules(settings: Settings) -> PackedRules:
 
 
 def rules_of(whole: PackedFormat, is_left_out: Callable[[str], bool]) -> PackedRules:
-    """Return the rules of a checkpoint whose weights have one format, but for some that are not packed."""
+    """Return the rules of a checkpoint whose weights have one format, except some that are not packed."""
     return PackedRules(whole.label, SUFFIXES, SUFFIXES[:1], lambda prefix: None if is_left_out(prefix) else whole)
 
 

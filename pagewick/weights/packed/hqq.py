@@ -1,4 +1,4 @@
-"""HQQ: half-quadratic quantization, with zero points that are no whole numbers.
+"""HQQ: half-quadratic quantization, with zero points that are not whole numbers.
 
 A weight of N rows and C columns is a matrix of groups: with axis 1 each of its L rows is a group of `group_size`
 neighbouring numbers, with axis 0 each of its K columns is one.

@@ -42,7 +42,7 @@ def _unpack_threes(words: Tensor) -> Tensor:
 
 
 def unpack_loose(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers in words [n, W] int32 of which none lies in two words: [n, 32 // bits * W] uint8."""
+    """Return the numbers in words [n, W] int32, none of which lies in two words: [n, 32 // bits * W] uint8."""
     shifts = torch.arange(32 // bits) * bits
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
 

@@ -35,7 +35,7 @@ class PackedSource(WrappedSource):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The formats of the packed weights in words, by the weight's name, but for those to be quantized."""
+        """The formats of the packed weights in words, by the weight's name, except those to be quantized."""
         return {name: self._weights[name].format.label for name in self._kept}
 
     @property
