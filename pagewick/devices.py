@@ -30,17 +30,30 @@ def choose_device(requested: str) -> str:
 
 
 def torch_device(device: str, local_rank: int) -> torch.device:
-    """Return the torch device of a rank; the ranks of a host use its GPUs in order. Raises ConfigError."""
+    """Return the torch device of a rank; the ranks of a host use its GPUs in order. Raises ConfigError.
+
+    It is also selected.
+    """
     import torch
 
+    found = torch.device(device)
     if device == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"rank {local_rank} of this host needs a GPU of its own, but there are {torch.cuda.device_count()}; "
                 "lower --tensor-parallel-size"
             )
-        return torch.device("cuda", local_rank)
-    return torch.device(device)
+        found = torch.device("cuda", local_rank)
+    select_device(found)
+    return found
+
+
+def select_device(device: torch.device) -> None:
+    """Make a GPU the current one of this thread: Triton launches kernels there, wherever their tensors are."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def num_cores() -> int:

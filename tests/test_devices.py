@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 import pytest
+import torch
 
 from pagewick import devices
 from pagewick.control_groups import GroupLimits
@@ -27,6 +28,15 @@ def test_memory_is_what_the_container_leaves(
     monkeypatch.setattr(psutil, "virtual_memory", machine)
     monkeypatch.setattr(devices, "read_limits", lambda: limits)
     assert (devices.available_memory("cpu"), devices.total_memory()) == (available, total)
+
+
+@pytest.mark.parametrize(("requested", "expected"), [("cuda", "cuda:2"), ("cuda:1", "cuda:1"), ("cpu", None)])
+def test_a_rank_s_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch, requested: str, expected: str | None) -> None:
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    assert str(devices.torch_device(requested, 2)) == (expected or "cpu")
+    assert current == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.5, 2), (0.5, 1), (64.0, 4)])

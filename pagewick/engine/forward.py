@@ -9,7 +9,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.slots import Batch
+from pagewick.engine.slots import Batch, HostBatch
 from pagewick.models.decoder import Decoder
 
 
@@ -53,6 +53,11 @@ def output_of(results: Sequence[Tensor], extras: Sequence[Tensor] = ()) -> Forwa
     hidden_states, *others = results
     logits, most_likely, highest, *_ = *others, None, None, None
     return ForwardOutput(hidden_states, logits, most_likely, highest, extras)
+
+
+def closed(batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
+    """Stand in the place of a forward pass whose graphs were freed."""
+    raise RuntimeError("the engine is closed: no step may follow")
 
 
 def run(model: Decoder, batch: Batch, stage: ForwardStage) -> ForwardOutput:

@@ -13,14 +13,14 @@ from torch import nn
 
 from pagewick import kernels
 from pagewick.config import EngineConfig
-from pagewick.devices import choose_device, torch_device
+from pagewick.devices import choose_device, select_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
 from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
-from pagewick.engine.forward import ForwardOutput, ForwardStage
+from pagewick.engine.forward import ForwardOutput, ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
@@ -28,8 +28,9 @@ from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.drafting import Drafter, DraftRequest
-from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
+from pagewick.engine.step_memory import StepLimits, gpu_graph_bytes, gpu_step_bytes
 from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
+from pagewick.engine.streams import stream_of
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
@@ -117,7 +118,10 @@ class ModelRunner:
             return 0
         models = [self.model_config, *([self.draft_model.model_config] if self.draft_model else [])]
         ranks = self._collectives.tp_size
-        return max(gpu_step_bytes(model, StepLimits.of(self.config, model), ranks) for model in models)
+        needs = [(model, StepLimits.of(self.config, model)) for model in models]
+        # Both keep their graphs; the rest is needed by one at a time.
+        graphs = [gpu_graph_bytes(*need, ranks) for need in needs]
+        return sum(graphs) + max(gpu_step_bytes(*need, ranks) - own for need, own in zip(needs, graphs, strict=True))
 
     @property
     def rotations(self) -> list[str]:
@@ -170,6 +174,8 @@ class ModelRunner:
 
         The previous step must have been sampled; its result need not have been read.
         """
+        # LLM may be called from one thread and then from another.
+        select_device(self.device)
         unreadable = self._move(plan)
         for start in plan.starts:
             if self._drafter is not None:
@@ -190,6 +196,7 @@ class ModelRunner:
         self, plan: StepPlan, output: ForwardOutput, limit: TimeLimit, masks: Masks
     ) -> Callable[[], StepOutput]:
         """Sample after a forward pass, within `limit`; returns a function that waits for the step's output."""
+        select_device(self.device)
         self._expect(limit)
         found = self._sampler.sample(plan, output, masks)
         if any(work.num_wanted_drafts for work in plan.work):
@@ -206,9 +213,15 @@ class ModelRunner:
         return wait
 
     def close(self) -> None:
-        """Wait until all pending blocks have been written to disk."""
+        """Wait until all pending blocks have been written to disk, and free the graphs. No step may follow."""
         self.experts.log_totals()
         self._store.close()
+        if (stream := stream_of(self.device)) is not None:
+            stream.record_event().synchronize()
+        # NCCL waits for the graphs that use it when the ranks part.
+        self._forward = closed
+        if self.draft_model is not None:
+            self.draft_model.close()
 
     @property
     def _can_write(self) -> bool:

@@ -17,10 +17,11 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
 and the whole step on a GPU is
 
     activations      the parts above are added, because PyTorch's allocator keeps memory of both sizes
-    attention        results of the splits of long contexts: S * query heads / R * context / 256 * (head_dim + 2) * 4,
-                     at most 256 MiB (kernels/triton/attention.py)
-    graphs           activations for 512 tokens in a pool of the graphs' own, and 16 KiB for each of 16 kernels of a
-                     layer in each of 64 graphs
+    attention        results of the splits of long contexts: S * s * query heads / R * context / 256 * (head_dim + 2)
+                     * 4, at most 256 MiB, with room for s = 16 / (query heads / KV heads) tokens of each sequence, or
+                     4 with latent attention (kernels/triton/attention.py)
+    graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
+                     of 16 kernels of a layer in each of 64 graphs
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
     margin           an eighth of activations and attention, for gaps between blocks of memory
 """
@@ -43,6 +44,9 @@ _LOGIT_BYTES: Final = 4 + 4 + 2 * (4 + 8)
 # kernels/triton/attention.py: keys of a split, and the most memory for their results.
 SPLIT: Final = 256
 PARTS_BYTES: Final = 256 * _MIB
+# The rows of queries of a sequence whose keys are split, and its tokens with latent attention (kernels/triton/mla.py).
+MAX_SHORT_ROWS: Final = 16
+MAX_SHORT_TOKENS: Final = 4
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
 _NODE_BYTES: Final = 16 * 2**10
 _KERNELS_PER_LAYER: Final = 16
@@ -92,18 +96,29 @@ def gpu_cache_bytes(free: int, total: int, step_bytes: int, utilization: float |
 
 def gpu_step_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
     """Return the bytes that the largest step needs on one of num_ranks GPUs, as the module says."""
-    size, num_logits = limits.element_bytes, limits.num_logits
-    per_logit = _LOGIT_BYTES + (1 if num_ranks == 1 else 3) * size
-    activations, of_graphs = (
-        activation_bytes(model, num_tokens, num_logits, size, per_logit, num_ranks)
-        for num_tokens in (limits.num_tokens, min(GRAPH_TOKENS, limits.num_tokens))
-    )
-    splits = -(-limits.context // SPLIT)
-    parts = max(_split_width(layer) for layer in model.layers) // num_ranks * splits * num_logits * 4
-    used = activations + min(parts, PARTS_BYTES)
-    nodes = _NODE_BYTES * _KERNELS_PER_LAYER * model.num_layers * MAX_GRAPHS
+    used = _gpu_activation_bytes(model, limits, limits.num_tokens, num_ranks) + _parts_bytes(model, limits, num_ranks)
     libraries = _LIBRARY_BYTES + (_NCCL_BYTES if num_ranks > 1 else 0)
-    return int(used * (1 + _MARGIN)) + of_graphs + nodes + libraries
+    return int(used * (1 + _MARGIN)) + gpu_graph_bytes(model, limits, num_ranks) + libraries
+
+
+def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
+    """Return the bytes that a model's CUDA graphs keep, which are part of gpu_step_bytes."""
+    activations = _gpu_activation_bytes(model, limits, min(GRAPH_TOKENS, limits.num_tokens), num_ranks)
+    nodes = _NODE_BYTES * _KERNELS_PER_LAYER * model.num_layers * MAX_GRAPHS
+    return activations + _parts_bytes(model, limits, num_ranks) + nodes
+
+
+def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: int, num_ranks: int) -> int:
+    size = limits.element_bytes
+    per_logit = _LOGIT_BYTES + (1 if num_ranks == 1 else 3) * size
+    return activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
+
+
+def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
+    """Return the bytes for the results of splits of the keys."""
+    splits = -(-limits.context // SPLIT)
+    widest = max(_split_width(layer) for layer in model.layers)
+    return min(widest // num_ranks * splits * limits.num_logits * 4, PARTS_BYTES)
 
 
 def activation_bytes(
@@ -131,8 +146,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
 
 
 def _split_width(layer: LayerConfig) -> int:
-    """Numbers that a split of the keys leaves for a token: sums of values, and two statistics, of every head."""
+    """Numbers that a split of the keys leaves for a short sequence: of each token and head, sums and 2 statistics."""
     attention = layer.attention
     if isinstance(attention, AttentionConfig):
-        return attention.num_heads * (attention.head_dim + 2)
-    return attention.num_heads * (attention.kv_lora_rank + 2)
+        num_tokens = max(1, MAX_SHORT_ROWS // (attention.num_heads // attention.num_kv_heads))
+        return num_tokens * attention.num_heads * (attention.head_dim + 2)
+    return MAX_SHORT_TOKENS * attention.num_heads * (attention.kv_lora_rank + 2)

@@ -13,6 +13,8 @@ from pagewick.engine.batch import StepPlan
 # Floating-point operations per second of an old processor core, in a type that it has to emulate, and of a small GPU.
 _SLOWEST_CORE = 1e9
 _SLOWEST_DEVICE = {"cuda": 5e12, "mps": 1e12}
+# Time to compile kernels for a GPU, with the processor: a layer may be the first to need a dozen of them.
+_COMPILING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +77,6 @@ class StepTimeLimits:
         if self.device == "cpu":
             cpu_seconds = operations / _SLOWEST_CORE
             return TimeLimit(cpu_seconds if self.num_ranks > 1 else 0.0, cpu_seconds)
-        return TimeLimit(operations * num_layers / _SLOWEST_DEVICE.get(self.device, 1e12), 0.0)
+        computing_s = operations * num_layers / _SLOWEST_DEVICE.get(self.device, 1e12)
+        compiling_s = _COMPILING_S if self.device == "cuda" else 0.0
+        return TimeLimit(computing_s + compiling_s, compiling_s)

@@ -78,12 +78,18 @@ class CudaStream:
     def capture(self, function: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Graph]:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # By default, what any other thread does on the GPU, such as NCCL's watchdog, would end the capture.
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            results = function()
+        before = torch.cuda.current_stream(self._device)
+        try:
+            # By default, what any other thread does on the GPU, such as NCCL's watchdog, would end the capture.
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                results = function()
+        except BaseException:
+            # If ending the capture fails as well, PyTorch stays on the stream that it captures.
+            torch.cuda.set_stream(before)
+            raise
         return [_borrowed(result) for result in results], graph
 
 

@@ -48,17 +48,17 @@ class CudaCopyStream:
             target.copy_(source, non_blocking=True)
 
     def mark(self) -> CudaMark:
-        return CudaMark(self._stream.record_event())
+        return CudaMark(self._stream.record_event(), self._stream.device)
 
 
 class CudaMark:
     """A Mark in a CudaCopyStream."""
 
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event, self._device = event, device
 
     def wait_on_host(self) -> None:
         self._event.synchronize()
 
     def wait_on_device(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)

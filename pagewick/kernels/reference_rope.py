@@ -33,10 +33,10 @@ def dynamic_rotary_angles(
     check_dynamic_scaling(rotary_dim, factor, original_max_position)
     positions = positions.unsqueeze(-1)
     growth = _float32(factor) * (positions + 1).to(torch.float32) / original_max_position - _float32(factor - 1)
-    grown = _float32(theta) * _power(growth, _float32(rotary_dim / (rotary_dim - 2)))
+    grown = _float32(theta) * growth.double().pow(_float32(rotary_dim / (rotary_dim - 2))).to(torch.float32)
     base = torch.where(positions < original_max_position, _float32(theta), grown)
     exponents = torch.arange(0, rotary_dim, 2, device=positions.device).to(torch.float32) / rotary_dim
-    angles = positions.to(torch.float32) * (1 / _power(base, exponents))
+    angles = positions.to(torch.float32) * (1 / base.double().pow(exponents.double()).to(torch.float32))
     return angles.cos(), angles.sin()
 
 
@@ -48,12 +48,9 @@ def check_dynamic_scaling(rotary_dim: int, factor: float, original_max_position:
         raise ValueError(f"dynamic scaling by {factor} beyond {original_max_position}: both must be at least 1")
 
 
-def _float32(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32)
-
-
-def _power(base: Tensor, exponent: Tensor) -> Tensor:
-    return base.double().pow(exponent.double()).to(torch.float32)
+def _float32(value: float) -> float:
+    """Round to float32. A number, unlike a tensor on the CPU, needs no copy to the device of the others."""
+    return torch.tensor(value, dtype=torch.float32).item()
 
 
 def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> Tensor:

@@ -8,11 +8,14 @@ import pytest
 
 from pagewick.config import EngineConfig
 from pagewick.engine.step_memory import (
+    MAX_SHORT_ROWS,
+    MAX_SHORT_TOKENS,
     PARTS_BYTES,
     SPLIT,
     StepLimits,
     activation_bytes,
     gpu_cache_bytes,
+    gpu_graph_bytes,
     gpu_step_bytes,
 )
 from pagewick.models.config import ModelConfig
@@ -32,15 +35,18 @@ def of_tokens(num_tokens: int, num_ranks: int = 1) -> int:
 
 
 def test_an_8b_model_by_hand() -> None:
-    parts = 32 * (128 + 2) * 4 * (8192 // 256) * 32
-    expected = int((of_tokens(2048) + parts) * 9 / 8) + of_tokens(512) + NODES + 64 * MIB
+    # Four query heads share a KV head, and 16 rows of queries are four tokens.
+    parts = 4 * 32 * (128 + 2) * 4 * (8192 // 256) * 32
+    of_graphs = of_tokens(512) + parts + NODES
+    expected = int((of_tokens(2048) + parts) * 9 / 8) + of_graphs + 64 * MIB
     assert gpu_step_bytes(LLAMA, LIMITS) == expected
-    assert 1190 * MIB < expected < 1200 * MIB
+    assert gpu_graph_bytes(LLAMA, LIMITS) == of_graphs
+    assert 1310 * MIB < expected < 1330 * MIB
 
 
 def test_ranks_divide_layers_and_not_hidden_states() -> None:
-    parts = 16 * (128 + 2) * 4 * (8192 // 256) * 32
-    expected = int((of_tokens(2048, 2) + parts) * 9 / 8) + of_tokens(512, 2) + NODES + (64 + 256) * MIB
+    parts = 4 * 16 * (128 + 2) * 4 * (8192 // 256) * 32
+    expected = int((of_tokens(2048, 2) + parts) * 9 / 8) + of_tokens(512, 2) + parts + NODES + (64 + 256) * MIB
     assert gpu_step_bytes(LLAMA, LIMITS, 2) == expected
 
 
@@ -84,9 +90,10 @@ def test_the_cache_gets_the_rest() -> None:
 
 def test_numbers_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
-    from pagewick.kernels.triton import attention
+    from pagewick.kernels.triton import attention, mla
 
     assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
+    assert (attention.MAX_SHORT_ROWS, mla.MAX_SHORT_TOKENS) == (MAX_SHORT_ROWS, MAX_SHORT_TOKENS)
 
 
 def test_every_published_model_has_a_step() -> None:

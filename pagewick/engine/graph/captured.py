@@ -81,6 +81,8 @@ class CapturedSteps:
             with self._stream.refuse_waits():
                 padded = batch.on_device(tensors)
                 return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except RuntimeError as error:
             self._turn_off(error)
         return run(self._model, batch.to(self._device), stage)
@@ -95,6 +97,8 @@ class CapturedSteps:
 
         try:
             results, graph = self._stream.capture(step)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self._turn_off(error)
             return None
@@ -107,7 +111,7 @@ class CapturedSteps:
     def _turn_off(self, error: RuntimeError) -> None:
         self._is_on = False
         self._graphs.clear()
-        logger.debug("steps are not captured in CUDA graphs: %s", str(error).partition("\n")[0])
+        logger.warning("steps are slower, since CUDA graphs cannot hold them: %s", str(error).partition("\n")[0])
 
 
 def _has_short_queries(batch: HostBatch) -> bool:

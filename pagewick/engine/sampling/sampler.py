@@ -26,6 +26,9 @@ from pagewick.kernels import truncation
 from pagewick.kernels.options import DrawOptions
 from pagewick.kernels.reference_sampling import Purpose, sum_dtype
 
+# Rows that a filter takes at a time: sorting them takes some 100 bytes for each logit.
+_MASKED_ROWS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -129,9 +132,10 @@ def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int
     params = {index: rows[index].sampling.params for index in drawn}
 
     def apply(mask: Callable[..., Tensor], indices: list[int], *names: str) -> None:
-        if indices:
-            columns = _columns(logits, [rows[index] for index in indices], *names)
-            (where,) = upload([np.array(indices, np.int64)], logits.device)
+        for first in range(0, len(indices), _MASKED_ROWS):
+            chosen = indices[first : first + _MASKED_ROWS]
+            columns = _columns(logits, [rows[index] for index in chosen], *names)
+            (where,) = upload([np.array(chosen, np.int64)], logits.device)
             logits[where] = mask(logits[where], *columns)
 
     apply(truncation.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")

@@ -31,8 +31,9 @@ from pagewick.layers.context import BatchRows
 from pagewick.models.decoder import Decoder
 from pagewick.sampling_params import SamplingParams
 
-# Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
-_PROMPT_LOGPROBS_SLICE = 256
+# Rows of the vocabulary head computed at a time for prompt log-probabilities: [64, vocab_size] floats. They fit into
+# the memory for the logits of 32 sequences, which are edited and sorted (step_memory.py).
+_PROMPT_LOGPROBS_SLICE = 64
 
 # The tokens that the constraint of a slot allows, for each token that it samples. None, or no entry: all tokens.
 Masks = Mapping[int, Sequence[bytes | None]]

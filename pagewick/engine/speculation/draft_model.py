@@ -20,7 +20,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
 from pagewick.engine.device_copies import upload
-from pagewick.engine.forward import ForwardStage
+from pagewick.engine.forward import ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
@@ -136,6 +136,10 @@ class DraftModel:
         self._followed: dict[int, _Followed] = {}
         caches = allocate_cache(self.groups, num_blocks, self._device)
         return sum(cache.nbytes for layers in caches for cache in layers)
+
+    def close(self) -> None:
+        """Free the graphs. No draft tokens may be asked for afterwards."""
+        self._forward = closed
 
     def start(self, slot: int) -> None:
         """Forget the slot's last sequence and free its blocks: another one moves in."""

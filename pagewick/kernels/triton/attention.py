@@ -13,7 +13,8 @@ between them by their number of new tokens, and by nothing else:
 A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). But the
 batch decides how a prompt is cut into chunks; where results must not depend on that, every sequence is long. With
 bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that dtype for products.
-Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values.
+Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values;
+with float16, that second product is one of bfloat16 (value_type).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pagewick.kernels.triton.online_softmax import (
     dot_type,
     merge_splits,
     pointer_type,
+    value_type,
 )
 from pagewick.kernels.triton.variant import TARGETS, TYPE_NAMES, Variant, Workload, target_of
 
@@ -110,6 +112,7 @@ def _variant(key: Key) -> Variant:
     constexprs = {
         "HEAD_DIM": key.head_dim, "BLOCK_D": block_dim, "BLOCK_M": tile.num_rows, "BLOCK_N": tile.num_keys,
         "STORED_AS": key.stored, "HAS_CAP": key.has_cap, "DOT": dot_type(key.dtype),
+        "VALUE_DOT": value_type(key.dtype, key.stored),
     }  # fmt: skip
     return attend_variant(
         key, tile, attend_long if key.is_long else attend_short, signature, constexprs, _SHORT_SIGNATURE,
@@ -285,9 +288,10 @@ def split_slices(out: Tensor, num_seqs: int, num_splits: int, max_short: int) ->
         nothing = torch.empty(1, device=out.device)
         yield Slice(0, num_seqs, 0, nothing, nothing)
         return
-    if num_tokens * row_bytes <= PARTS_BYTES:
+    if num_tokens <= num_seqs * max_short and num_tokens * row_bytes <= PARTS_BYTES:
         num_rows, row_unit, step = num_tokens, 0, num_seqs
     else:
+        # The tokens of prompts get no rows.
         step = min(num_seqs, max(1, PARTS_BYTES // (max_short * row_bytes)))
         num_rows, row_unit = step * max_short, max_short
     parts = torch.empty(num_rows, num_heads, num_splits, width, device=out.device)

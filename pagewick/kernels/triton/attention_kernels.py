@@ -11,7 +11,7 @@ def attend_rows(
     q, cache, scales, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len, kv_head,
     num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with rows first_row .. of a sequence, whose first new token is first_query, to keys first_key .. end_key.
 
@@ -28,7 +28,9 @@ def attend_rows(
     positions = context_len - q_len + tokens
     first_position = context_len - q_len + first_row // group
     last_position = context_len - q_len + (tl.minimum(first_row + BLOCK_M, num_rows) - 1) // group
-    begin = tl.maximum(first_key, tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N)
+    # The blocks of earlier keys may belong to another sequence by now.
+    first_seen = tl.maximum(first_position - window + 1, 0)
+    begin = tl.maximum(first_key, first_seen // BLOCK_N * BLOCK_N)
     end = tl.minimum(end_key, last_position + 1)
     block_size = 1 << block_shift
     keys = cache + kv_head * (HEAD_DIM * block_size)
@@ -39,7 +41,7 @@ def attend_rows(
     total = tl.zeros((BLOCK_M,), tl.float32)
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        exists = n < end
+        exists = (n >= first_seen) & (n < end)
         block_ids = tl.load(table + (n >> block_shift), mask=exists, other=0).to(tl.int64)
         offsets = n & (block_size - 1)
         address = (block_ids * block_stride + offsets * HEAD_DIM)[:, None] + d[None, :]
@@ -60,8 +62,8 @@ def attend_rows(
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
             weights *= value_scales[None, :]
-        v = decoded(tl.load(values + address, mask=is_stored, other=0), STORED_AS, DOT)
-        acc = tl.dot(weights.to(DOT), v, acc * correction[:, None], input_precision="ieee")
+        v = decoded(tl.load(values + address, mask=is_stored, other=0), STORED_AS, VALUE_DOT)
+        acc = tl.dot(weights.to(VALUE_DOT), v, acc * correction[:, None], input_precision="ieee")
     return acc, m, total, tokens, heads, is_row
 
 
@@ -93,7 +95,7 @@ def attend_short(
     num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks, max_short,
     num_tiles, first_seq, row_unit, num_splits, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile of a short sequence to a split of its keys.
 
@@ -114,7 +116,7 @@ def attend_short(
     acc, m, total, tokens, heads, is_row = attend_rows(
         q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, first_key,
         first_key + SPLIT, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride,
-        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     is_stored = is_row[:, None] & (d < HEAD_DIM)[None, :]
@@ -138,7 +140,7 @@ def attend_long(
     num_seqs, num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks,
     max_short, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile of a long sequence to all keys that it sees. One program for each tile and KV head."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -153,7 +155,7 @@ def attend_long(
     acc, m, total, tokens, heads, is_row = attend_rows(
         q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, 0, context_len,
         q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window,
-        scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+        scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     sink = tl.load(sinks + heads, mask=is_row & (heads < num_sinks), other=float("-inf")) * 1.4426950408889634

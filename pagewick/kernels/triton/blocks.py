@@ -8,6 +8,7 @@ Dimensions: L layers, B bytes of a block in a layer, n blocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -86,9 +87,15 @@ def _is_served(caches: Sequence[Tensor]) -> bool:
     return len(sizes) == 1 and begins == {0} and all(cache.stride(1) == 1 for cache in caches)
 
 
+@functools.lru_cache(maxsize=64)
+def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return addresses as a tensor. Copying them makes the host wait for the GPU, and a model's caches never move."""
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
 def _run(variant: Variant, block_ids: Tensor, caches: Sequence[Tensor], content: Tensor) -> None:
     num_words = caches[0].shape[1] // _WORD_BYTES
-    addresses = torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=block_ids.device)
+    addresses = _on_device(tuple(cache.data_ptr() for cache in caches), block_ids.device)
     variant.launch(
         (len(block_ids), len(caches), -(-num_words // BLOCK)), addresses_ptr=addresses, block_ids_ptr=block_ids,
         content_ptr=content.view(torch.int64), num_words=num_words, cache_stride=caches[0].stride(0) // _WORD_BYTES,

@@ -26,7 +26,7 @@ class Grouping(NamedTuple):
     tiles: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices", "num_tiles"])
 def group_kernel(
     expert_ids, order, tiles, num_choices, num_experts, num_tiles, rows_of_tile,
     BLOCK: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr,

@@ -228,8 +228,9 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     if not is_served(logits):
         return by_definition(reference.log_softmax_stats, logits)
     num_rows, num_parts = len(logits), num_parts_of(logits)
-    part_max, part_sum = logits.new_empty((2, num_rows, num_parts))
-    highest, log_sum = logits.new_empty((2, num_rows))
+    # Halves of one tensor would begin at any multiple of 4 bytes, for which Triton compiles variants of their own.
+    part_max, part_sum = (logits.new_empty(num_rows, num_parts) for _ in range(2))
+    highest, log_sum = (logits.new_empty(num_rows) for _ in range(2))
     parts = {"max_ptr": part_max, "sum_ptr": part_sum, "num_parts": num_parts}
     _LOG_SUM_PARTS.launch(
         (num_rows, num_parts), logits_ptr=logits, vocab_size=logits.shape[1], row_stride=logits.stride(0), **parts

@@ -41,6 +41,7 @@ from pagewick.kernels.triton.online_softmax import (
     next_weights,
     pointer_type,
     row_of,
+    value_type,
     with_sink,
 )
 from pagewick.kernels.triton.variant import TARGETS, TYPE_NAMES, Variant, Workload, target_of
@@ -57,7 +58,7 @@ def attend_latents(
     q_latent, q_rope, cache, scales, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len,
     num_heads, block_stride, scale_stride, block_shift, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STORED_AS: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with rows first_row .. of a sequence whose first new token is first_query to the latents first_key .. .
 
@@ -83,7 +84,8 @@ def attend_latents(
         block_ids = tl.load(table + (n >> block_shift), mask=exists, other=0).to(tl.int64)
         offsets = n & ((1 << block_shift) - 1)
         address = (cache + block_ids * block_stride + offsets * (LATENT + ROPE))[:, None]
-        latents = decoded(tl.load(address + i[None, :], mask=exists[:, None], other=0), STORED_AS, DOT)
+        stored = tl.load(address + i[None, :], mask=exists[:, None], other=0)
+        latents = decoded(stored, STORED_AS, DOT)
         keys = decoded(tl.load(address + LATENT + j[None, :], mask=exists[:, None], other=0), STORED_AS, DOT)
         scores = tl.dot(ql, tl.trans(latents), input_precision="ieee")
         rotated = tl.dot(qr, tl.trans(keys), input_precision="ieee")
@@ -96,7 +98,8 @@ def attend_latents(
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
             weights *= latent_scales[None, :]
-        acc = tl.dot(weights.to(DOT), latents, acc * correction[:, None], input_precision="ieee")
+        values = latents if VALUE_DOT == DOT else decoded(stored, STORED_AS, VALUE_DOT)
+        acc = tl.dot(weights.to(VALUE_DOT), values, acc * correction[:, None], input_precision="ieee")
     return acc, m, total, places, is_row
 
 
@@ -112,7 +115,7 @@ def attend_short_latents(
     q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, out, parts, stats,
     num_heads, table_stride, block_stride, scale_stride, block_shift, max_short, first_seq, row_unit, num_splits, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    STORED_AS: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile of a short sequence to a split of its latents; see attention.attend_short."""
     seq, tile, split = first_seq + tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -125,7 +128,7 @@ def attend_short_latents(
     acc, m, total, places, is_row = attend_latents(
         q_latent, q_rope, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin,
         first_key, first_key + SPLIT, q_len, context_len, num_heads, block_stride, scale_stride, block_shift, scale,
-        LATENT, ROPE, BLOCK_M, BLOCK_N, STORED_AS, DOT,
+        LATENT, ROPE, BLOCK_M, BLOCK_N, STORED_AS, DOT, VALUE_DOT,
     )  # fmt: skip
     i = tl.arange(0, LATENT)
     if num_splits == 1:
@@ -144,7 +147,7 @@ def attend_long_latents(
     q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, out,
     num_seqs, num_heads, table_stride, block_stride, scale_stride, block_shift, max_short, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STORED_AS: tl.constexpr, DOT: tl.constexpr,
+    STORED_AS: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile of a long sequence to all latents that it sees; see attention.attend_long."""
     tile = tl.program_id(0)
@@ -159,7 +162,7 @@ def attend_long_latents(
     acc, m, total, places, is_row = attend_latents(
         q_latent, q_rope, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin,
         0, context_len, q_len, context_len, num_heads, block_stride, scale_stride, block_shift, scale,
-        LATENT, ROPE, BLOCK_M, BLOCK_N, STORED_AS, DOT,
+        LATENT, ROPE, BLOCK_M, BLOCK_N, STORED_AS, DOT, VALUE_DOT,
     )  # fmt: skip
     i = tl.arange(0, LATENT)
     mean = with_sink(acc, m, total, tl.full((BLOCK_M,), float("-inf"), tl.float32))
@@ -205,7 +208,7 @@ def _variant(key: Key) -> Variant:
     signature |= {"cache": pointer_type(key.dtype, key.stored), **_SIGNATURE}
     constexprs = {
         "LATENT": key.sizes[0], "ROPE": key.sizes[1], "BLOCK_M": tile.num_rows, "BLOCK_N": tile.num_keys,
-        "STORED_AS": key.stored, "DOT": dot_type(key.dtype),
+        "STORED_AS": key.stored, "DOT": dot_type(key.dtype), "VALUE_DOT": value_type(key.dtype, key.stored),
     }  # fmt: skip
     return attend_variant(
         key, tile, attend_long_latents if key.is_long else attend_short_latents, signature, constexprs,

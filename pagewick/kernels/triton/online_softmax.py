@@ -35,6 +35,14 @@ def dot_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float32 if _IS_INTERPRETED else _DOT_TYPES[dtype]
 
 
+def value_type(dtype: torch.dtype, stored: str) -> tl.dtype:
+    """Return the type of the second product: of weights, times the scales of 8-bit values, with these values.
+
+    Scaled weights would be too small for float16 where values are small. bfloat16 holds every number of 8 bits.
+    """
+    return dot_type(torch.bfloat16 if stored and dtype == torch.float16 else dtype)
+
+
 def pointer_type(dtype: torch.dtype, stored: str) -> str:
     """Return Triton's type of a pointer to the numbers of a cache, for queries of a dtype."""
     return STORED_TYPES.get(stored, f"*{TYPE_NAMES[dtype]}")

@@ -204,7 +204,7 @@ def rows_kernel(
     tl.store(out + choice.to(tl.int64) * out_stride + n, result.to(out.dtype.element_ty), mask=n < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_choices"])
 def tiles_kernel(
     x, words, codes, scales, bias, out, order, tiles, num_choices, num_rows, num_columns, num_experts, choices_per_row,
     num_biases, x_stride, out_stride, row_words, high_at, group_scales_at, group_minima_at, scales_at, minima_at,

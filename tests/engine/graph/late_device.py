@@ -442,6 +442,7 @@ def late_device(seed: int = 0, chance: float = 0.0) -> Iterator[LateDevice]:
         patch.setattr(kv_cache, "total_memory", lambda device="cpu": MEMORY_BYTES)
         patch.setattr(upload, "CudaCopyStream", CopiesAtOnce)
         patch.setitem(config.DEFAULT_SWAP_SPACE, "cuda", 0)
+        patch.setattr(model_runner, "select_device", lambda device: None)
         for module in (model_runner, worker):
             patch.setattr(module, "torch_device", lambda kind, local_rank: DEVICE)
         TABLE.choose_again()

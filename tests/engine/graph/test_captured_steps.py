@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +114,17 @@ def test_the_host_waits_for_nothing_but_results(
         assert 0 < device.counts["event"] <= engine.stats().num_steps or chance
 
 
+def test_a_closed_engine_keeps_no_graph(checkpoint: Path, expected: dict[str, Answers]) -> None:
+    """NCCL would wait for graphs that use it when the ranks part."""
+    with late_device(), engine_of(checkpoint) as engine:
+        check_some(engine, expected["free"])
+        assert graphs_of(engine)
+        steps = weakref.ref(steps_of(engine))
+        engine.close()
+        gc.collect()
+        assert steps() is None
+
+
 def test_requests_whose_tokens_the_host_must_see(checkpoint: Path, expected: dict[str, Answers]) -> None:
     with late_device() as device, engine_of(checkpoint, max_steps_in_flight=2) as engine:
         device.counts.clear()
@@ -204,7 +217,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once(
         assert not graphs_of(engine)
     said = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
     assert len(said) == 1 and said[0].startswith(
-        "steps are not captured in CUDA graphs: aten._local_scalar_dense waits"
+        "steps are slower, since CUDA graphs cannot hold them: aten._local_scalar_dense waits"
     )
 
 

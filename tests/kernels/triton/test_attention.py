@@ -16,7 +16,10 @@ from tests.kernels.paged import Paged, assert_is_expected, expected_attention, m
 from tests.kernels.scaled import make_scaled
 from tests.kernels.triton.harness import IS_DEEP, assert_close
 
-from pagewick.kernels.triton import attention  # isort: skip  (the harness skips this module without Triton)
+# The harness skips this module without Triton.
+import triton.language as tl  # isort: skip
+
+from pagewick.kernels.triton import attention, online_softmax  # isort: skip
 
 # Contexts at the edges of tiles (32 and 64 keys) and splits (256), queries of short and of long sequences.
 Q_LENS, CONTEXT_LENS = [1, 0, 3, 18, 1], [1, 0, 257, 66, 300]
@@ -41,11 +44,15 @@ def test_groups_head_sizes_and_block_sizes(heads: tuple[int, int], head_dim: int
     assert_is_expected(attend(paged), paged)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [1, 33, 64, 5000] if IS_DEEP else [1, 40])
-def test_sliding_windows_read_no_block_before_them(window: int) -> None:
-    paged = make_paged([1, 20, 2], [300, 70, 600], head_dim=16)
+def test_sliding_windows_read_no_block_before_them(window: int, dtype: torch.dtype) -> None:
+    """Such a block may belong to another sequence by now, whatever that has stored: here, NaN."""
+    paged = make_paged([1, 20, 2], [300, 70, 600], head_dim=16, dtype=dtype)
+    others = torch.full_like(paged.kv_cache[:1], float("nan"))
+    paged = replace(paged, kv_cache=torch.cat([paged.kv_cache, others]))
     for table, q_len, context_len in zip(paged.block_tables, [1, 20, 2], [300, 70, 600], strict=True):
-        table[: max(0, context_len - q_len + 1 - window) // 32] = -1
+        table[: max(0, context_len - q_len + 1 - window) // 32] = len(paged.kv_cache) - 1
     assert_is_expected(attend(paged, sliding_window=window), paged, sliding_window=window)
 
 
@@ -63,6 +70,18 @@ def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
     scaled = make_scaled(name, [1, 20], [290, 40], head_dim=16, dtype=dtype)
     found = attend(scaled.paged, scaled.plain)
     assert_close(found, expected_attention(scaled.paged))
+
+
+def test_scaled_weights_do_not_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter computes all products in float32, so only the choice of types is tested."""
+    monkeypatch.setattr(online_softmax, "_IS_INTERPRETED", False)
+    types = {dtype: online_softmax.value_type(dtype, "fp8_e5m2") for dtype in (torch.bfloat16, torch.float16)}
+    assert types == {torch.bfloat16: tl.bfloat16, torch.float16: tl.bfloat16}
+    assert online_softmax.value_type(torch.float16, "") == tl.float16
+    for stored in (torch.float8_e4m3fn, torch.float8_e5m2):
+        numbers = torch.arange(256, dtype=torch.uint8).view(stored).float()
+        numbers = numbers[numbers.isfinite()]
+        assert torch.equal(numbers.bfloat16().float(), numbers), "bfloat16 must hold every number of 8 bits"
 
 
 def test_a_sequence_has_the_same_bits_in_any_company_and_in_any_chunks() -> None:
