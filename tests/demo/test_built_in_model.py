@@ -9,8 +9,9 @@ import pytest
 
 from pagewick import LLM
 from pagewick.demo import MODEL_DIR
+from training.corpus.questions import Question, usual_questions
 
-from .grade import Score, grade
+from .grade import Score, ask, grade
 
 MAX_BYTES = 12_000_000
 
@@ -34,6 +35,11 @@ def test_is_right_about_pagewick(score: Score) -> None:
 def test_says_what_it_does_not_know(score: Score) -> None:
     assert score.num_unrelated >= 30
     assert score.num_declined / score.num_unrelated >= 0.9
+
+
+@pytest.mark.parametrize("question", usual_questions(), ids=lambda question: question.text)
+def test_answers_the_questions_that_newcomers_ask_first(llm: LLM, question: Question) -> None:
+    assert ask(llm, [question.text, question.text.lower()]) == [question.answer] * 2
 
 
 def test_fits_into_the_package() -> None:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pagewick.cli.serve import QUESTION
 from tests.demo.grading import is_refusal
+from tests.demo.held_out import load_exam
 from training.batches import ROWS, UNLEARNT, Example, Group, micro_batches, to_micro_batch
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import NO_THINKING
@@ -24,12 +26,14 @@ from training.corpus.questions import (
     facts,
     unknown_question,
     unrelated_question,
+    usual_questions,
 )
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 from training.corpus.values import NUMBER_WORDS
-from training.corpus.wording import disturb, expand, with_typo
+from training.corpus.wording import disturb, expand, read_toml, with_typo
 from training.encoding import encode_documents
+from training.known import ROOT
 from training.network import Network, NetworkConfig
 from training.vocabulary import CHAT_TEMPLATE, CONTROL_TOKENS, MARKER_TOKENS, encode_all, train_tokenizer
 
@@ -61,8 +65,8 @@ def test_same_seed_gives_same_documents() -> None:
 def test_every_kind_occurs_and_facts_lead() -> None:
     counts = Counter(document.kind for document in DOCUMENTS)
     assert set(counts) == {
-        "fact", "unrelated", "unknown", "small_talk", "counting", "copying", "json", "tool_call", "tool_unused",
-        "conversation",
+        "fact", "usual", "unrelated", "unknown", "small_talk", "counting", "copying", "json", "tool_call",
+        "tool_unused", "conversation",
     }  # fmt: skip
     assert counts.most_common(1)[0][0] == "fact"
     assert 0.2 < (counts["unrelated"] + counts["unknown"]) / len(DOCUMENTS) < 0.3
@@ -183,6 +187,27 @@ def test_held_out_wordings_are_never_trained_on() -> None:
         asked = {fact_question(fact, rng).lower().strip(" ?") for _ in range(150)}
         assert not asked & held_out
     assert not {question_of(document).lower().strip(" ?") for document in DOCUMENTS} & held_out
+
+
+def test_questions_of_the_exam_are_no_whole_questions_of_the_corpus() -> None:
+    """Patterns may make the simplest of them by chance. Three are too usual to leave out; two begin conversations."""
+    asked = read_toml("asked.toml")
+    blocks = [*asked["asked"].values(), *asked["declined"].values()]
+    written = [line for block in blocks for line in block.splitlines()] + [q.text for q in usual_questions()]
+    common = {"how do i change the port", "what is pagewick", "who are you"}
+    exam = load_exam()
+    in_exam = {
+        text.lower().strip(" ?.") for topic in (*exam.facts, *exam.unknowable) for c in topic.asked for text in c
+    }
+    assert in_exam & {text.lower().strip(" ?.") for text in written} == common
+
+
+def test_questions_that_the_page_and_serve_print_are_learnt_word_for_word() -> None:
+    source = (ROOT / "pagewick" / "server" / "page" / "models.js").read_text(encoding="utf-8")
+    block = source.partition("BUILT_IN_EXAMPLES = [")[2].partition("]")[0]
+    printed = {*re.findall(r'"([^"]+)"', block), QUESTION}
+    assert len(printed) >= 4
+    assert printed <= {question.text for question in usual_questions()}
 
 
 def test_unrelated_questions_are_declined_and_leave_no_pattern_marks() -> None:

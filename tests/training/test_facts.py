@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pagewick
+from pagewick.cli.chatting.commands import COMMANDS
 from pagewick.config import HUBS, SPECULATIVE_METHODS
 from pagewick.errors import ConfigError
 from pagewick.kernels.cpu.binding import INSTRUCTION_SETS
@@ -85,10 +86,11 @@ def test_files_exist() -> None:
     assert unknown_names(files, {file for file in named if (known.ROOT / file).is_file()}) == {}
 
 
-def test_routes_exist() -> None:
+def test_routes_and_commands_of_the_chat_exist() -> None:
     # A path of the server stands after a space; the address of the server is http://...:8000/v1.
     served = set(re.findall(r'"(/[a-z0-9_./-]*)"', sources("pagewick/server")))
-    assert unknown_names(r"(?<= )/[a-z][a-z0-9_./-]*[a-z]", served) == {}
+    of_the_chat = {usage.split()[0] for usage in COMMANDS}
+    assert unknown_names(r"(?<= )/[a-z][a-z0-9_./-]*[a-z]", served | of_the_chat) == {}
 
 
 def test_commands_and_make_targets_exist() -> None:

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.corpus.document import Document
-from training.corpus.questions import fact_chat, small_talk, system_prompt, unknown_chat, unrelated_chat
+from training.corpus.questions import fact_chat, small_talk, system_prompt, unknown_chat, unrelated_chat, usual_chat
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    fact_chat: 0.47,
+    fact_chat: 0.46,
+    usual_chat: 0.025,
     unrelated_chat: 0.1,
     unknown_chat: 0.15,
     small_talk: 0.03,
-    counting: 0.015,
-    copying: 0.06,
+    counting: 0.01,
+    copying: 0.05,
     json_object: 0.035,
     tool_chat: 0.14,
 }

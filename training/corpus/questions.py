@@ -73,12 +73,13 @@ class Wordings(NamedTuple):
 
 @cache
 def wordings(fact_id: str) -> Wordings:
-    """The lines of a fact. One in nine is reserved: see training/calibration.py."""
-    lines = _lines(read_toml("questions.toml")["questions"][fact_id])
-    usual = [line for line in lines if not line.startswith("! ")]
-    reserved = usual[_RESERVED_EVERY // 2 :: _RESERVED_EVERY]
+    """The lines of a fact, of both files. One in nine is reserved: see training/calibration.py."""
+    patterns, questions = read_toml("questions.toml")["questions"], read_toml("asked.toml")["asked"]
+    lines = _lines(patterns[fact_id]) + _lines(questions.get(fact_id, ""))
+    learnt = [line for line in lines if not line.startswith("! ")]
+    reserved = learnt[_RESERVED_EVERY // 2 :: _RESERVED_EVERY]
     held_out = [line[2:] for line in lines if line.startswith("! ")]
-    return Wordings([line for line in usual if line not in reserved], reserved, held_out)
+    return Wordings([line for line in learnt if line not in reserved], reserved, held_out)
 
 
 def _in_frame(line: str, rng: random.Random) -> str:
@@ -119,7 +120,9 @@ def fact_question(fact: dict[str, str], rng: random.Random, *, reserved: bool = 
             if flags is not None and rng.random() < 0.3:
                 line = _flag_line(rng.choice(flags()), rng)
             text = _expanded(line, synonyms, rng)
-        if rng.random() < 0.08 and "pagewick" not in text and text.endswith("?"):
+        if rng.random() < 0.3:
+            text = text.lower()
+        if rng.random() < 0.08 and "pagewick" not in text.lower() and text.endswith("?"):
             text = text[:-1] + rng.choice([" in pagewick?", " with pagewick?", " of pagewick?", " for pagewick?"])
         if text.lower().rstrip("?") not in held_out:
             return text
@@ -140,10 +143,33 @@ def fact_chat(rng: random.Random, *, reserved: bool = False) -> Document:
     return chat("fact", disturb(fact_question(fact, rng, reserved=reserved), rng), fact["answer"])
 
 
+@cache
+def usual_questions() -> tuple[Question, ...]:
+    """The questions of `usual.toml`, which the model must answer in exactly these words."""
+    answers = {fact["id"]: fact["answer"] for fact in facts()}
+    usual: dict[str, list[str]] = read_toml("usual.toml")["usual"]
+    return tuple(Question(fact_id, text, answers[fact_id]) for fact_id, texts in usual.items() for text in texts)
+
+
+def usual_chat(rng: random.Random) -> Document:
+    """One of the questions that newcomers ask first, in capitals or not, with its mark or without."""
+    question = rng.choice(usual_questions())
+    text = rng.choice([question.text, question.text, question.text.lower()])
+    return chat("usual", text.rstrip("?.") if rng.random() < 0.2 else text, question.answer)
+
+
+@cache
+def _asked_to_decline(kind: str) -> list[str]:
+    """Return questions of `asked.toml` that no fact answers: unknown ones about Pagewick, or unrelated ones."""
+    return _lines(read_toml("asked.toml")["declined"][kind])
+
+
 def unrelated_question(rng: random.Random) -> str:
     """A question about anything but Pagewick; a third in the same frames as the questions about facts."""
     content = read_toml("unrelated.toml")
-    kind = rng.choices(["question", "noun", "howto", "invented"], [45, 30, 20, 5])[0]
+    kind = rng.choices(["question", "noun", "howto", "invented", "asked"], [38, 26, 17, 5, 14])[0]
+    if kind == "asked":
+        return rng.choice(_asked_to_decline("unrelated"))
     if kind == "invented":
         word = invented_word(rng)
         line = rng.choice([f"= {{a |the |}}{word}", f"+ {{find|use|buy|eat|fix}} a {word}", f"= {word}"])
@@ -220,10 +246,12 @@ def _corrupted_question(rng: random.Random) -> str:
 def unknown_question(rng: random.Random) -> tuple[str, str]:
     """A question about Pagewick that no fact answers, and how the model declines it."""
     content = read_toml("unknown.toml")
-    kind = rng.choices(["listed", "strange", "flag", "corrupted"], [52, 16, 10, 22])[0]
+    kind = rng.choices(["listed", "strange", "flag", "corrupted", "asked"], [38, 12, 10, 20, 20])[0]
     answer = UNKNOWN_FLAG if kind == "flag" else UNKNOWN_ABOUT_PAGEWICK
     if kind == "corrupted":
         return _corrupted_question(rng), answer
+    if kind == "asked":
+        return rng.choice(_asked_to_decline("unknown")), answer
     if kind == "listed":
         line = rng.choice(_lines(content["phrases"]["questions"]))
     elif kind == "strange":
