@@ -16,9 +16,9 @@ _SHARES: dict[Callable[[random.Random], Document], float] = {
     usual_chat: 0.025,
     unrelated_chat: 0.1,
     unknown_chat: 0.15,
-    small_talk: 0.03,
+    small_talk: 0.035,
     counting: 0.01,
-    copying: 0.05,
+    copying: 0.045,
     json_object: 0.035,
     tool_chat: 0.14,
 }
