@@ -32,7 +32,7 @@ def choose_device(requested: str) -> str:
 def torch_device(device: str, local_rank: int) -> torch.device:
     """Return the torch device of a rank; the ranks of a host use its GPUs in order. Raises ConfigError.
 
-    It is also selected.
+    It is also selected for this thread (select_device).
     """
     import torch
 

@@ -7,22 +7,20 @@ The mean of two runs of which the second started from the first knows more than 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.calibration import answers_right
+from training.checkpoint import report_of, save_weights, write_report
 from training.corpus import held_out_questions
 from training.corpus.document import chat
-from training.corpus.questions import facts
 from training.encoding import encode_documents
 from training.known import VOCAB_SIZE
 from training.network import Network, NetworkConfig
@@ -45,17 +43,14 @@ def average(directories: Sequence[Path], out: Path) -> None:
         raise ValueError("the checkpoints have different tokenizers")
     weights = mean_of([load_file(directory / "model.safetensors") for directory in directories])
     out.mkdir(parents=True, exist_ok=True)
-    save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)
+    save_weights(weights, out)
     for name in _OTHER_FILES:
         shutil.copyfile(directories[-1] / name, out / name)
     report = {
-        "average_of": [_report_of(directory) for directory in directories],
+        "average_of": [report_of(directory) for directory in directories],
         "held_out_wordings_right": round(_dev_accuracy(weights, out), 4),
     }
-    print(json.dumps(report, indent=2))
-    report["answers"] = {fact["id"]: fact["answer"] for fact in facts()}
-    (out / "TRAINING.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(report, out)
 
 
 def _dev_accuracy(weights: dict[str, Tensor], directory: Path) -> float:
@@ -66,11 +61,6 @@ def _dev_accuracy(weights: dict[str, Tensor], directory: Path) -> float:
     questions = [chat("fact", question.text, question.answer) for question in held_out_questions()]
     is_right = answers_right(network, encode_documents(tokenizer, questions, 2048), "cpu")
     return sum(is_right) / len(is_right)
-
-
-def _report_of(directory: Path) -> dict[str, Any]:
-    report = json.loads((directory / "TRAINING.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in report.items() if name != "answers"}
 
 
 def main() -> None:

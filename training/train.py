@@ -7,7 +7,6 @@ Takes less than an hour on two CPU cores. A run that was stopped continues when 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
 import sys
@@ -15,20 +14,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.batches import ROWS, UNLEARNT, Example, MicroBatch, micro_batches
 from training.calibration import Calibration, answers_right, build_calibration
+from training.checkpoint import report_of, save_weights, write_json, write_report
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import chat
-from training.corpus.questions import facts
 from training.encoding import encode_documents
 from training.known import VOCAB_SIZE
 from training.network import Network, NetworkConfig
@@ -250,12 +248,11 @@ class Trainer:
             name: parameter.detach().to("cpu", torch.bfloat16).contiguous()
             for name, parameter in self.network.named_parameters()
         }
-        save_file(weights, str(out / "model.safetensors"), metadata={"format": "pt"})
-        (out / "model.safetensors").chmod(0o644)
+        save_weights(weights, out)
         end_id = token_id(self.corpus.tokenizer, END_OF_TURN)
-        _write_json(out / "config.json", self.config.to_hugging_face(end_id=end_id, pad_id=self.pad_id))
+        write_json(out / "config.json", self.config.to_hugging_face(end_id=end_id, pad_id=self.pad_id))
         generation = {"eos_token_id": [end_id, self.pad_id], "pad_token_id": self.pad_id}
-        _write_json(out / "generation_config.json", {**generation, "do_sample": False, "temperature": 0.0})
+        write_json(out / "generation_config.json", {**generation, "do_sample": False, "temperature": 0.0})
         save_tokenizer(self.corpus.tokenizer, out, self.config.max_position_embeddings)
 
     def report(self, steps: int) -> None:
@@ -271,26 +268,12 @@ class Trainer:
             "held_out_perplexity": round(perplexity(self.network, held_out, self.options.device), 4),
             "held_out_wordings_right": round(self.dev_accuracy(), 4),
             "minutes": minutes,
-            "started_from": _earlier_run(self.options.start_from),
+            "started_from": None if self.options.start_from is None else report_of(self.options.start_from),
             "device": self.options.device,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        print(json.dumps(report, indent=2))
-        answers = {fact["id"]: fact["answer"] for fact in facts()}
-        _write_json(self.options.out / "TRAINING.json", {**report, "answers": answers})
-
-
-def _earlier_run(directory: Path | None) -> dict[str, Any] | None:
-    """Return how the checkpoint was made that the run started from."""
-    if directory is None:
-        return None
-    report = json.loads((directory / "TRAINING.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in report.items() if name != "answers"}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_report(report, self.options.out)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from pagewick import kernels
 from pagewick.config import EngineConfig
-from pagewick.devices import available_memory, total_memory
+from pagewick.devices import available_memory, select_device, total_memory
 from pagewick.engine.admission import check_request
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.disk_store import hash_key
@@ -126,6 +126,8 @@ class Engine:
         if self._has_failed:
             raise EngineDeadError("an earlier step of this engine failed; make a new one")
         self._has_failed = True
+        # LLM may be called from one thread and then from another.
+        select_device(self._ranks.runner.device)
         deltas = self._loop.advance()
         self._has_failed = False
         return deltas
@@ -162,6 +164,7 @@ class Engine:
     def close(self) -> None:
         """Write cached blocks to disk, if there is one, and stop the other ranks. The engine cannot be used again."""
         directory = self._ranks.runner.config.kv_cache_disk
+        select_device(self._ranks.runner.device)
         with ExitStack() as cleanup:
             cleanup.callback(self._ranks.close)
             cleanup.callback(self._loop.close)

@@ -13,7 +13,7 @@ from torch import nn
 
 from pagewick import kernels
 from pagewick.config import EngineConfig
-from pagewick.devices import choose_device, select_device, torch_device
+from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
@@ -174,8 +174,6 @@ class ModelRunner:
 
         The previous step must have been sampled; its result need not have been read.
         """
-        # LLM may be called from one thread and then from another.
-        select_device(self.device)
         unreadable = self._move(plan)
         for start in plan.starts:
             if self._drafter is not None:
@@ -196,7 +194,6 @@ class ModelRunner:
         self, plan: StepPlan, output: ForwardOutput, limit: TimeLimit, masks: Masks
     ) -> Callable[[], StepOutput]:
         """Sample after a forward pass, within `limit`; returns a function that waits for the step's output."""
-        select_device(self.device)
         self._expect(limit)
         found = self._sampler.sample(plan, output, masks)
         if any(work.num_wanted_drafts for work in plan.work):

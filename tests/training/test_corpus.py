@@ -202,11 +202,13 @@ def test_questions_of_the_exam_are_no_whole_questions_of_the_corpus() -> None:
     assert in_exam & {text.lower().strip(" ?.") for text in written} == common
 
 
-def test_questions_that_the_page_and_serve_print_are_learnt_word_for_word() -> None:
+def test_questions_that_the_readme_the_page_and_the_commands_print_are_learnt_word_for_word() -> None:
     source = (ROOT / "pagewick" / "server" / "page" / "models.js").read_text(encoding="utf-8")
     block = source.partition("BUILT_IN_EXAMPLES = [")[2].partition("]")[0]
-    printed = {*re.findall(r'"([^"]+)"', block), QUESTION}
-    assert len(printed) >= 4
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pagewick/cli/complete.py")]
+    quoted = [question for text in texts for question in re.findall(r'["|] ?([A-Z][^"?|]+\?)', text)]
+    printed = {*re.findall(r'"([^"]+)"', block), QUESTION, *quoted}
+    assert len(printed) >= 6, printed
     assert printed <= {question.text for question in usual_questions()}
 
 

@@ -82,6 +82,7 @@ class CapturedSteps:
                 padded = batch.on_device(tensors)
                 return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
+            # Graphs are not the cause, and the GPU may not be able to repeat the step.
             raise
         except RuntimeError as error:
             self._turn_off(error)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pagewick import config
-from pagewick.engine import model_runner, streams, worker
+from pagewick.engine import engine, model_runner, streams, worker
 from pagewick.engine.cache import kv_cache
 from pagewick.kernels import TABLE, reference
 from pagewick.kernels.dispatch import Backend
@@ -442,7 +442,7 @@ def late_device(seed: int = 0, chance: float = 0.0) -> Iterator[LateDevice]:
         patch.setattr(kv_cache, "total_memory", lambda device="cpu": MEMORY_BYTES)
         patch.setattr(upload, "CudaCopyStream", CopiesAtOnce)
         patch.setitem(config.DEFAULT_SWAP_SPACE, "cuda", 0)
-        patch.setattr(model_runner, "select_device", lambda device: None)
+        patch.setattr(engine, "select_device", lambda device: None)
         for module in (model_runner, worker):
             patch.setattr(module, "torch_device", lambda kind, local_rank: DEVICE)
         TABLE.choose_again()
