@@ -20,7 +20,14 @@ from pagewick import log
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
-from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
+from pagewick.engine.cache.kv_cache import (
+    CacheMemory,
+    blocks_in,
+    blocks_per_group,
+    cache_memory,
+    capacity_of,
+    check_capacity,
+)
 from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
@@ -102,8 +109,7 @@ class RankGroup:
             self.runner = ModelRunner(
                 config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
             )
-            setup = _decide(self.runner, config)
-            self._collectives.broadcast_bytes(msgspec.msgpack.encode(setup))
+            setup = _agree_on_sizes(self.runner, self._collectives, config)
             self.num_blocks, self.num_host_blocks = setup.num_blocks, setup.num_host_blocks
             self.max_model_len = setup.max_model_len
             self._is_usable = True
@@ -182,8 +188,7 @@ def run(config: EngineConfig, topology: Topology) -> None:
 
 
 def _follow(runner: ModelRunner, collectives: Collectives) -> None:
-    setup = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=_Setup)
-    setup.apply(runner)
+    _agree_on_sizes(runner, collectives).apply(runner)
     decoder = msgspec.msgpack.Decoder(StepPlan)
     while (received := collectives.broadcast_bytes(None)) != _STOP:
         handle = runner.submit(decoder.decode(received))
@@ -194,10 +199,39 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
             handle.sample(msgspec.msgpack.decode(masks, type=StepMasks))
 
 
-def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
+def _agree_on_sizes(runner: ModelRunner, collectives: Collectives, requested: EngineConfig | None = None) -> _Setup:
+    """Return the sizes for all ranks, each of which must call this once its model is loaded.
+
+    requested: the config as the user gave it, with which rank 0 decides; None on the others. Raises ConfigError on
+    rank 0.
+    """
+    memory = _common_memory(runner, collectives)
+    setup = None if requested is None else msgspec.msgpack.encode(_decide(runner, requested, memory))
+    return msgspec.msgpack.decode(collectives.broadcast_bytes(setup), type=_Setup)
+
+
+def _common_memory(runner: ModelRunner, collectives: Collectives) -> CacheMemory:
+    """Return the memory for the KV cache that every rank has.
+
+    GPUs may differ, or other programs may use some of them. On a CPU the ranks share one memory, which rank 0 divides.
+    """
+    own = cache_memory(runner.config, runner.step_bytes)
+    if runner.device.type != "cuda":
+        return own
+    common = CacheMemory(*collectives.minimum([own.usual, own.most]))
+    if common.usual < own.usual and collectives.rank == 0:
+        logger.info(
+            "rank 0 has %.1f GiB for the KV cache, another rank only %.1f GiB: all use the least",
+            own.usual / 2**30,
+            common.usual / 2**30,
+        )
+    return common
+
+
+def _decide(runner: ModelRunner, requested: EngineConfig, memory: CacheMemory) -> _Setup:
     """Size the KV cache. A default context length is reduced to what fits, with a warning."""
     draft_groups = runner.draft_model.groups if runner.draft_model is not None else []
-    num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config, runner.step_bytes)
+    num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config, runner.step_bytes, memory)
     num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
     capacity = capacity_of(runner.groups, num_blocks, runner.config)
     check_capacity(capacity, requested.max_model_len, runner.groups)

@@ -45,9 +45,9 @@ class Collectives:
     tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
     ordered_sum: whether all_reduce sums in rank order. small_sums: sums the tensors that it serves; None: nothing does.
 
-    `all_reduce` and `all_gather` must be called by all ranks of a tensor group, `broadcast_bytes` and `barrier` by all
-    ranks, in the same order and with the same shapes. RuntimeError means that another rank is lost and that the group
-    cannot be used any more.
+    `all_reduce` and `all_gather` must be called by all ranks of a tensor group, the other operations by all ranks, in
+    the same order and with the same shapes. RuntimeError means that another rank is lost and that the group cannot be
+    used any more.
     """
 
     def __init__(
@@ -147,6 +147,17 @@ class Collectives:
         rest = bytearray(length - room) if payload is None else bytearray(payload[room:])
         self._broadcast(rest)
         return bytes(header[_LENGTH_BYTES:] + rest)
+
+    def minimum(self, values: Sequence[int]) -> list[int]:
+        """Return, on every rank, the lowest of all ranks' numbers in each place of `values` (64-bit integers).
+
+        It goes through the host, and waits for nothing that is queued on a GPU.
+        """
+        if self.world_size == 1:
+            return list(values)
+        lowest = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self._control_group)
+        return [int(value) for value in lowest]
 
     def barrier(self) -> None:
         """Wait until every rank of the world has called this. Work queued on a GPU may still be running."""

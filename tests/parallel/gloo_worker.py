@@ -50,6 +50,7 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
     sizes = [2 + other for other in range(world_size)]
     with_empty = mine(2, 0 if rank == 0 else 3)
     received = [collectives.broadcast_bytes(payload_of(size) if rank == 0 else None) for size in PAYLOAD_SIZES]
+    lowest = collectives.minimum([rank, -rank, 2**40 + rank])
     results = {
         "sum": reduced,
         "sum_transposed": transposed,
@@ -74,7 +75,7 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
     arrays["payloads_right"] = np.array(
         [got == payload_of(size) for got, size in zip(received, PAYLOAD_SIZES, strict=True)]
     )
-    return {**arrays, "listening": np.array(listening, dtype=str)}
+    return {**arrays, "lowest": np.array(lowest), "listening": np.array(listening, dtype=str)}
 
 
 class GlooMemory:

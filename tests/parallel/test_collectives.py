@@ -184,6 +184,11 @@ def test_every_rank_gets_the_bytes_of_rank_0(results: Results) -> None:
         assert result["payloads_right"].all()
 
 
+def test_every_rank_gets_the_lowest_numbers(results: Results) -> None:
+    for result in results:
+        assert result["lowest"].tolist() == [0, 1 - len(results), 2**40]
+
+
 def test_nothing_listens_beyond_the_interface_to_rank_0(results: Results, request: pytest.FixtureRequest) -> None:
     across_nodes = request.node.callspec.params["results"] == "slurm-2"
     addresses = {str(address) for result in results for address in result["listening"]}
@@ -218,6 +223,7 @@ def test_a_group_of_one_does_nothing() -> None:
     assert collectives.all_reduce(tensor) is tensor
     assert collectives.all_gather(tensor, dim=0) is tensor
     assert collectives.broadcast_bytes(payload_of(5000)) == payload_of(5000)
+    assert collectives.minimum([3, 2**40]) == [3, 2**40]
     assert (collectives.tp_rank, collectives.tp_size) == (0, 1)
     collectives.barrier()
     collectives.close()

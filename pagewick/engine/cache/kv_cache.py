@@ -61,16 +61,47 @@ def cache_groups(model: nn.Module) -> list[CacheGroup]:
     return [CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items()]
 
 
-def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig, step_bytes: int = 0) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Bytes for the KV cache of one rank.
+
+    usual: those that it gets unless the user gives a number of bytes or of blocks. most: the upper limit of what can
+    ever be available. On a GPU, this is what a step leaves of the free memory; on a CPU, where blocks take memory when
+    they are used, it is the rank's part of all memory.
+    """
+
+    usual: int
+    most: int
+
+
+def cache_memory(config: EngineConfig, step_bytes: int = 0) -> CacheMemory:
+    """Return the memory that this process finds on its device. config, step_bytes: see blocks_per_group."""
+    kind, share = config.device.partition(":")[0], config.gpu_memory_utilization
+    free, total = available_memory(config.device), total_memory(config.device)
+    if kind == "cuda":
+        return CacheMemory(gpu_cache_bytes(free, total, step_bytes, share), free - step_bytes)
+    usable = free * _CACHE_SHARE[kind]
+    if share is not None:
+        usable = max(0.0, min(usable, free - total * (1 - share)))
+    # On a CPU the ranks share one memory.
+    most = total // config.tensor_parallel_size if kind == "cpu" else free
+    return CacheMemory(int(usable / config.tensor_parallel_size), most)
+
+
+def blocks_per_group(
+    groups: Sequence[CacheGroup], config: EngineConfig, step_bytes: int = 0, memory: CacheMemory | None = None
+) -> list[int]:
     """Return the number of blocks of each group's pool. `config` is resolved.
 
-    step_bytes: the memory that a step on a GPU needs beside them (engine.step_memory).
+    step_bytes: the memory that a step on a GPU needs beside them (engine.step_memory). memory: what every rank has;
+    None: what cache_memory finds.
 
     A group that keeps every token gets blocks for as many tokens as memory allows. A group with a window or with
     snapshots gets at most as many as `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
     arithmetic, if memory is too small for one block of every layer (two for snapshots), or the token budget for the
     smallest chunk of a prompt.
     """
+    memory = memory or cache_memory(config, step_bytes)
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
     if config.max_num_batched_tokens < alignment:
         raise ConfigError(
@@ -84,22 +115,22 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig, step_by
                 f"--num-kv-blocks {config.num_kv_blocks} is too small for this model; give at least {least}"
             )
         wanted = sum(group.block_bytes for group in groups) * config.num_kv_blocks
-        _check_wanted(wanted, "--num-kv-blocks", config, step_bytes)
+        _check_wanted(wanted, "--num-kv-blocks", config, memory)
         return [config.num_kv_blocks] * len(groups)
-    memory = config.kv_cache_memory
-    if memory is not None:
-        _check_wanted(memory, "--kv-cache-memory", config, step_bytes)
+    num_bytes = config.kv_cache_memory
+    if num_bytes is not None:
+        _check_wanted(num_bytes, "--kv-cache-memory", config, memory)
     else:
-        memory = _usual_memory(config, step_bytes)
+        num_bytes = memory.usual
     unit = math.lcm(*(group.spec.block_size for group in groups))
-    limit = memory
+    limit = num_bytes
     if config.kv_cache_memory is None:
         # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.
         limit = config.max_num_seqs * -(-(config.max_model_len or 1) // unit) * unit
     lengths = range(1, limit + 1)
-    num_tokens = bisect_right(lengths, memory, key=lambda num_tokens: _bytes_for(groups, num_tokens, config))
+    num_tokens = bisect_right(lengths, num_bytes, key=lambda num_tokens: _bytes_for(groups, num_tokens, config))
     blocks = [_blocks_for(group.spec, num_tokens, config) for group in groups]
-    if 0 in blocks or _bytes_for(groups, num_tokens, config) > memory:
+    if 0 in blocks or _bytes_for(groups, num_tokens, config) > num_bytes:
         needed = _bytes_for(groups, unit, config)
         is_share = config.gpu_memory_utilization is not None or (
             config.device.startswith("cuda") and config.kv_cache_memory is None
@@ -107,35 +138,19 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig, step_by
         flag = "--gpu-memory-utilization" if is_share else "--kv-cache-memory"
         step = f"\n  or lower --max-num-batched-tokens: a step takes {step_bytes / 2**30:.1f} GiB" if step_bytes else ""
         raise ConfigError(
-            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; raise {flag}{step}"
+            f"the KV cache may use {num_bytes} bytes, but its minimum of {unit} tokens takes {needed}; "
+            f"raise {flag}{step}"
         )
     return blocks
 
 
-def _usual_memory(config: EngineConfig, step_bytes: int) -> int:
-    """Return the bytes for the cache of one rank unless the user gives a number of bytes or of blocks."""
-    kind, share, free = config.device.partition(":")[0], config.gpu_memory_utilization, available_memory(config.device)
-    if kind == "cuda":
-        return gpu_cache_bytes(free, total_memory(config.device), step_bytes, share)
-    usable = free * _CACHE_SHARE[kind]
-    if share is not None:
-        usable = max(0.0, min(usable, free - total_memory(config.device) * (1 - share)))
-    # On a CPU the ranks share one memory.
-    return int(usable / config.tensor_parallel_size)
-
-
-def _check_wanted(num_bytes: int, flag: str, config: EngineConfig, step_bytes: int) -> None:
-    """Raise ConfigError if `num_bytes` can never be available.
-
-    The limit on a GPU is what a step leaves of the free memory. On a CPU, where blocks take memory when they are used,
-    it is all memory.
-    """
-    on_cpu = config.device == "cpu"
-    limit = total_memory() // config.tensor_parallel_size if on_cpu else available_memory(config.device) - step_bytes
-    if num_bytes > limit:
-        has = "this machine has for each rank" if on_cpu else f"{config.device} has free beside a step"
+def _check_wanted(num_bytes: int, flag: str, config: EngineConfig, memory: CacheMemory) -> None:
+    """Raise ConfigError if `num_bytes` can never be available."""
+    if num_bytes > memory.most:
+        owner = config.device if config.tensor_parallel_size == 1 else "the fullest GPU"
+        has = "this machine has for each rank" if config.device == "cpu" else f"{owner} has free beside a step"
         raise ConfigError(
-            f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, but {has} only {limit / 2**30:.1f} GiB; "
+            f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, but {has} only {memory.most / 2**30:.1f} GiB; "
             "lower it, or leave it out to use as much as fits"
         )
 

@@ -1,0 +1,71 @@
+"""What the ranks agree on once their models are loaded: the sizes of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pagewick.config import EngineConfig
+from pagewick.engine import worker
+from pagewick.engine.cache import kv_cache
+from pagewick.engine.cache.kv_cache import CacheGroup
+from pagewick.errors import ConfigError
+from tests.engine.cache.test_kv_cache import groups
+from tests.engine.requests import full_spec
+from tests.engine.thread_ranks import ThreadRank, on_ranks
+
+TOTAL, STEP_BYTES, BLOCK_BYTES = 4000, 700, 4
+
+
+def agree(kind: str, world_size: int = 3, **options: Any) -> list[Any]:
+    """What each of the ranks gets: setups or exceptions."""
+
+    def run(rank: ThreadRank) -> worker._Setup:
+        device = f"cuda:{rank.rank}" if kind == "cuda" else kind
+        asked = EngineConfig(device=device, tensor_parallel_size=world_size, max_num_batched_tokens=512, **options)
+        made: list[CacheGroup] = groups(full_spec(BLOCK_BYTES))
+        runner: Any = SimpleNamespace(
+            config=replace(asked, max_model_len=10**6), device=torch.device(device), groups=made, draft_model=None,
+            step_bytes=STEP_BYTES if kind == "cuda" else 0,
+        )  # fmt: skip
+        return worker._agree_on_sizes(runner, rank, asked if rank.rank == 0 else None)
+
+    return list(on_ranks(world_size, run))
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The bytes that each device has free, which a test may change."""
+    found = {"cuda:0": 3000, "cuda:1": 3000, "cuda:2": 3000, "cpu": 3000}
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: found[device])
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device="cpu": TOTAL)
+    return found
+
+
+@pytest.mark.parametrize(("fullest", "left"), [("cuda:0", 2400), ("cuda:1", 2000), ("cuda:2", 1999)])
+def test_all_gpus_plan_with_the_memory_of_the_fullest(fullest: str, left: int, free: dict[str, int]) -> None:
+    free[fullest] = left
+    setups = agree("cuda")
+    # A tenth of all memory stays free.
+    num_blocks = (left - TOTAL // 10 - STEP_BYTES) // BLOCK_BYTES
+    assert [setup.num_blocks for setup in setups] == [[num_blocks]] * 3
+
+
+@pytest.mark.parametrize("options", [{"num_kv_blocks": 500}, {"kv_cache_memory": 2000}])
+def test_what_the_fullest_gpu_cannot_hold_is_refused(options: dict[str, int], free: dict[str, int]) -> None:
+    assert [setup.num_blocks for setup in agree("cuda", **options)] == [[500]] * 3
+    free["cuda:2"] = 2699
+    error, *others = agree("cuda", **options)
+    assert isinstance(error, ConfigError)
+    assert "asks for 0.0 GiB of KV cache, but the fullest GPU has free beside a step only" in str(error)
+    assert all(isinstance(other, Exception) for other in others), "no rank goes on alone"
+
+
+def test_ranks_on_a_cpu_share_what_rank_0_finds(free: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not asked: each would see what the others have taken by then."""
+    monkeypatch.setattr(ThreadRank, "minimum", None)
+    assert [setup.num_blocks for setup in agree("cpu")] == [[int(free["cpu"] * 0.6 / 3) // BLOCK_BYTES]] * 3
