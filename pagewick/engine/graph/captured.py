@@ -2,6 +2,10 @@
 
 A step with one token of each sequence, or a few, keeps a GPU busy for less time than the host needs to start its
 hundreds of kernels one by one. Prompts do not, and have too many sizes; they run eagerly.
+
+All ranks capture the same steps or none: NCCL pairs the operations of ranks by their order, so a rank that repeats a
+step alone would get other sums, or none. The ranks ask each other in the first step of a size and when it is captured,
+through the host. Replays ask nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from pagewick.engine.graph.static_batch import PaddedSize, StaticBatch
 from pagewick.engine.slots import Batch, HostBatch
 from pagewick.engine.step_memory import GRAPH_TOKENS, MAX_GRAPHS
 from pagewick.engine.streams import DeviceStream, Graph
+from pagewick.errors import EngineDeadError
 from pagewick.log import get_logger
 from pagewick.models.decoder import Decoder
+from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
 
@@ -43,11 +49,20 @@ class CapturedSteps:
     """A model on a GPU and the graphs of its steps. Not thread-safe.
 
     The first step of a size runs eagerly, which compiles kernels and finds out whether anything makes the host wait for
-    the GPU; the second is captured.
+    the GPU; the second is captured. If one of the two fails, on any rank, all steps run eagerly from then on.
     MAX_GRAPHS graphs are kept; the least recently used one goes first.
+    collectives: all ranks; each must call this with the same steps.
     """
 
-    def __init__(self, model: Decoder, static: StaticBatch, device: torch.device, stream: DeviceStream) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        static: StaticBatch,
+        device: torch.device,
+        stream: DeviceStream,
+        collectives: Collectives,
+    ) -> None:
+        self._collectives = collectives
         self._model = model
         self._static = static
         self._device = device
@@ -57,7 +72,10 @@ class CapturedSteps:
         self._graphs: OrderedDict[_Key, _Captured] = OrderedDict()
 
     def __call__(self, batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
-        """Return forward(model, batch, stage). The next call overwrites the result, in the order of the stream."""
+        """Return forward(model, batch, stage). The next call overwrites the result, in the order of the stream.
+
+        Raises EngineDeadError if a step of a new size fails on some ranks only; no step may follow.
+        """
         size = self._static.size_for(batch)
         if not (self._is_on and size.num_tokens <= GRAPH_TOKENS and _has_short_queries(batch)):
             return run(self._model, batch.to(self._device), stage)
@@ -77,20 +95,42 @@ class CapturedSteps:
         """Run a step eagerly, padded as it will be when it is captured."""
         if not self._is_on:
             return run(self._model, batch.to(self._device), stage)
+        output: ForwardOutput | None = None
+        problem: RuntimeError | None = None
         try:
             with self._stream.refuse_waits():
                 padded = batch.on_device(tensors)
-                return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
+                output = _first_rows(batch, forward(self._model, padded, stage), padded.extras)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             # Graphs are not the cause, and the GPU may not be able to repeat the step.
             raise
         except RuntimeError as error:
-            self._turn_off(error)
+            problem = error
+        if self._all_succeed(problem) and output is not None:
+            return output
+        self._turn_off(_first_line(problem))
         return run(self._model, batch.to(self._device), stage)
 
+    def _all_succeed(self, problem: RuntimeError | None) -> bool:
+        """Whether an eager step has succeeded on every rank; every rank must call this. problem: why not on this one.
+
+        If it failed on all, all may repeat it: they run the same code, and have failed at the same operation. If it
+        failed on some, the others have queued operations of NCCL that nobody joins: this raises EngineDeadError.
+        """
+        is_failed = int(problem is not None)
+        lowest, negative_highest = self._collectives.minimum([is_failed, -is_failed])
+        if lowest == -negative_highest:
+            return problem is None
+        reason = _first_line(problem) if problem is not None else "another rank's log says why"
+        raise EngineDeadError(
+            f"only some ranks could run a step that CUDA graphs would hold: {reason}; give --enforce-eager"
+        ) from problem
+
     def _capture(self, batch: HostBatch, tensors: Sequence[Tensor], key: _Key) -> _Captured | None:
-        """Capture a step and run it; None if it cannot be captured."""
+        """Capture a step and run it; None if some rank cannot capture it."""
         padded: list[Batch] = []
+        found: _Captured | None = None
+        reason = "another rank cannot capture this step"
 
         def step() -> Sequence[Tensor]:
             padded.append(batch.on_device(tensors))
@@ -98,21 +138,30 @@ class CapturedSteps:
 
         try:
             results, graph = self._stream.capture(step)
+            found = _Captured(graph, results, padded[0].extras)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._turn_off(error)
+            reason = _first_line(error)
+        # Nothing has run yet on any GPU, so all ranks can still run this step eagerly.
+        (is_captured_everywhere,) = self._collectives.minimum([int(found is not None)])
+        if found is None or not is_captured_everywhere:
+            self._turn_off(reason)
             return None
-        found = self._graphs[key] = _Captured(graph, results, padded[0].extras)
+        self._graphs[key] = found
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        graph.replay()
+        found.graph.replay()
         return found
 
-    def _turn_off(self, error: RuntimeError) -> None:
+    def _turn_off(self, reason: str) -> None:
         self._is_on = False
         self._graphs.clear()
-        logger.warning("steps are slower, since CUDA graphs cannot hold them: %s", str(error).partition("\n")[0])
+        logger.warning("steps are slower, since CUDA graphs cannot hold them: %s", reason)
+
+
+def _first_line(error: RuntimeError | None) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _has_short_queries(batch: HostBatch) -> bool:

@@ -51,7 +51,7 @@ def step_graph(
             device=device,
             stream=stream,
         )
-        return CapturedSteps(model, static, device, stream)
+        return CapturedSteps(model, static, device, stream, collectives)
     if stream is not None:
         logger.debug("steps are not captured in CUDA graphs: %s", reason)
     # Communication between ranks cannot be recorded.
