@@ -30,22 +30,49 @@ def choose_device(requested: str) -> str:
 
 
 def torch_device(device: str, local_rank: int) -> torch.device:
-    """Return the torch device of a rank; the ranks of a host use its GPUs in order. Raises ConfigError.
+    """Return the torch device of a rank; the ranks of a host use its GPUs in order.
 
-    It is also selected for this thread (select_device).
+    A process that sees one GPU uses that one, whatever its local rank: Slurm and others can show each process a GPU of
+    its own, which has index 0 there. init_collectives finds out if two ranks have the same one.
+    It is also selected for this thread (select_device). Raises ConfigError if there are several GPUs, but too few.
     """
     import torch
 
     found = torch.device(device)
     if device == "cuda":
-        if local_rank >= torch.cuda.device_count():
+        num_visible = torch.cuda.device_count()
+        if local_rank >= num_visible > 1:
             raise ConfigError(
-                f"rank {local_rank} of this host needs a GPU of its own, but there are {torch.cuda.device_count()}; "
-                "lower --tensor-parallel-size"
+                f"local rank {local_rank} needs a GPU of its own, but sees {num_visible} GPUs: start at most "
+                f"{num_visible} ranks on this machine (--tensor-parallel-size), or give each process its own GPU in "
+                "CUDA_VISIBLE_DEVICES"
             )
-        found = torch.device("cuda", local_rank)
+        found = torch.device("cuda", 0 if num_visible == 1 else local_rank)
     select_device(found)
     return found
+
+
+def check_num_gpus(device: str, num_ranks: int) -> None:
+    """Raise ConfigError if `num_ranks` processes that all see the same GPUs cannot have one each."""
+    import torch
+
+    if device == "cuda" and (num_visible := torch.cuda.device_count()) < num_ranks:
+        raise ConfigError(
+            f"the {num_ranks} ranks of this machine need a GPU each, and {num_visible} can be seen: lower "
+            "--tensor-parallel-size, or look at CUDA_VISIBLE_DEVICES"
+        )
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return what tells a GPU from all others of all machines; empty for other devices.
+
+    Also empty for GPUs of AMD, some of which have none.
+    """
+    import torch
+
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def select_device(device: torch.device) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from pagewick import devices
 from pagewick.control_groups import GroupLimits
+from pagewick.errors import ConfigError
 
 GIB = 2**30
 
@@ -37,6 +38,43 @@ def test_a_rank_s_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch, reques
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
     assert str(devices.torch_device(requested, 2)) == (expected or "cpu")
     assert current == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "local_rank", "index"), [(1, 0, 0), (1, 3, 0), (2, 1, 1), (4, 3, 3), (8, 3, 3)]
+)
+def test_a_process_that_sees_one_gpu_takes_it(
+    num_visible: int, local_rank: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows each task its own GPU, which has index 0 there, if it is told --gpus-per-task 1."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert devices.torch_device("cuda", local_rank) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize(("num_visible", "local_rank"), [(2, 2), (2, 3), (3, 7)])
+def test_more_ranks_than_gpus_is_an_error(num_visible: int, local_rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_visible)
+    with pytest.raises(
+        ConfigError, match=rf"local rank {local_rank} .* sees {num_visible} GPUs: .*--tensor-parallel-size"
+    ):
+        devices.torch_device("cuda", local_rank)
+
+
+def test_ranks_that_share_what_they_see_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"2 ranks .* need a GPU each, and 1 can be seen: lower --tensor-parallel"):
+        devices.check_num_gpus("cuda", 2)
+    devices.check_num_gpus("cuda", 1)
+    devices.check_num_gpus("cpu", 2)
+
+
+@pytest.mark.parametrize(("hip", "expected"), [(None, "GPU-7"), ("7.0", "")])
+def test_the_identity_of_a_gpu(hip: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"uuid": "GPU-7"}))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert devices.gpu_uuid(torch.device("cuda", 0)) == expected
+    assert devices.gpu_uuid(torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.5, 2), (0.5, 1), (64.0, 4)])

@@ -18,7 +18,7 @@ import msgspec
 
 from pagewick import log
 from pagewick.config import EngineConfig
-from pagewick.devices import choose_device, torch_device, total_memory
+from pagewick.devices import check_num_gpus, choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.kv_cache import (
     CacheMemory,
@@ -94,6 +94,7 @@ class RankGroup:
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:
+                check_num_gpus(kind, topology.local_world_size)
                 local_ranks = cleanup.enter_context(
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )

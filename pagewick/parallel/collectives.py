@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.rendezvous import rendezvous
 
+from pagewick.devices import gpu_uuid
 from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.layout import RankLayout, layout_of
 from pagewick.parallel.rendezvous import interface_to_master, open_listener
@@ -30,6 +31,8 @@ _IDLE_TIMEOUT = timedelta(days=365)
 # Ranks enter the same layer at nearly the same time; if one waits longer than this, another one hangs.
 _TENSOR_TIMEOUT = timedelta(minutes=10)
 _SIGN_IN_INTERVAL_S = 0.02
+# Its key in the store; its value is the GPU.
+_SIGNATURE = "rank {} is here"
 _LENGTH_BYTES = 8
 # Its name before PyTorch 2.13.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -196,8 +199,8 @@ def init_collectives(
 
     `layout` says which ranks share layers; None: all of them. `listener` and `lost_rank` are the socket and the `poll`
     of `LocalRanks`, if there is one. Waits at most `timeout_s` seconds for the other ranks. Raises ConfigError if the
-    ranks do not find each other or the layout needs another number of ranks, EngineDeadError if a rank that this
-    machine started ends meanwhile.
+    ranks do not find each other, two have the same GPU, or the layout needs another number of ranks, EngineDeadError if
+    a rank that this machine started ends meanwhile.
     """
     layout = layout or layout_of(topology.world_size)
     layout.check_world(topology.world_size)
@@ -208,6 +211,7 @@ def init_collectives(
         raise ConfigError(f"--tensor-parallel-size needs --device cpu or cuda, not {device.type}")
     try:
         store = _open_store(topology, listener, timedelta(seconds=timeout_s))
+        _sign_in(store, topology, device)
         _await_ranks(store, topology, lost_rank, time.monotonic() + timeout_s)
         with _on_interface_to_master(topology):
             dist.init_process_group(
@@ -252,19 +256,34 @@ def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | Non
     return own
 
 
+def _sign_in(store: Store, topology: Topology, device: torch.device) -> None:
+    store.set(_SIGNATURE.format(topology.rank), gpu_uuid(device))
+
+
 def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:
-    """Sign in; on rank 0, wait until all have, and watch the ranks that it started, which torch would not do."""
-    store.set(f"rank {topology.rank} is here", "")
+    """On rank 0, wait until all have signed in, and watch the ranks that it started, which torch would not do."""
     if topology.rank != 0:
         return
     missing = list(range(1, topology.world_size))
-    while missing := [rank for rank in missing if not store.check([f"rank {rank} is here"])]:
+    while missing := [rank for rank in missing if not store.check([_SIGNATURE.format(rank)])]:
         lost = lost_rank() if lost_rank is not None else None
         if lost is not None:
             raise EngineDeadError(f"rank {lost} ended while it started; its own message, above, says why")
         if time.monotonic() > deadline:
             raise ConfigError(_not_found(topology, f"(missing: {', '.join(map(str, missing))})"))
         time.sleep(_SIGN_IN_INTERVAL_S)
+    _check_gpus([store.get(_SIGNATURE.format(rank)) for rank in range(topology.world_size)])
+
+
+def _check_gpus(uuids: Sequence[bytes]) -> None:
+    """Raise ConfigError if two ranks have the same GPU, with which NCCL would fail. uuids: by rank; empty: unknown."""
+    owners: dict[bytes, int] = {}
+    for rank, uuid in enumerate(uuids):
+        if uuid and (owner := owners.setdefault(uuid, rank)) != rank:
+            raise ConfigError(
+                f"ranks {owner} and {rank} have the same GPU: start fewer ranks, or let the launcher show each of them"
+                " another GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES), or show all GPUs to all of them"
+            )
 
 
 def _not_found(topology: Topology, details: str) -> str:

@@ -118,6 +118,9 @@ def _why_not(device: torch.device, num_ranks: int, *, is_single_host: bool) -> s
         return "the GPUs are AMD's"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
+    if (num_visible := torch.cuda.device_count()) < num_ranks:
+        # A launcher shows each rank its own GPU only. Which links that has to the others cannot be asked then.
+        return f"a rank sees {num_visible} of {num_ranks} GPUs"
     return "" if _has_nvlink(device.index or 0, num_ranks) else "there is no NVLink between all GPUs"
 
 

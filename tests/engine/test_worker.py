@@ -65,6 +65,15 @@ def test_what_the_fullest_gpu_cannot_hold_is_refused(options: dict[str, int], fr
     assert all(isinstance(other, Exception) for other in others), "no rank goes on alone"
 
 
+def test_ranks_that_cannot_have_a_gpu_each_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "choose_device", lambda requested: "cuda")
+    monkeypatch.setattr(worker, "check_memory", lambda *given: None)
+    monkeypatch.setattr(worker, "LocalRanks", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="the 2 ranks of this machine need a GPU each, and 1 can be seen"):
+        worker.RankGroup(EngineConfig(device="cuda", tensor_parallel_size=2), {})
+
+
 def test_ranks_on_a_cpu_share_what_rank_0_finds(free: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not asked: each would see what the others have taken by then."""
     monkeypatch.setattr(ThreadRank, "minimum", None)

@@ -30,6 +30,7 @@ class Memory:
 def ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     """Two ranks on a machine where everything works. others: what the other rank answers, in order."""
     found: dict[str, Any] = {"others": [True, True], "memory": Memory(), "links": True, "capability": (9, 0)}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found.get("num_visible", 2))
     caplog.set_level(logging.INFO, logger="pagewick")
     monkeypatch.setattr(symmetric_memory, "TorchSharedMemory", lambda: found["memory"])
     monkeypatch.setattr(symmetric_memory, "_has_nvlink", lambda own, num_ranks: found["links"])
@@ -56,6 +57,7 @@ def test_nvlink_and_one_machine(ranks: dict[str, Any], caplog: pytest.LogCapture
     [
         ({"links": False}, "there is no NVLink between all GPUs"),
         ({"size": 16}, "there are more than 8 ranks"),
+        ({"num_visible": 1}, "a rank sees 1 of 2 GPUs"),
         ({"capability": (7, 0)}, "the GPU is older than compute capability 8.0"),
         ({"memory": Memory("no fabric\nmore")}, "no fabric"),
         ({"others": [False, False]}, "another rank cannot share memory"),
