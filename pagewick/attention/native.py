@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBackend, AttentionBatch, LatentOptions, Scoring
+from pagewick.attention.backend import AttentionBackend, AttentionBatch, GroupBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
@@ -77,7 +77,7 @@ class NativeHeads:
         return self._attend(q, batch)
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
-        metadata = AttentionMetadata(batch.groups[self._group].block_tables, batch.context_lens, batch.cu_seqlens_q)
+        metadata = _metadata(batch.groups[self._group], batch, len(q))
         return kernels.paged_attention(q, self.cache, metadata, self._scores)
 
 
@@ -103,10 +103,18 @@ class NativeLatents:
             q, latents, self._cache, group.slot_mapping, scales=self._scales, **options
         )
         q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
-        metadata = AttentionMetadata(group.block_tables, batch.context_lens, batch.cu_seqlens_q)
+        metadata = _metadata(group, batch, len(q))
         return kernels.latent_attention(
             q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale, scales=self._scales
         )
+
+
+def _metadata(group: GroupBatch, batch: AttentionBatch, num_tokens: int) -> AttentionMetadata:
+    """Return the metadata of a batch for a cache group."""
+    # Every sequence has a new token at least, those of padding included. A step of decoding has one of each: then a GPU
+    # need not start the kernel for prompts.
+    max_query_len = num_tokens - len(batch.context_lens) + 1
+    return AttentionMetadata(group.block_tables, batch.context_lens, batch.cu_seqlens_q, max_query_len)
 
 
 def default_block_size(device: torch.device) -> int:

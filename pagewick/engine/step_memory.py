@@ -10,9 +10,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        latent attention          query heads * 2 latents / R
                        MLP                       3 I / R
                        experts                   3 (A * I + shared I) / R + A * H
-    logits           S * V * b                   b bytes of each logit: as the product wrote it, in float32, a copy that
-                                                 is edited, and room to sort it with its token id; with ranks, each
-                                                 rank's part and all parts in one
+    logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
+                                                 sort it with its token id; with ranks, also what they exchange
 
 and the whole step on a GPU is
 
@@ -110,7 +109,8 @@ def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) 
 
 def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: int, num_ranks: int) -> int:
     size = limits.element_bytes
-    per_logit = _LOGIT_BYTES + (1 if num_ranks == 1 else 3) * size
+    # Ranks exchange parts of float32 logits; the parts of all of them are there before they are put together.
+    per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
     return activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
 
 

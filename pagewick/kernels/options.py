@@ -17,12 +17,14 @@ class AttentionMetadata(NamedTuple):
     """The places of the sequences of a ragged batch and of their cached keys and values.
 
     block_tables: [B, max_blocks] int32, the blocks of each sequence in order; context_lens: [B] int32, the number of
-    tokens that each attends to, new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin.
+    tokens that each attends to, new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin;
+    max_query_len: upper limit of a sequence's new tokens; None: all of the batch.
     """
 
     block_tables: Tensor
     context_lens: Tensor
     cu_seqlens_q: Tensor
+    max_query_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewick import kernels
 from pagewick.attention.backend import GroupBatch, Scoring
 from pagewick.attention.cache_spec import KeptHeads, native_spec
 from pagewick.attention.native import NativeBackend, choose_backend
+from pagewick.kernels.options import AttentionMetadata
 from pagewick.layers.attention import Attention
 from tests.layers.ranks import BLOCK_SIZE, single_context
 
@@ -111,6 +113,22 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
             torch.testing.assert_close(attended[first : first + end - start], expected, atol=2e-6, rtol=1e-5)
             first += end - start
             done[seq] = end
+
+
+@pytest.mark.parametrize(("lengths", "limit"), [([7, 3, 9], 1), ([7, 3, 12], 4), ([1], 1), ([30], 22)])
+def test_kernels_are_told_how_long_queries_can_be(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], limit: int
+) -> None:
+    """Every sequence goes on by a token, but those that are longer than nine by more."""
+    told: list[AttentionMetadata] = []
+    attend = kernels.paged_attention
+    monkeypatch.setattr(kernels, "paged_attention", lambda *args: (told.append(args[2]), attend(*args))[1])
+    sequences = Sequences(lengths, num_kv_heads=2, head_dim=8, block_size=16, seed=5)
+    step, k, v = sequences.step([(seq, min(length - 1, 8), length) for seq, length in enumerate(lengths)])
+    kept, backend = KeptHeads(2, 8), choose_backend(torch.device("cpu"), "float32", 16)
+    blocks = torch.zeros(sequences.num_blocks, backend.cache_spec(kept).block_bytes, dtype=torch.uint8)
+    backend.bind_heads(kept, Scoring(2, 0.5), blocks, group=0).forward(torch.randn(len(k), 2, 8), k, v, step)
+    assert told[0].max_query_len == limit >= int(told[0].cu_seqlens_q.diff().max())
 
 
 def test_the_layer_uses_the_group_that_it_was_bound_to() -> None:

@@ -30,7 +30,7 @@ NODES = 16 * 1024 * 16 * 32 * 64
 
 def of_tokens(num_tokens: int, num_ranks: int = 1) -> int:
     """Bytes of Llama 3.1 8B: four tensors of 4,096, three of 14,336, and 32 rows of 128,256 logits."""
-    logits = 32 * 128256 * (4 + 4 + 24 + 2 * (1 if num_ranks == 1 else 3))
+    logits = 32 * 128256 * (4 + 4 + 24 + (0 if num_ranks == 1 else 8))
     return num_tokens * (4 * 4096 + 3 * 14336 // num_ranks) * 2 + logits
 
 
@@ -41,7 +41,7 @@ def test_an_8b_model_by_hand() -> None:
     expected = int((of_tokens(2048) + parts) * 9 / 8) + of_graphs + 64 * MIB
     assert gpu_step_bytes(LLAMA, LIMITS) == expected
     assert gpu_graph_bytes(LLAMA, LIMITS) == of_graphs
-    assert 1310 * MIB < expected < 1330 * MIB
+    assert 1290 * MIB < expected < 1310 * MIB
 
 
 def test_ranks_divide_layers_and_not_hidden_states() -> None:

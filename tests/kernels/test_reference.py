@@ -1,13 +1,18 @@
-"""Rotation of heads and cache writes by the reference."""
+"""Rotation of heads, cache writes and products by the reference."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewick import kernels
-from pagewick.kernels.options import Rotation
+from pagewick.kernels import reference
+from pagewick.kernels.options import Rotation, StoredMatrix
 from pagewick.kernels.reference_rope import turn_heads
 from tests.kernels.paged import plain_cache
 
@@ -49,3 +54,30 @@ def test_store_kv_writes_the_named_slots_and_nothing_else(slots: list[int], cach
             expected[slot // 4, 1, :, slot % 4] = v[token]
     kernels.store_kv(k, v, plain_cache(kv_cache), torch.tensor(slots, dtype=torch.int64))
     assert torch.equal(kv_cache.nan_to_num(99), expected.nan_to_num(99))
+
+
+class RoundedTo(TorchDispatchMode):
+    """Record the dtypes of all products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__:
+            self.dtypes.append(result.dtype)
+        return result
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_logits_on_a_gpu_are_never_rounded_to_16_bits(shape: tuple[int, ...], has_bias: bool) -> None:
+    """Tensors without memory stand in for those of a GPU: PyTorch knows which dtypes and shapes these would have."""
+    with FakeTensorMode(), RoundedTo() as products:
+        x, data, bias = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in (shape, (5, 8), (5,)))
+        weight = StoredMatrix(data, 5, 8, is_packed=False)
+        logits = reference.linear(x, weight, bias if has_bias else None, torch.float32)
+        assert (logits.dtype, logits.shape) == (torch.float32, (*shape[:-1], 5))
+        assert reference.linear(x, weight, bias if has_bias else None).dtype == torch.bfloat16
+    assert products.dtypes == [torch.float32, torch.bfloat16]

@@ -36,7 +36,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     if not (cache.is_packed and is_plain(q)):
         return reference.paged_attention(q, cache, metadata, scores)
     _check_attention(q, cache, metadata, scores)
-    block_tables, context_lens, cu_seqlens_q = metadata
+    block_tables, context_lens, cu_seqlens_q, _ = metadata
     out = empty(q.shape, q.dtype)
     q = _heads_together(q)
     args = AttentionArgs(

@@ -186,10 +186,10 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 def check_metadata(metadata: AttentionMetadata) -> None:
     """Raise ValueError for tensors that do not fit together or that the library cannot read."""
-    block_tables, context_lens, cu_seqlens_q = metadata
+    block_tables, context_lens, cu_seqlens_q, _ = metadata
     num_seqs = context_lens.shape[0]
     if block_tables.dim() != 2 or len(block_tables) != num_seqs or cu_seqlens_q.shape != (num_seqs + 1,):
         raise ValueError("expected block_tables [B, max_blocks], context_lens [B] and cu_seqlens_q [B + 1]")
-    for name, tensor in zip(metadata._fields, metadata, strict=True):
+    for name, tensor in zip(metadata._fields, metadata[:3], strict=False):
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or not tensor.is_cpu:
             raise ValueError(f"{name} must be int32 on the CPU with adjacent elements")

@@ -227,7 +227,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, bool(scores.logit_soft_cap))
     if max_short:
         _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim])
-    if num_tokens > max_short:
+    if (metadata.max_query_len or num_tokens) > max_short:
         long = _ATTEND[key._replace(is_long=True)]
         num_seqs = len(metadata.context_lens)
         num_tiles = num_tokens * group // long.constexprs["BLOCK_M"] + num_seqs

@@ -287,7 +287,7 @@ def latent_attention(
         shared["scales"] = scales
     if max_short:
         _attend_short(shared, _ATTEND[key], _MERGE[q_latent.dtype, latent_dim])
-    if num_tokens > max_short:
+    if (metadata.max_query_len or num_tokens) > max_short:
         long = _ATTEND[key._replace(is_long=True)]
         num_seqs = len(metadata.context_lens)
         num_tiles = num_tokens * num_heads // long.constexprs["BLOCK_M"] + num_seqs

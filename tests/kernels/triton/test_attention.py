@@ -20,6 +20,7 @@ from tests.kernels.triton.harness import IS_DEEP, assert_close
 import triton.language as tl  # isort: skip
 
 from pagewick.kernels.triton import attention, online_softmax  # isort: skip
+from pagewick.kernels.triton.variant import Variant  # isort: skip
 
 # Contexts at the edges of tiles (32 and 64 keys) and splits (256), queries of short and of long sequences.
 Q_LENS, CONTEXT_LENS = [1, 0, 3, 18, 1], [1, 0, 257, 66, 300]
@@ -34,6 +35,24 @@ def attend(paged: Paged, cache: KVCache | None = None, **options: Any) -> Tensor
 def test_a_ragged_batch(dtype: torch.dtype) -> None:
     paged = make_paged(Q_LENS, CONTEXT_LENS, head_dim=16, dtype=dtype)
     assert_is_expected(attend(paged), paged)
+
+
+@pytest.mark.parametrize(("max_query_len", "is_launched"), [(None, True), (5, True), (4, False), (1, False)])
+def test_the_kernel_for_prompts_starts_only_if_a_sequence_may_be_long(
+    monkeypatch: pytest.MonkeyPatch, max_query_len: int | None, is_launched: bool
+) -> None:
+    paged = make_paged([1] * 20, [1, 70, 300, 5] * 5, heads=(16, 4), head_dim=16)
+    launched, launch = [], Variant.launch
+
+    def record(self: Variant, grid: tuple[int, ...], **arguments: Any) -> None:
+        launched.append(self.name.split()[0])
+        launch(self, grid, **arguments)
+
+    monkeypatch.setattr(Variant, "launch", record)
+    metadata = paged.metadata._replace(max_query_len=max_query_len)
+    scores = ScoreOptions(softmax_scale=0.25)
+    assert_is_expected(attention.paged_attention(paged.q, plain_cache(paged.kv_cache), metadata, scores), paged)
+    assert ("long" in launched) == is_launched and "short" in launched
 
 
 @pytest.mark.parametrize(
