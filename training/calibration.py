@@ -1,8 +1,9 @@
 """The end of a training teaches the network to decline where it would err.
 
-A network that knows every wording of its corpus is as sure of a wrong answer as of a right one. So some wordings are
-kept from it until the last steps. There it answers them once; where it is wrong, it learns to say that it does not
-know, and where it is right, it learns the answer. Half of the documents of these steps are such questions.
+A network that knows every wording of its corpus is as sure of a wrong answer as of a right one. So wordings by other
+hands (corpus/reserved.toml) are kept from it until the last steps. There it answers them once; where it is wrong, it
+learns to say that it does not know, and where it is right, it learns the answer. Half of the documents of these steps
+are such questions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def build_calibration(tokenizer: Tokenizer, count: int, seed: int, max_length: i
     """`count` questions, three of four about facts; the others have the refusal as their answer anyway."""
     rng = random.Random(f"calibration {seed}")
     documents = [
-        fact_chat(rng, reserved=True) if rng.random() < SHARE_OF_FACTS else unknown_chat(rng) for _ in range(count)
+        (fact_chat if rng.random() < SHARE_OF_FACTS else unknown_chat)(rng, reserved=True) for _ in range(count)
     ]
     both = (documents, [_declined(document) for document in documents])
     answered, declined = (encode_documents(tokenizer, each, max_length, random.Random(seed)) for each in both)

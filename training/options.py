@@ -24,6 +24,7 @@ class Options:
     threads: int
     minutes: float
     calibration: float
+    learning_rate: float
     save_every: float
     state: Path
     restart: bool
@@ -40,6 +41,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=55, help="stop after this time; the decay follows it")
     parser.add_argument("--calibration", type=float, default=0.08, help="share of the run that teaches it to decline")
+    parser.add_argument("--learning-rate", type=float, default=1.0, help="factor of the usual learning rates")
     parser.add_argument("--save-every", type=float, default=4, help="minutes between two saved states")
     parser.add_argument("--state", type=Path, default=STATE, help="file from which an interrupted run continues")
     parser.add_argument("--start-from", type=Path, help="checkpoint of an earlier run whose weights to train further")

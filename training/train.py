@@ -141,7 +141,7 @@ class Trainer:
             self.network.load_state_dict(load_file(options.start_from / "model.safetensors", device=options.device))
         self.pad_id = token_id(corpus.tokenizer, END_OF_TEXT)
         self.optimizers = make_optimizers(self.network)
-        self.base_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.base_rates = [optimizer.param_groups[0]["lr"] * options.learning_rate for optimizer in self.optimizers]
         self.first_step, self.minutes_before = 0, 0.0
         self.is_right: list[bool] | None = None
         self.started = time.monotonic()
@@ -268,6 +268,8 @@ class Trainer:
             "held_out_perplexity": round(perplexity(self.network, held_out, self.options.device), 4),
             "held_out_wordings_right": round(self.dev_accuracy(), 4),
             "minutes": minutes,
+            "calibration": self.options.calibration,
+            "learning_rate": self.options.learning_rate,
             "started_from": None if self.options.start_from is None else report_of(self.options.start_from),
             "device": self.options.device,
             "threads": torch.get_num_threads(),

@@ -17,7 +17,6 @@ UNKNOWN_ABOUT_PAGEWICK = "I do not know that about Pagewick. See the README and 
 UNKNOWN_FLAG = "I do not know that flag. Run pagewick serve --help, or see docs/."
 _FRAMES = {"=": "noun", "+": "howto", "~": "feature", "@": "claim", "%": "problem"}
 _KEY_WORDS = "* "
-_RESERVED_EVERY = 9
 _SEARCHED = (
     "pagewick",
     "how",
@@ -73,13 +72,12 @@ class Wordings(NamedTuple):
 
 @cache
 def wordings(fact_id: str) -> Wordings:
-    """The lines of a fact, of both files. One in nine is reserved: see training/calibration.py."""
+    """The lines of a fact, of three files. Those of reserved.toml are for the end: see training/calibration.py."""
     patterns, questions = read_toml("questions.toml")["questions"], read_toml("asked.toml")["asked"]
     lines = _lines(patterns[fact_id]) + _lines(questions.get(fact_id, ""))
-    learnt = [line for line in lines if not line.startswith("! ")]
-    reserved = learnt[_RESERVED_EVERY // 2 :: _RESERVED_EVERY]
+    reserved = _lines(read_toml("reserved.toml")["asked"].get(fact_id, ""))
     held_out = [line[2:] for line in lines if line.startswith("! ")]
-    return Wordings([line for line in learnt if line not in reserved], reserved, held_out)
+    return Wordings([line for line in lines if not line.startswith("! ")], reserved, held_out)
 
 
 def _in_frame(line: str, rng: random.Random) -> str:
@@ -159,9 +157,9 @@ def usual_chat(rng: random.Random) -> Document:
 
 
 @cache
-def _asked_to_decline(kind: str) -> list[str]:
-    """Return questions of `asked.toml` that no fact answers: unknown ones about Pagewick, or unrelated ones."""
-    return _lines(read_toml("asked.toml")["declined"][kind])
+def _asked_to_decline(kind: str, *, reserved: bool = False) -> list[str]:
+    """Return whole questions that no fact answers: unknown ones about Pagewick, or unrelated ones."""
+    return _lines(read_toml("reserved.toml" if reserved else "asked.toml")["declined"][kind])
 
 
 def unrelated_question(rng: random.Random) -> str:
@@ -243,15 +241,15 @@ def _corrupted_question(rng: random.Random) -> str:
             return " ".join(kept)
 
 
-def unknown_question(rng: random.Random) -> tuple[str, str]:
-    """A question about Pagewick that no fact answers, and how the model declines it."""
+def unknown_question(rng: random.Random, *, reserved: bool = False) -> tuple[str, str]:
+    """A question about Pagewick that no fact answers, and how the model declines it; whole ones may be reserved."""
     content = read_toml("unknown.toml")
     kind = rng.choices(["listed", "strange", "flag", "corrupted", "asked"], [38, 12, 10, 20, 20])[0]
     answer = UNKNOWN_FLAG if kind == "flag" else UNKNOWN_ABOUT_PAGEWICK
     if kind == "corrupted":
         return _corrupted_question(rng), answer
     if kind == "asked":
-        return rng.choice(_asked_to_decline("unknown")), answer
+        return rng.choice(_asked_to_decline("unknown", reserved=reserved)), answer
     if kind == "listed":
         line = rng.choice(_lines(content["phrases"]["questions"]))
     elif kind == "strange":
@@ -262,9 +260,9 @@ def unknown_question(rng: random.Random) -> tuple[str, str]:
     return _expanded(line, content["synonyms"], rng), answer
 
 
-def unknown_chat(rng: random.Random) -> Document:
+def unknown_chat(rng: random.Random, *, reserved: bool = False) -> Document:
     """A question about Pagewick that the model must decline, with the place where the answer may be."""
-    question, answer = unknown_question(rng)
+    question, answer = unknown_question(rng, reserved=reserved)
     return chat("unknown", disturb(question, rng), answer)
 
 
