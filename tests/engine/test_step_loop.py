@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+from pagewick.config import EngineConfig
 from pagewick.engine.batch import SlotWork, StepPlan
 from pagewick.engine.engine import Engine
 from pagewick.engine.forward import ForwardStage
@@ -252,6 +254,10 @@ class _Handle:
 
 
 class _Runner:
+    config = EngineConfig(model="", device="cpu")
+    device = torch.device("cpu")
+    step_bytes = 0
+
     def allocate(self, *args: Any, **more: Any) -> int:
         return 0
 
