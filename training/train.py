@@ -152,7 +152,7 @@ class Trainer:
         progress = None if self.options.restart else read_progress(path)
         if progress is None:
             return
-        if {name: progress[name] for name in self._run()} != self._run():
+        if {name: progress.get(name) for name in self._run()} != self._run():
             print(f"{path} belongs to another corpus or to other options; starting anew", flush=True)
             return
         load_state(path, self.network, self.optimizers)
@@ -213,7 +213,14 @@ class Trainer:
         """Return the settings that both parts of an interrupted run must share."""
         options = self.options
         start = None if options.start_from is None else str(options.start_from.resolve())
-        return {"corpus": self.corpus.fingerprint, "steps": options.steps, "seed": options.seed, "start_from": start}
+        return {
+            "corpus": self.corpus.fingerprint,
+            "steps": options.steps,
+            "seed": options.seed,
+            "calibration": options.calibration,
+            "learning_rate": options.learning_rate,
+            "start_from": start,
+        }
 
     def step(self, examples: Sequence[Example], step: int, progress: float) -> float:
         """One update; returns the mean loss per learnt token."""

@@ -12,6 +12,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        experts                   3 (A * I + shared I) / R + A * H
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
+                                                 (the 16 bits of a product on AMD are left to the margin)
 
 and the whole step on a GPU is
 

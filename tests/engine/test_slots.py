@@ -159,7 +159,7 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_batches_of_streams_that_continue_are_what_the_plans_say(seed: int) -> None:
-    """The same streams go on for some steps, then others do. A stream has most of its blocks before it enters them."""
+    """Some streams continue for several steps, then others do. Each gets most of its blocks before its turn."""
     specs = [[full_spec(4)], [full_spec(2), window_spec(lookback=3, block_size=8)]][seed % 2]
     slots, maker = make_slots(*specs), PlanMaker(specs, 4, seed)
     for slot in range(4):

@@ -1,4 +1,4 @@
-"""What the ranks agree on once their models are loaded: the sizes of the KV cache."""
+"""After loading, all ranks agree on one size of the KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOTAL, STEP_BYTES, BLOCK_BYTES = 4000, 700, 4
 
 
 def agree(kind: str, world_size: int = 3, **options: Any) -> list[Any]:
-    """What each of the ranks gets: setups or exceptions."""
+    """Return the setup that each rank receives, or the exception that it raises."""
 
     def run(rank: ThreadRank) -> worker._Setup:
         device = f"cuda:{rank.rank}" if kind == "cuda" else kind

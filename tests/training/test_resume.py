@@ -109,7 +109,7 @@ def test_the_log_has_the_loss_and_the_time_left(
     assert all(" loss " in line and " left " in line for line in lines)
 
 
-@pytest.mark.parametrize("more", [["--restart"], ["--seed", "5"]])
+@pytest.mark.parametrize("more", [["--restart"], ["--seed", "5"], ["--learning-rate", "0.5"], ["--calibration", "0"]])
 def test_another_run_starts_anew(
     tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:

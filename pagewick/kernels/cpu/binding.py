@@ -190,6 +190,7 @@ def check_metadata(metadata: AttentionMetadata) -> None:
     num_seqs = context_lens.shape[0]
     if block_tables.dim() != 2 or len(block_tables) != num_seqs or cu_seqlens_q.shape != (num_seqs + 1,):
         raise ValueError("expected block_tables [B, max_blocks], context_lens [B] and cu_seqlens_q [B + 1]")
-    for name, tensor in zip(metadata._fields, metadata[:3], strict=False):
+    tensors = {"block_tables": block_tables, "context_lens": context_lens, "cu_seqlens_q": cu_seqlens_q}
+    for name, tensor in tensors.items():
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or not tensor.is_cpu:
             raise ValueError(f"{name} must be int32 on the CPU with adjacent elements")
