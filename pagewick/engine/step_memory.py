@@ -119,7 +119,8 @@ def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
     """Return the bytes for the results of splits of the keys."""
     splits = -(-limits.context // SPLIT)
     widest = max(_split_width(layer) for layer in model.layers)
-    return min(widest // num_ranks * splits * limits.num_logits * 4, PARTS_BYTES)
+    of_sequence = widest // num_ranks * splits * 4
+    return max(of_sequence, min(of_sequence * limits.num_logits, PARTS_BYTES))
 
 
 def activation_bytes(

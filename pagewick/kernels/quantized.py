@@ -36,9 +36,13 @@ def _empty(
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix(StoredQuantized):
-    """A quantized weight of num_rows outputs and num_columns inputs, for activations of `dtype`."""
+    """A quantized weight of num_rows outputs and num_columns inputs, for activations of `dtype`.
+
+    device: the data lies as products on this device want it, but may itself be in host memory.
+    """
 
     dtype: torch.dtype
+    device: torch.device
 
     @classmethod
     def empty(
@@ -46,7 +50,7 @@ class QuantizedMatrix(StoredQuantized):
     ) -> QuantizedMatrix:
         """Return room for a weight of the format `name`, whose rows have `row_bytes` bytes in files."""
         data, is_packed = _empty((), num_rows, num_columns, name, row_bytes, dtype, device)
-        return cls(data, num_rows, num_columns, name, is_packed, dtype)
+        return cls(data, num_rows, num_columns, name, is_packed, dtype, data.device)
 
     def load(self, rows: Tensor, first_row: int) -> None:
         """Store rows of blocks [n, bytes] uint8 as the rows from `first_row` on.
@@ -58,7 +62,7 @@ class QuantizedMatrix(StoredQuantized):
         if not self.is_packed:
             self.data[first_row : first_row + len(rows)].copy_(rows)
             return
-        layout = quantized_layout(self.format, self.data.device, self.dtype)
+        layout = quantized_layout(self.format, self.device, self.dtype)
         assert layout is not None, "it was there when this was made"
         layout.pack_rows(rows, self.data, first_row)
 
@@ -106,7 +110,8 @@ class QuantizedExperts(StoredExperts):
     def matrix_in(self, data: Tensor) -> QuantizedMatrix:
         """Return the weight of one expert that lies in `data`, in the layout of these."""
         assert self.format is not None, "these are quantized"
-        return QuantizedMatrix(data, self.num_rows, self.num_columns, self.format, self.is_packed, self.dtype)
+        shape = (self.num_rows, self.num_columns)
+        return QuantizedMatrix(data, *shape, self.format, self.is_packed, self.dtype, self.data.device)
 
     def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the product of each choice with its expert's weight: [T * A, num_rows].

@@ -42,7 +42,8 @@ class OrderedMethod(LinearMethod):
         if name != ORDER_LEAF:
             self.inner.load(storage, name, tensor, out_offset=out_offset)
             return
-        if not torch.equal(tensor.sort().values, torch.arange(len(tensor))):
+        columns = torch.arange(storage.spec.in_features, device=tensor.device)
+        if not torch.equal(tensor.sort().values, columns):
             raise ModelLoadError(f"{name} does not list every column once")
         storage.get_parameter(ORDER_LEAF).copy_(tensor)
 

@@ -115,7 +115,8 @@ class GgmlMethod(LinearMethod):
         if rows.dtype != torch.uint8:
             raise ModelLoadError(f"{name} holds {rows.dtype}, and must hold the bytes of {self.name}")
         if self.name in EXPANSIONS and matrix.num_columns:
-            rows = expand(self.name, rows, (end_block - first_block) * numbers)
+            # The tables of these formats are in host memory.
+            rows = expand(self.name, rows.cpu(), (end_block - first_block) * numbers)
             start = self._row_bytes(first_column - first_block * numbers)
             rows = rows[:, start : start + self._row_bytes(matrix.num_columns)]
         if self.name.startswith("fp8_") and _has_nan(torch.unflatten(rows, 1, (-1, num_bytes))[..., -numbers:]):

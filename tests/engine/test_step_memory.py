@@ -52,8 +52,13 @@ def test_ranks_divide_layers_and_not_hidden_states() -> None:
 
 def test_results_of_splits_are_bounded() -> None:
     long = replace(LIMITS, context=131072, num_logits=256)
-    longer = replace(long, context=10**7)
+    longer = replace(long, context=2 * 131072)
     assert gpu_step_bytes(LLAMA, long) == gpu_step_bytes(LLAMA, longer)
+    # One sequence always gets the memory that it needs.
+    longest = replace(long, context=10 * 131072)
+    of_sequence = 4 * 32 * (128 + 2) * 4 * (10 * 131072 // 256)
+    assert of_sequence > PARTS_BYTES
+    assert gpu_graph_bytes(LLAMA, longest) - gpu_graph_bytes(LLAMA, long) == of_sequence - PARTS_BYTES
     assert gpu_step_bytes(LLAMA, LIMITS) < gpu_step_bytes(LLAMA, replace(LIMITS, context=131072))
 
 

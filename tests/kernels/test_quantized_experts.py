@@ -50,7 +50,7 @@ def test_products_are_the_definition(kernels: Kernels, name: str, per_choice: bo
         chosen = expert_ids.flatten().tolist()
         single = []
         for choice, expert in enumerate(chosen):
-            weight = QuantizedMatrix(rows[expert], outputs, inputs, name, False, x.dtype)
+            weight = QuantizedMatrix(rows[expert], outputs, inputs, name, False, x.dtype, x.device)
             row = x[choice if per_choice else choice // top_k]
             single.append(reference.quantized_linear(row, weight, bias[expert]))
         assert torch.equal(expected, torch.stack(single))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import create_autospec
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import quants
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pagewick.kernels.block_formats import UNPACK, unpack
+from pagewick.kernels.quantized import QuantizedMatrix
 from pagewick.quantization import expansion, ggml, method_chooser
 from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANDED_BLOCKS, EXPANSIONS, OWN_FORMATS
 from pagewick.quantization.ggml import dequantize
@@ -48,6 +52,22 @@ def test_sizes_of_blocks_are_those_of_gguf() -> None:
         if kind.name != "Q8_1":  # which gguf counts with two float32 numbers, unlike ggml
             assert FORMATS[int(kind)] == (kind.name, *sizes)
             assert {**BLOCK_FORMATS, **EXPANDED_BLOCKS}.get(kind.name, sizes) == sizes
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_rows_on_a_gpu_are_expanded_in_host_memory(name: str) -> None:
+    """Tensors without memory stand in for those of a GPU: PyTorch knows what cannot be mixed with host memory."""
+    expanded: list[Tensor] = []
+    matrix = create_autospec(QuantizedMatrix, instance=True, num_columns=1024)
+    matrix.load.side_effect = lambda rows, first_row: expanded.append(rows)
+    method = method_chooser({"a.weight": name})("a")
+    assert isinstance(method, ggml.GgmlMethod)
+    some = random_rows(name, 1, 1024)
+    dequantize(name, some, 1024)  # makes the format's tables, which have memory
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        rows = torch.empty(40, some.shape[1], dtype=torch.uint8, device="cuda")
+        method._load_rows(matrix, "a.weight", rows, 0, first_column=0)
+    assert [(len(found), found.device.type) for found in expanded] == [(40, "cpu")]
 
 
 @pytest.mark.parametrize("name", EXPANDED)

@@ -142,7 +142,7 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = _first_line(error)
+            reason = _first_line(_cause(error))
         # Nothing has run yet on any GPU, so all ranks can still run this step eagerly.
         (is_captured_everywhere,) = self._collectives.minimum([int(found is not None)])
         if found is None or not is_captured_everywhere:
@@ -162,6 +162,11 @@ class CapturedSteps:
 
 def _first_line(error: RuntimeError | None) -> str:
     return str(error).partition("\n")[0]
+
+
+def _cause(error: RuntimeError) -> RuntimeError:
+    """Return the error of an operation that cannot be captured: the end of the capture then fails as well."""
+    return error.__context__ if isinstance(error.__context__, RuntimeError) else error
 
 
 def _has_short_queries(batch: HostBatch) -> bool:

@@ -142,7 +142,9 @@ class StaticBatch:
         fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot]
         for target, fill, array in zip(padded, fills, batch.arrays(), strict=True):
             target[...] = fill
-            target[tuple(slice(length) for length in array.shape)] = array
+            # A table may be wider than the context is long: blocks for draft tokens to come, or of rejected ones.
+            kept = tuple(slice(min(lengths)) for lengths in zip(target.shape, array.shape, strict=True))
+            target[kept] = array[kept]
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
         cu_seqlens_q, context_lens = padded[2], padded[3]
         # Each sequence of padding has a token, and the last one has the rest.

@@ -212,6 +212,9 @@ class LateDevice(TorchDispatchMode):
         operations = self._capturing = []
         try:
             results = function()
+        except RuntimeError:
+            # PyTorch fails to end a capture in which something has failed, and this hides the reason.
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
         finally:
             self._capturing = None
         reals = [result.memory for result in results if isinstance(result, LateTensor)]

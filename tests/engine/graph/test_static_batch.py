@@ -100,6 +100,21 @@ def test_a_padded_batch_has_the_batch_and_sequences_that_touch_only_null_blocks(
         assert (rest[-1][num_tokens:] == MAX_NUM_SEQS).all(), "the place that stays 0"
 
 
+@pytest.mark.parametrize("context_len", [512, 1024, 2000])
+def test_a_table_may_have_blocks_beyond_the_context(context_len: int, device: LateDevice) -> None:
+    """Draft tokens get blocks before they are computed, and rejected ones leave some behind."""
+    width = [spec.table_width(context_len) + 2 for spec in specs()]
+    given = ragged_batch(
+        np.array([1]), starts=[context_len - 1], num_tokens=[1], specs=specs(),
+        block_tables=[np.arange(3, 3 + columns, dtype=np.int32)[None] for columns in width],
+    )  # fmt: skip
+    static = make(device)
+    tables = [tensor.cpu().numpy() for tensor in static.write(given, static.size_for(given))[6:8]]
+    for spec, found, table in zip(specs(), tables, given.block_tables, strict=True):
+        needed = spec.num_blocks(context_len)
+        np.testing.assert_array_equal(found[0, :needed], table[0, :needed])
+
+
 def test_tables_grow_by_factors_of_two_up_to_the_longest_sequence(device: LateDevice) -> None:
     static, random = make(device), Random(1)
     widths = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pagewick.kernels import triton as backend
 from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.cpu.quantized import BLOCKS
 from pagewick.kernels.options import StoredQuantized
-from pagewick.kernels.quantized import quantized_layout
+from pagewick.kernels.quantized import QuantizedExperts, quantized_layout
 from pagewick.kernels.triton.layouts import FORMATS, pack_rows, packed_shape, planes
 from tests.kernels.block_rows import random_rows
 from tests.kernels.triton.harness import IS_DEEP, assert_close
@@ -169,6 +170,19 @@ def test_the_layout_serves_every_format_that_can_be_multiplied(monkeypatch: pyte
             layout = quantized_layout(name, "cuda", dtype)
             assert layout is not None and layout.packed_shape(3, 1024) == packed_shape(name, 3, 1024)
         assert quantized_layout(name, "cuda", torch.float64) is None
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_experts_in_host_memory_lie_as_those_on_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without memory stand in for those of a GPU."""
+    monkeypatch.setattr(backend, "why_off", lambda: "")
+    with FakeTensorMode():
+        experts = QuantizedExperts.empty(2, NUM_ROWS, columns_of(name), name, 0, torch.bfloat16, torch.device("cuda"))
+        shape = tuple(experts.data.shape[1:])
+    expected, _ = packed(name)
+    in_host_memory = torch.full(shape, 255, dtype=torch.uint8)
+    experts.matrix_in(in_host_memory).load(random_rows(name, NUM_ROWS, columns_of(name)), 0)
+    assert torch.equal(in_host_memory, expected.data)
 
 
 def test_a_row_takes_little_more_than_in_a_file() -> None:
