@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
@@ -96,6 +98,8 @@ class Download(ABC, Generic[_Repository]):
         existing = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
         free_bytes = shutil.disk_usage(existing).free
         if needed_bytes > free_bytes:
+            if not os.access(existing, os.W_OK):  # file systems that are read-only have no free space
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(existing))
             raise ModelLoadError(
                 f"{self._repository.model} needs {format_bytes(needed_bytes)}, but only {format_bytes(free_bytes)} are "
                 f"free for {directory}\n"

@@ -122,11 +122,20 @@ def resolve_model(
         from pagewick.weights.remote_description import check_remote
 
         check_remote(repository, chosen, check)
-    if chosen is None:
-        return repository.download(progress)
-    if wanted.gguf is None:
+    if chosen is not None and wanted.gguf is None:
         _say_what_is_taken(repository, chosen)
-    return repository.download(progress, chosen.files) / chosen.first
+    try:
+        directory = repository.download(progress, () if chosen is None else chosen.files)
+    except ModelLoadError as error:
+        from pagewick.weights.remote import is_forbidden
+
+        if cached is None or not is_forbidden(error.__cause__):
+            raise
+        _logger.warning(
+            "using the cached %s: that of %s may be newer, and %s cannot be written", wanted, settings.endpoint, cached
+        )
+        return cached
+    return directory if chosen is None else directory / chosen.first
 
 
 def resolve_tokenizer(

@@ -170,6 +170,8 @@ class _Download(Download[HuggingFaceRepository]):
         if revision == commit:
             return
         ref = self._storage / "refs" / revision
+        if ref.is_file() and ref.read_text().strip() == commit:  # a complete model may be in a cache that is read-only
+            return
         ref.parent.mkdir(parents=True, exist_ok=True)
         temporary = ref.with_name(f"{ref.name}.{os.getpid()}-{threading.get_ident()}.tmp")
         temporary.write_text(commit)

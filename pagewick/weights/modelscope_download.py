@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -25,7 +25,7 @@ from pagewick.weights import files
 from pagewick.weights.download import Download
 from pagewick.weights.hub_settings import CacheState, ModelScopeSettings, is_sha256
 from pagewick.weights.progress import Progress
-from pagewick.weights.remote import RESUMES, RemoteRepository, UnexpectedResponseError
+from pagewick.weights.remote import RESUMES, RemoteRepository, UnexpectedResponseError, is_forbidden
 from pagewick.weights.transfer import RemoteFile, Transfer
 
 PARTS_NAME: Final = ".pagewick-parts"
@@ -122,13 +122,26 @@ class _Download(Download[ModelScopeRepository]):
         self._parts = directory / PARTS_NAME
         # Single files say nothing about the checkpoint beside them.
         self._state = CacheState(is_complete=bool(only), files={})
+        self._hindrance: OSError | None = None
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        self._parts.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(self._parts / _LOCK_NAME):
+        with ExitStack() as stack:
+            try:
+                self._parts.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(WeakFileLock(self._parts / _LOCK_NAME))
+            except OSError as error:
+                if not is_forbidden(error):
+                    raise
+                self._hindrance = error  # a complete model can be read without a lock
             self._state = CacheState.read(self._directory) or self._state
             yield
+
+    def _record(self) -> None:
+        """Write the notes, before files are changed and after. Raises OSError where there is no lock."""
+        if self._hindrance is not None:
+            raise self._hindrance
+        self._state.write(self._directory)
 
     def _missing(self, names: Iterable[str]) -> list[RemoteFile]:
         """Also note that the directory, or one of the single files, is incomplete if any file is missing."""
@@ -137,7 +150,7 @@ class _Download(Download[ModelScopeRepository]):
             self._state.is_complete &= bool(self._only)
             for file in missing:
                 self._state.files.pop(file.name, None)
-            self._state.write(self._directory)
+            self._record()
         return missing
 
     def _is_right(self, file: RemoteFile) -> bool:
@@ -163,12 +176,12 @@ class _Download(Download[ModelScopeRepository]):
         self._state.files[file.name] = file.etag
 
     def _finish(self) -> None:
-        if self._only:
-            self._state.write(self._directory)
+        if self._only and self._state != CacheState.read(self._directory):
+            self._record()
         if self._only or self._state.is_complete:
             return
         self._state.is_complete = True
-        self._state.write(self._directory)
+        self._record()
         for part in self._parts.iterdir():  # parts of files that have changed since they arrived
             if part.name != _LOCK_NAME:
                 part.unlink()

@@ -25,6 +25,7 @@ _FIRST_BYTES: Final = 2**18
 _MORE_BYTES: Final = 2**22
 _MAX_SMALL_FILE_BYTES: Final = 256 * 2**20
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class UnexpectedResponseError(Exception):
@@ -33,6 +34,11 @@ class UnexpectedResponseError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def is_forbidden(error: BaseException | None) -> bool:
+    """Whether an error says that this user may not write to the cache."""
+    return isinstance(error, OSError) and error.errno in _FORBIDDEN
 
 
 class RemoteRepository(ABC):

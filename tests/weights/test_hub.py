@@ -22,6 +22,7 @@ from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights import huggingface_download, transfer
 from pagewick.weights.hub import resolve_model
 from pagewick.weights.hub_settings import HuggingFaceSettings
+from tests.permissions import forbidden
 
 MODEL = "someone/Model-1.5"
 COMMIT = "a" * 40
@@ -445,6 +446,37 @@ class TestDisk:
         (tmp_path / "file").touch()
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file/hub"))
         assert "HF_HOME" in fails(ModelLoadError)
+
+    @pytest.mark.parametrize("gguf", [None, "Q8_0"])
+    def test_a_complete_model_starts_in_a_cache_that_cannot_be_written(
+        self, hub: Any, tmp_path: Path, gguf: str | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub.add(MODEL, small_model() if gguf is None else {f"m-{gguf}.gguf": noise(1000)})
+        model = MODEL if gguf is None else f"{MODEL}:{gguf}"
+        found = resolve_model(model)
+        with forbidden(tmp_path / "hf", 0o500):
+            assert resolve_model(model) == found
+            assert caplog.text == ""
+            hub.repositories[MODEL].commit = "b" * 40
+            assert resolve_model(model) == found
+        assert "using the cached" in caplog.text and "may be newer" in caplog.text
+
+    def test_a_file_system_that_is_read_only_is_not_full(
+        self, hub: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        repository = hub.add(MODEL, {"m-Q8_0.gguf": noise(1000)})
+        found = resolve_model(MODEL)
+        repository.commit = "b" * 40
+        monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
+        assert "needs 1.0 kB, but only 0 B are free" in fails(ModelLoadError)
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        assert resolve_model(MODEL) == found and "using the cached" in caplog.text
+
+    def test_a_model_that_a_cache_without_permission_lacks(self, hub: Any, tmp_path: Path) -> None:
+        hub.add(MODEL, small_model())
+        (tmp_path / "hf").mkdir()
+        with forbidden(tmp_path / "hf", 0o500):
+            assert "a directory that you may write to" in fails(ModelLoadError)
 
 
 class TestOffline:

@@ -23,6 +23,7 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights.hub import resolve_model
 from pagewick.weights.hub_settings import STATE_NAME, ModelScopeSettings
+from tests.permissions import forbidden
 
 MODEL = "someone/Model-1.5"
 TOKEN = "ms-secret"
@@ -351,6 +352,27 @@ class TestRefused:
         (tmp_path / "file").touch()
         monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "file/ms"))
         assert "MODELSCOPE_CACHE" in fails(ModelLoadError)
+
+    @pytest.mark.parametrize("gguf", [None, "Q8_0"])
+    def test_a_complete_model_starts_in_a_cache_that_cannot_be_written(
+        self, hub: Hub, tmp_path: Path, gguf: str | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name = "config.json" if gguf is None else f"m-{gguf}.gguf"
+        hub.models[MODEL, "master"] = small_model() if gguf is None else {name: noise(1000)}
+        model = MODEL if gguf is None else f"{MODEL}:{gguf}"
+        found = resolve(model)
+        with forbidden(tmp_path / "ms", 0o500):
+            assert resolve(model) == found
+            assert caplog.text == ""
+            hub.models[MODEL, "master"][name] = noise(1001)
+            assert resolve(model) == found
+        assert "using the cached" in caplog.text and "may be newer" in caplog.text
+
+    def test_a_model_that_a_cache_without_permission_lacks(self, hub: Hub, tmp_path: Path) -> None:
+        hub.models[MODEL, "master"] = small_model()
+        (tmp_path / "ms").mkdir()
+        with forbidden(tmp_path / "ms", 0o500):
+            assert "a directory that you may write to" in fails(ModelLoadError)
 
 
 class TestOffline:
