@@ -41,6 +41,7 @@ _INSTEAD = {
 # Flags that select a command in programs without commands.
 _COMMAND_OF_FLAG = {"--i": "chat", "--prompts": "complete", "--prompt": "complete", "--batch": "bench"}
 MAX_ERROR_LINES = 6
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LazyGroup(click.Group):
@@ -83,12 +84,25 @@ class LazyGroup(click.Group):
             show_error(error)
             ctx.exit(1)
         except OSError as error:
-            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.filename is None and error.errno not in _DISK_FULL:
                 raise
-            # The rest of stdout's buffer could not be written at the end either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            show_error(PagewickError(f"cannot write the output: {error.strerror}; free space and start again"))
+            show_error(_error_of(error))
             ctx.exit(1)
+
+
+def _error_of(error: OSError) -> PagewickError:
+    """Return our error for one of the system that no part of a command expected, about a path or a full disk."""
+    if error.filename is None:
+        # The rest of stdout's buffer could not be written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        found = PagewickError(f"cannot write the output: {error.strerror}; free space and start again")
+    else:
+        check = "check the path, and your permissions for it and its directories"
+        fix = "free space and start again" if error.errno in _DISK_FULL else check
+        path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        found = PagewickError(f"cannot use {path}: {error.strerror}\n  {fix}")
+    found.__cause__ = error
+    return found
 
 
 def _alternative(name: str) -> str:

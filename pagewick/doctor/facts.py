@@ -174,9 +174,9 @@ def look_at_kernels(torch: TorchView) -> Kernels:
 
 def look_at_cache(path: Path, variable: str = "HF_HOME") -> Cache:
     """Check that models can be stored, by making a file in the directory, or in its nearest parent, and removing it."""
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    probe = there / f".pagewick-{uuid.uuid4().hex}"
     try:
+        there = next(parent for parent in (path, *path.parents) if parent.exists())
+        probe = there / f".pagewick-{uuid.uuid4().hex}"
         free = shutil.disk_usage(there).free
         probe.touch()
         probe.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from pagewick import cli as cli_package
 from pagewick.cli import COMMANDS, OTHER_NAMES, LazyGroup, cli
 from pagewick.cli.arguments import EngineCommand
 from pagewick.errors import ConfigError, ModelNotFoundError
+from tests.permissions import forbidden
 
 
 def run(*arguments: str) -> Result:
@@ -130,6 +132,53 @@ def test_debug_shows_the_traceback(
 def test_unexpected_exceptions_are_not_hidden(failing: list[Exception]) -> None:
     failing.append(ZeroDivisionError("ours"))
     assert isinstance(run("serve").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "/x/y"), "cannot use /x/y: Permission denied\n  check the path"),
+        (FileNotFoundError(2, "No such file or directory", b"/x/\xff"), "cannot use /x/\\udcff: No such file"),
+        (OSError(28, "No space left on device", "/x"), "cannot use /x: No space left on device\n  free space"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_an_error_and_no_traceback(
+    failing: list[Exception], error: OSError, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing.append(error)
+    result = run("serve")
+    assert result.exit_code == 1 and result.stderr.startswith(f"error: {message}")
+    assert len(result.stderr.splitlines()) == 2
+    monkeypatch.setenv("PAGEWICK_DEBUG", "1")
+    assert f"{type(error).__name__}: [Errno" in run("serve").stderr
+
+
+def test_errors_of_the_system_without_a_path_are_not_hidden(failing: list[Exception]) -> None:
+    failing.append(OSError(5, "Input/output error"))
+    assert run("serve").exception is failing[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["models", "list"],
+        ["models", "path", "someone/model"],
+        ["quantize", "{place}/model"],
+        ["quantize", "pagewick-demo", "-o", "{place}/m.gguf"],
+        ["bench", "--shape", "qwen3-tiny"],
+    ],
+)
+def test_a_directory_that_may_not_be_entered(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "another's"
+    place.mkdir()
+    monkeypatch.setenv("HF_HOME", str(place / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    with forbidden(place, 0):
+        result = run(*(argument.format(place=place) for argument in arguments))
+    assert result.exit_code == 1 and f"error: cannot use {place}" in result.stderr, result.output
+    assert "Permission denied" in result.stderr
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)

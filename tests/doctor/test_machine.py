@@ -19,6 +19,7 @@ from pagewick.doctor.gpus import Driver, Gpu, TorchView
 from pagewick.doctor.machine import check_machine
 from pagewick.doctor.report import machine_json, machine_text
 from tests.doctor.machines import CPU_TORCH, CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
+from tests.permissions import forbidden
 
 OLD_GPU = Gpu("Tesla M40", 12 * GIB, 12 * GIB, (5, 2))
 FULL_GPU = Gpu("NVIDIA H200", 141 * GIB, 10 * GIB, (9, 0))
@@ -220,6 +221,11 @@ class TestCollect:
     def test_a_cache_below_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         assert look_at_cache(tmp_path / "file/hub").error == "Not a directory"
+
+    def test_a_cache_that_may_not_be_entered(self, tmp_path: Path) -> None:
+        (tmp_path / "home").mkdir()
+        with forbidden(tmp_path / "home", 0):
+            assert look_at_cache(tmp_path / "home/hub/deep").error == "Permission denied"
 
     @pytest.mark.parametrize(
         ("text", "name", "sets"),
