@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pagewick.errors import ConfigError
+from pagewick.log import get_logger
 from pagewick.weights.files import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, select_metadata
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.config import SIDE_FILES
@@ -38,6 +39,8 @@ _SINGLE_BYTES: Final = 5 * 10**9
 _FORMAT: Final = {"format": "pt"}
 _LICENSES: Final = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
 _CHUNK_BYTES: Final = 2**24
+
+_logger = get_logger(__name__)
 
 
 class UnfinishedCheckpoint:
@@ -208,12 +211,14 @@ def _check_space(found: UnfinishedCheckpoint, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process. Raises ConfigError if another process holds it."""
+    """Hold a lock that ends with the process, if there are locks. Raises ConfigError if another process holds it."""
     with (directory / _LOCK_NAME).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"another process is writing {path}\n  wait for it, or give another directory") from None
+        except OSError as error:  # a file system without locks
+            _logger.warning("%s is not locked (%s): let no other process write it", path, error.strerror)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -358,6 +359,17 @@ class TestInterruption:
             fcntl.flock(file, fcntl.LOCK_EX)
             result = convert(BUILTIN_MODEL, "m", "--to", "gptq", "--method", "rtn")
         assert result.exit_code == 1 and "another process is writing m\n" in result.stderr
+
+    def test_a_file_system_without_locks_is_no_other_process(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(file: object, operation: int) -> None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        result = convert(BUILTIN_MODEL, "m", "--to", "gptq", "--method", "rtn")
+        assert result.exit_code == 0 and (place / "m" / "config.json").exists(), result.output
+        assert "m is not locked (Function not implemented)" in caplog.text
 
 
 def test_a_large_checkpoint_has_a_file_for_each_layer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
