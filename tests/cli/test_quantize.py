@@ -129,6 +129,19 @@ def test_a_full_disk_is_noticed_before_the_work(place: Path, monkeypatch: pytest
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["quantize", "imatrix"])
+def test_a_place_that_cannot_be_written_is_noticed_before_the_work(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "notes.txt").write_text("too short, which is found out later")
+    monkeypatch.setattr(writing.os, "access", lambda path, mode: (path, mode) != (Path("there"), os.W_OK))
+    (place / "there").mkdir()
+    more = ["--text", "notes.txt"] if command == "imatrix" else []
+    result = CliRunner().invoke(cli, [command, "pagewick-demo", "-o", "there/m.gguf", *more])
+    assert result.exit_code == 1
+    assert result.stderr == "error: there cannot be written\n  make it writable, or choose another place\n"
+
+
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_a_file_that_is_not_finished_leaves_nothing(
     failure: BaseException, place: Path, monkeypatch: pytest.MonkeyPatch

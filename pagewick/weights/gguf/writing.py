@@ -135,6 +135,8 @@ def check_place(path: Path, num_bytes: int, *, is_forced: bool) -> None:
         raise ConfigError(f"{path} exists already\n  choose another --output, or replace it with --force")
     if not path.parent.is_dir():
         raise ConfigError(f"the directory {path.parent} does not exist\n  make it, or choose another --output")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path.parent} cannot be written\n  make it writable, or choose another place")
     if (free := shutil.disk_usage(path.parent).free) < num_bytes:
         raise ConfigError(
             f"{path} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free on its disk\n"
