@@ -187,6 +187,13 @@ def test_importance_of_another_model(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_types_that_round_no_weights_have_no_use_for_importance(kind: str, tmp_path: Path) -> None:
+    importance = Importance({"blk.0.attn_q.weight": torch.ones(1, 256)}, "own.gguf")
+    with pytest.raises(ConfigError, match=f"own.gguf has no effect: no weight is quantized in {kind}\n  leave it out"):
+        write(MODEL_DIR, tmp_path / "m.gguf", kind, importance)
+
+
 def test_texts_are_read_in_pieces(tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "text.txt", Tokenizer.from_directory(MODEL_DIR)
     path.write_text(TEXT)

@@ -48,7 +48,7 @@ def planned_export(
 
     name: the model's, for people. kind: one of export.TYPES. Raises ModelLoadError for a model that is quantized
     already, that GGUF files cannot describe, or whose tokenizer they cannot; ConfigError for importance of another
-    model.
+    model, or of weights that are not quantized.
     """
     with open_source(path, mix=kind) as source:
         planned = _from_file(source, path) if isinstance(source, GgufSource) else _from_checkpoint(source, path, name)
@@ -58,6 +58,11 @@ def planned_export(
         weights: dict[str, Tensor] = {}
         if importance is not None:
             blocks = {key: shape for key, shape in shapes.items() if _is_block(types[key])}
+            if not blocks:
+                raise ConfigError(
+                    f"{importance.name} has no effect: no weight is quantized in {kind}\n"
+                    "  leave it out, or choose another type, such as q4_k_m"
+                )
             weights, missing = importance.of_tensors(blocks)
             if missing:
                 notes.append(f"{importance.name} has no importance for {name_some(missing)}: all columns count alike")
@@ -181,4 +186,4 @@ def _sampling(advice: Mapping[str, Any]) -> dict[str, Any]:
 def check_output(path: Path, output: Path) -> None:
     """Raise ConfigError if the output is the file that is read."""
     if output.exists() and path.exists() and output.samefile(path):
-        raise ConfigError(f"{output} is the model itself\n  choose another --output")
+        raise ConfigError(f"{output} is the model itself\n  choose another place")
