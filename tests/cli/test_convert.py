@@ -252,7 +252,7 @@ class TestRepacking:
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--type", "q8_0"], "--type has no effect with --to gptq\n"),
         ([BUILTIN_MODEL, "m.gguf", "--to", "gguf", "--bits", "4"], "--bits has no effect with --to gguf\n"),
         ([BUILTIN_MODEL, "m", "--to", "gguf", "--no-resume"], "--resume has no effect with --to gguf\n"),
-        ([BUILTIN_MODEL, "m", "--to", "gguf", "--type", "q9"], "q9 is no type that can be written"),
+        ([BUILTIN_MODEL, "m", "--to", "gguf", "--type", "q9"], "error: q9 is no type that can be written"),
     ],
 )
 def test_mistakes(arguments: list[str], complaint: str, place: Path) -> None:

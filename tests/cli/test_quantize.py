@@ -87,7 +87,7 @@ def test_a_file_that_exists_is_kept_unless_forced(place: Path) -> None:
     path.write_bytes(b"mine")
     result = quantize("pagewick-demo", "--to", "q8_0", "-o", path)
     assert result.exit_code == 1
-    assert result.stderr == f"error: {path} exists already\n  choose another --output, or replace it with --force\n"
+    assert result.stderr == f"error: {path} exists already\n  choose another place, or replace it with --force\n"
     assert path.read_bytes() == b"mine"
     assert quantize("pagewick-demo", "--to", "q8_0", "-o", path, "--force").exit_code == 0
     assert len(open_gguf(path).tensors) == 57 and list(place.iterdir()) == [path]
@@ -98,7 +98,7 @@ def test_a_file_that_exists_is_kept_unless_forced(place: Path) -> None:
     [
         (
             ["pagewick-demo", "--to", "q9"],
-            "--to q9 is no type that can be written\n  choose from: f32, f16, bf16, q4_0",
+            "error: q9 is no type that can be written\n  choose from: f32, f16, bf16, q4_0",
         ),
         (["pagewick-demo", "-o", "no/m.gguf"], "the directory no does not exist"),
         (["pagewick-demo", "-o", "."], "is a directory\n  give the name of a file in it: model.gguf"),

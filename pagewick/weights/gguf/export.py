@@ -89,7 +89,7 @@ class Export:
         if kind in _FLOATS:
             stored = rows.to(_FLOATS[kind]).contiguous()
             if kind == "F16" and stored.isinf().any() and rows.isfinite().all():
-                raise ModelLoadError(f"{tensor.name} holds numbers too large for float16\n  write it with --to bf16")
+                raise ModelLoadError(f"{tensor.name} holds numbers too large for float16\n  choose the type bf16")
         else:
             importance = self.importance.get(tensor.name)
             if importance is not None and importance.ndim > 1:
@@ -98,7 +98,7 @@ class Export:
                 stored = quantize_rows(kind, rows, importance)
             except ModelLoadError as error:
                 reason = error.__cause__ or error
-                raise ModelLoadError(f"{tensor.name}: {reason}\n  write it with --to bf16, or f32") from None
+                raise ModelLoadError(f"{tensor.name}: {reason}\n  choose the type bf16, or f32") from None
         return stored.flatten().view(torch.uint8).numpy().data
 
 
@@ -108,7 +108,7 @@ def type_named(text: str) -> str:
     for name in TYPES:
         if name.replace("_", "") == plain:
             return name
-    raise ConfigError(f"--to {text} is no type that can be written\n  choose from: {', '.join(TYPES)}")
+    raise ConfigError(f"{text} is no type that can be written\n  choose from: {', '.join(TYPES)}")
 
 
 def types_of(name: str, shapes: Mapping[str, tuple[int, ...]], model: MixedModel) -> dict[str, str]:

@@ -122,7 +122,7 @@ def new_file(path: Path, num_bytes: int, *, is_forced: bool) -> Iterator[BinaryI
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
-        raise ConfigError(f"cannot write {path}: {error.strerror}\n  free space, or choose another --output") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror}\n  free space, or choose another place") from None
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -132,15 +132,15 @@ def check_place(path: Path, num_bytes: int, *, is_forced: bool) -> None:
     if path.is_dir():
         raise ConfigError(f"{path} is a directory\n  give the name of a file in it: {path / 'model.gguf'}")
     if path.exists() and not is_forced:
-        raise ConfigError(f"{path} exists already\n  choose another --output, or replace it with --force")
+        raise ConfigError(f"{path} exists already\n  choose another place, or replace it with --force")
     if not path.parent.is_dir():
-        raise ConfigError(f"the directory {path.parent} does not exist\n  make it, or choose another --output")
+        raise ConfigError(f"the directory {path.parent} does not exist\n  make it, or choose another place")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{path.parent} cannot be written\n  make it writable, or choose another place")
     if (free := shutil.disk_usage(path.parent).free) < num_bytes:
         raise ConfigError(
             f"{path} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free on its disk\n"
-            "  free space, or choose another --output"
+            "  free space, or choose another place"
         )
 
 

@@ -124,7 +124,7 @@ def test_spellings_of_types() -> None:
     for spelling in ("q4_k_m", "Q4_K_M", "q4-k-m", "Q4KM"):
         assert type_named(spelling) == "q4_k_m"
     assert (type_named("BF16"), type_named("fp16")) == ("bf16", "f16")
-    with pytest.raises(ConfigError, match=r"--to q9 is no type that can be written\n  choose from: f32, f16, .*q6_k"):
+    with pytest.raises(ConfigError, match=r"^q9 is no type that can be written\n  choose from: f32, f16, .*q6_k"):
         type_named("q9")
 
 
@@ -243,7 +243,11 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "complaint"), [(float("nan"), "q4_0", "not finite"), (1e5, "f16", "too large for")]
+    ("value", "kind", "complaint"),
+    [
+        (float("nan"), "q4_0", "not finite.*\n  choose the type bf16, or f32$"),
+        (1e5, "f16", "too large for float16\n  choose the type bf16$"),
+    ],
 )
 def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: str, tmp_path: Path) -> None:
     model = changed(tmp_path / "m", {})
@@ -251,7 +255,7 @@ def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: st
     weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
     save_file(weights, model / "model.safetensors")
     message = refusal(model, tmp_path, kind)
-    assert message.startswith("blk.1.ffn_up.weight") and complaint in message
+    assert message.startswith("blk.1.ffn_up.weight") and re.search(complaint, message)
 
 
 def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
