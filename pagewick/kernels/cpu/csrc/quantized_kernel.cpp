@@ -5,31 +5,50 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
+// The low bytes of kLanes words.
+inline void store_low_bytes(int8_t* target, IntVec words) {
+#if defined(PW_ISA_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), _mm512_cvtepi32_epi8((__m512i)words));
+#elif defined(PW_ISA_AVX2)
+  const __m256i low = (__m256i)(words & 0xff);
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(target), _mm_packus_epi16(halves, halves));
+#else
+  for (int i = 0; i < kLanes; ++i) target[i] = static_cast<int8_t>(words[i]);
+#endif
+}
+
 // Quantizes kColumns numbers: whole numbers and their scale.
 template <int kColumns, class T>
 void quantize(const T* x, int8_t* out, float& scale) {
-  float values[kColumns];
-  Vec largest = zero();
-  for (int64_t k = 0; k < kColumns; k += kLanes) {
-    const Vec part = load(x + k);
-    store(values + k, part);
-    largest = max(largest, part < 0.0f ? -part : part);
+  constexpr int kParts = kColumns / kLanes;
+  Vec values[kParts], largest = zero();
+#pragma GCC unroll 16
+  for (int i = 0; i < kParts; ++i) {
+    values[i] = load(x + i * kLanes);
+    largest = max(largest, (Vec)((WordVec)values[i] & 0x7fffffff));
   }
   const float amax = hmax(largest), factor = amax > 0.0f ? 127.0f / amax : 0.0f;
-  for (int64_t k = 0; k < kColumns; ++k) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kParts; ++i) {
     // Adding 1.5 * 2^23 rounds to the nearest whole number, the even one of two.
-    const float rounded = values[k] * factor + 0x1.8p23f;
-    int32_t bits;
-    memcpy(&bits, &rounded, sizeof(bits));
-    out[k] = static_cast<int8_t>(bits - 0x4b400000);
+    const Vec rounded = values[i] * factor + 0x1.8p23f;
+    store_low_bytes(out + i * kLanes, (IntVec)rounded - 0x4b400000);
   }
   scale = amax / 127.0f;
 }
 
 inline int16_t sum_of_16(const int8_t* values) {
+#if defined(__SSE2__)
+  // The sum of bytes without a sign, each of which is too large by 128.
+  const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
+  return static_cast<int16_t>(_mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128);
+#else
   int16_t sum = 0;
   for (int k = 0; k < 16; ++k) sum = static_cast<int16_t>(sum + values[k]);
   return sum;
+#endif
 }
 
 template <class T>

@@ -157,7 +157,7 @@ struct LevelTile {
   // Whether rows that fill no tile of kTileRows take expanded levels as well, if there are any.
   static constexpr bool kExpandsAll = false;
   // Columns that are expanded at a time, and rows that share them.
-  static constexpr int64_t kChunkColumns = 256, kMaxRows = 96;
+  static constexpr int64_t kChunkColumns = 256, kMaxRows = 256;
 
   // Whether expanded levels of a chunk include zero points.
   static bool includes_zeros(const Chunk&) { return false; }
