@@ -36,10 +36,12 @@ def test_values_are_hidden_everywhere() -> None:
     arguments = [
         "serve", "--api-key", "first secret", "--port", "8000", "--api-key=second-secret",
         "--token", "dritter Schlüssel",
+        "--api_key", "third secret", "--api_key=fourth-secret", "--name=api_key", "a_b",
         "--api-keys", "not-one", "--api-key-file", "/keys", "--api-key=", "--name=--api-key", "x", "--api-key",
     ]  # fmt: skip
     expected = [
         "serve", "--api-key", "*" * 12, "--port", "8000", "--api-key=" + "*" * 13, "--token", "*" * 18,
+        "--api_key", "*" * 12, "--api_key=" + "*" * 13, "--name=api_key", "a_b",
         "--api-keys", "not-one", "--api-key-file", "/keys", "--api-key=", "--name=--api-key", "x", "--api-key",
     ]  # fmt: skip
     in_proc, printed = shown(*arguments)
