@@ -99,7 +99,7 @@ def load_text(
     # A template without any brace would be the same text for every conversation.
     if isinstance(chat_template, Path) or "{" not in source:
         try:
-            source = Path(chat_template).read_text(encoding="utf-8")
+            source = Path(chat_template).read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
         except (OSError, ValueError) as error:
             raise ConfigError(f"chat_template: cannot read {str(chat_template)[:80]!r}: {error}") from None
     return tokenizer, ChatTemplate({"default": source}, tokenizer), default_params

@@ -526,7 +526,9 @@ def test_a_closed_llm_says_so(open_llm: Open, call: Callable[[LLM], Any]) -> Non
 def test_a_chat_template_replaces_the_models(open_llm: Open, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("[{{ messages[0].content }}]", encoding="utf-8")
-    for template in (file, str(file), "[{{ messages[0].content }}]"):
+    marked = tmp_path / "marked.jinja"
+    marked.write_text("\ufeff[{{ messages[0].content }}]", encoding="utf-8")
+    for template in (file, str(file), "[{{ messages[0].content }}]", marked):
         llm, _ = open_llm(chat_template=template)
         assert llm.apply_chat_template([{"role": "user", "content": "hi"}]) == "[hi]"
     with pytest.raises(ConfigError, match=r"chat_template: cannot read 'missing.jinja'"):

@@ -16,6 +16,7 @@ from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.cli.terminal_text import harmless, shown_on
+from pagewick.cli.text_input import STDIN, opened_text
 from pagewick.config import EngineConfig
 from pagewick.errors import ContextLengthError, PagewickError
 
@@ -93,7 +94,8 @@ def _answer_lines(conversation: Conversation) -> None:
     commands = Commands(conversation, lambda text: click.echo(harmless(text), err=True), raises=True)
 
     def read_line(_: bool) -> str:
-        line = sys.stdin.readline()
+        with opened_text(STDIN) as file:
+            line = file.readline()
         if not line:
             raise EOFError
         return line.removesuffix("\n")

@@ -13,6 +13,7 @@ import click
 
 from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.terminal_text import shown_on
+from pagewick.cli.text_input import STDIN, opened_text, read_text
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import RequestOptions
 from pagewick.errors import ConfigError
@@ -71,7 +72,7 @@ def command(
             raise click.UsageError("--json-schema has no meaning with --batch: its lines have a response_format.")
         sampling["structured_outputs"] = {"json": _read(json_schema)}
     texts = [text.strip() for text in prompts.split("|")] if prompts is not None else []
-    texts += [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompt]
+    texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
     texts = [text for text in texts if text]
     given = [name for name, value in (("--prompts or -p", texts), ("--file", file), ("--batch", batch)) if value]
     if not given:
@@ -115,9 +116,14 @@ def command(
         raise ConfigError(f"{tally.text}; the output says why for each of them")
 
 
+def _text_of_stdin() -> str:
+    with opened_text(STDIN) as file:
+        return file.read().removesuffix("\n")
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--json-schema: cannot read {path}: {error}") from None
 

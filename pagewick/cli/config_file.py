@@ -19,6 +19,7 @@ import click
 
 from pagewick.cli.flags import long_name
 from pagewick.cli.foreign_flags import ForeignOption
+from pagewick.cli.text_input import read_text
 
 
 def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]
     from pagewick.cli import COMMANDS
 
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(file))
     except OSError as error:
         raise click.UsageError(f"cannot read {file} ({error.strerror}).") from None
     except ValueError as error:

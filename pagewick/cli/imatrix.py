@@ -11,6 +11,7 @@ import click
 
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
+from pagewick.cli.text_input import read_text
 from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import HUBS, EngineConfig
 from pagewick.errors import ConfigError
@@ -103,7 +104,7 @@ def read_chunks(text: Path, tokenizer: Tokenizer, chunk_size: int) -> list[list[
     Raises ConfigError for a file that is no text, or is too short.
     """
     try:
-        token_ids = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
+        token_ids = tokenizer.encode(read_text(text), add_special_tokens=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {text}: {error}\n  give a file of UTF-8 text") from None
     start = tokenizer.start_token_ids

@@ -163,7 +163,7 @@ class _Server:
 
 def _read_template(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the chat template {file}: {reason}; check the path") from None

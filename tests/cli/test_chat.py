@@ -20,7 +20,7 @@ from pagewick.sampling_params import SamplingParams
 from tests.cli.fake_llm import FakeLLM
 
 
-def chat(*arguments: str, stdin: str) -> Result:
+def chat(*arguments: str, stdin: str | bytes) -> Result:
     return CliRunner().invoke(cli, ["chat", *arguments], input=stdin, prog_name="pagewick")
 
 
@@ -73,6 +73,13 @@ def test_commands_work_in_a_pipe_and_only_responses_are_printed(opened: list[Fak
     assert result.stderr == "A new conversation.\n"
     assert opened[0].calls[1][1] == [SYSTEM, message("user", "you")]
     assert opened[0].calls[2][1] == [SYSTEM, message("user", "you")]
+
+
+def test_a_pipe_must_have_text_and_may_begin_with_a_byte_order_mark(opened: list[FakeLLM]) -> None:
+    result = chat(stdin=b"\xef\xbb\xbf/set temperature 0\nhello\n" + b"x" * 9000 + b"\ncaf\xe9\n")
+    assert (result.exit_code, result.stdout) == (1, "HELLO\n")
+    complaint = "error: <stdin> is not UTF-8 (invalid continuation byte); convert it first"
+    assert result.stderr.splitlines()[1:] == [complaint]
 
 
 @pytest.mark.parametrize(
@@ -261,6 +268,10 @@ def test_a_conversation_is_saved_as_a_request_and_loaded(
     commands.message_of(f"/load {path}")
     assert conversation.messages == [SYSTEM, *turns]
     assert said[-1] == f"Loaded 3 messages from {path}."
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    commands.message_of("/reset")
+    commands.message_of(f"/load {path}")
+    assert conversation.messages == [SYSTEM, *turns], "a byte order mark is no part of the text"
     respond(conversation, "more")
     commands.message_of(f"/save {path}")
     assert len(json.loads(path.read_text())["messages"]) == 5

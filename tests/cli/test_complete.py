@@ -18,7 +18,7 @@ from pagewick.structured_outputs import StructuredOutputsParams
 from tests.cli.fake_llm import FakeLLM
 
 
-def complete(*arguments: str, stdin: str | None = None) -> Result:
+def complete(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(cli, ["complete", *arguments], input=stdin, prog_name="pagewick")
 
 
@@ -43,6 +43,23 @@ def test_a_dash_stands_for_standard_input(opened: list[FakeLLM]) -> None:
     assert complete("-p", "-", stdin="two\nlines\n").stdout == "TWO\nLINES\n"
     complete("--prompts", "x", "-p", "y", "-p", "-", stdin="z")
     assert opened[1].calls[0][1] == ["x", "y", "z"]
+
+
+def test_standard_input_must_be_text(opened: list[FakeLLM]) -> None:
+    result = complete("-p", "-", stdin=b"caf\xe9\n")
+    assert (result.exit_code, opened) == (1, [])
+    assert result.stderr == "error: <stdin> is not UTF-8 (invalid continuation byte); convert it first\n"
+
+
+def test_text_may_begin_with_a_byte_order_mark(opened: list[FakeLLM], tmp_path: Path) -> None:
+    """Windows programs write one; -p - may be there twice, and has nothing left the second time."""
+    (tmp_path / "schema.json").write_text('\ufeff{"type": "object"}', encoding="utf-8")
+    arguments = ["-p", "-", "-p", "-", "-p", "b", "--json-schema", str(tmp_path / "schema.json")]
+    result = complete(*arguments, stdin="\ufeffa\n")
+    assert result.exit_code == 0, result.output
+    (call,) = opened[0].calls
+    assert call[1] == ["a", "b"] and call[2].structured_outputs is not None
+    assert call[2].structured_outputs.json == '{"type": "object"}'
 
 
 def test_chat_sends_each_prompt_as_a_users_message(opened: list[FakeLLM]) -> None:

@@ -38,7 +38,7 @@ from pagewick.errors import ConfigError
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient, fake_engine
 
 
-def complete(*arguments: str, stdin: str | None = None) -> Result:
+def complete(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(cli, ["complete", *arguments], input=stdin, prog_name="pagewick")
 
 
@@ -99,6 +99,35 @@ def test_prompts_of_several_lines_have_a_separator(asked: list[BatchRequest], tm
     ]  # fmt: skip
     assert lines[0]["total_completion_tokens"] == 7
     assert asked[0].body["messages"] == [{"role": "user", "content": "one\ntwo"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "separator"),
+    [
+        (b"one\r\ntwo\r\n---\r\nthree\r\n---\r\n", r"\n---\n"),
+        (b"\xef\xbb\xbfone\ntwo\n---\nthree\n---\n", r"\n---\n"),
+        (b"\xef\xbb\xbfone\r\nthree\r\n", r"\n"),
+    ],
+)
+@pytest.mark.parametrize("is_stdin", [False, True])
+def test_files_of_windows_hold_the_same_prompts(
+    asked: list[BatchRequest], tmp_path: Path, content: bytes, separator: str, is_stdin: bool
+) -> None:
+    """Their lines end with CR LF, and many begin with a byte order mark."""
+    (tmp_path / "in.txt").write_bytes(content)
+    name = "-" if is_stdin else str(tmp_path / "in.txt")
+    result = complete("--file", name, "--separator", separator, stdin=content if is_stdin else None)
+    assert result.exit_code == 0, result.output
+    assert [prompt_of(request) for request in asked] == ["one\ntwo" if b"two" in content else "one", "three"]
+
+
+def test_a_batch_may_begin_with_a_byte_order_mark(asked: list[BatchRequest], tmp_path: Path) -> None:
+    content = '\ufeff{"prompt": "x"}\r\n{"prompt": "y"}\r\n'.encode()
+    (tmp_path / "in.jsonl").write_bytes(content)
+    for name, stdin in ((str(tmp_path / "in.jsonl"), None), ("-", content)):
+        result = complete("--batch", name, stdin=stdin)
+        assert result.exit_code == 0, result.output
+    assert [prompt_of(request) for request in asked] == ["x", "y"] * 2
 
 
 def test_a_prompt_that_fails_does_not_stop_the_others(asked: list[BatchRequest]) -> None:
@@ -187,6 +216,7 @@ def test_a_file_that_is_not_text(asked: list[BatchRequest], tmp_path: Path) -> N
     (tmp_path / "x").write_bytes(b"fine\n" + b"\xff\xfe" * 9)
     for option in ("--file", "--batch"):
         assert "is not UTF-8" in complete(option, str(tmp_path / "x")).stderr
+        assert "<stdin> is not UTF-8" in complete(option, "-", stdin=(tmp_path / "x").read_bytes()).stderr
 
 
 @pytest.mark.parametrize(
@@ -232,6 +262,7 @@ def test_prompts_are_those_of_split_wherever_the_file_is_cut(text: str, size: in
 
 def test_separators_may_have_escapes() -> None:
     assert unescaped(r"--\n\t") == "--\n\t"
+    assert unescaped("\r\n-\r") == "\n-\n"
     with pytest.raises(ConfigError, match="must not be empty"):
         unescaped("")
 

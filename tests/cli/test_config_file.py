@@ -54,9 +54,10 @@ def test_keys_in_a_file_act_as_flags(tmp_path: Path, ran: list[tuple[EngineConfi
     file = write(tmp_path, CONFIG)
     for result in (serve("--config", file), serve(environment={"PAGEWICK_CONFIG": file})):
         assert result.exit_code == 0, result.output
+    assert serve("--config", write(tmp_path, f"\ufeff{CONFIG}")).exit_code == 0
     config = EngineConfig(model="some/model", max_model_len=512, kv_cache_memory=2**30, enable_prefix_caching=False)
     settings = ServerSettings(port=9000, api_key=("a-long-key", "another-key"), served_model_name=("x",))
-    assert ran == [(config, settings)] * 2
+    assert ran == [(config, settings)] * 3
 
 
 def test_the_file_in_the_documentation_is_read(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:

@@ -202,6 +202,8 @@ def test_texts_are_read_in_pieces(tmp_path: Path) -> None:
     assert [*itertools.chain(*chunks)] == token_ids[: sum(map(len, chunks))]
     assert {len(chunk) for chunk in chunks[:-1]} == {200}
     assert len(token_ids) - sum(map(len, chunks)) < 65
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    assert read_chunks(path, tokenizer, 200) == chunks
     path.write_text("too short")
     with pytest.raises(ConfigError, match=r"has \d tokens, and at least 65 are needed"):
         read_chunks(path, tokenizer, 200)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.text_input import read_text
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 
@@ -134,7 +135,7 @@ class Conversation:
             raise ConfigError(f"/load reads JSON only, not the Markdown of {path}; {instead}")
         path = _whole_path(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
         # The file is not text or not JSON, or has a number of thousands of digits.

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,10 +29,10 @@ from pagewick.cli.completing.batch_lines import (
 )
 from pagewick.cli.completing.batch_run import opened_responder, run_batch
 from pagewick.cli.completing.output_file import OutputFile
+from pagewick.cli.text_input import count_lines, opened_text
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 
-STDIN = "-"
 _CHUNK_CHARS = 2**16
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
@@ -204,20 +204,6 @@ def _json_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-@contextmanager
-def opened_text(name: str) -> Iterator[TextIO]:
-    """Open a file, or stdin for "-". Raises ConfigError if it cannot be read, or later if it is not UTF-8."""
-    with ExitStack() as stack:
-        try:
-            file = sys.stdin if name == STDIN else stack.enter_context(open(name, encoding="utf-8", newline="\n"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {name}: {error.strerror}; check the path") from None
-        try:
-            yield file
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file.name} is not UTF-8 ({error.reason}); convert it first") from None
-
-
 def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
     """Yield the texts between separators, without white space around them; omit empty ones."""
     held: list[str] = []
@@ -237,17 +223,13 @@ def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
 
 
 def unescaped(separator: str) -> str:
-    r"""Replace \n, \t and \0 in a separator by the characters that they mean. Raises ConfigError if it is empty."""
+    r"""Replace \n, \t and \0 in a separator by the characters that they mean. Raises ConfigError if it is empty.
+
+    Every line break in it becomes a line feed, as in the text of a file.
+    """
     for written, meant in _ESCAPES.items():
         separator = separator.replace(written, meant)
+    separator = separator.replace("\r\n", "\n").replace("\r", "\n")
     if not separator:
         raise ConfigError("--separator must not be empty")
     return separator
-
-
-def count_lines(name: str) -> int | None:
-    """Return the number of lines that are not empty; None for a file that can be read only once."""
-    if name == STDIN or not Path(name).is_file():
-        return None
-    with open(name, "rb") as file:
-        return sum(1 for line in file if line.strip())

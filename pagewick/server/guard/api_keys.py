@@ -151,7 +151,7 @@ def _read_private_file(path: str) -> str:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"--api-key-file {path} is larger than {MAX_FILE_BYTES // 2**20} MiB; is it the right file?")
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # a byte order mark is no part of the first key
     except UnicodeDecodeError:
         raise ConfigError(f"--api-key-file {path} is not a text file in UTF-8") from None
 

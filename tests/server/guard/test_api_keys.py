@@ -37,7 +37,7 @@ def test_no_keys_let_nobody_in() -> None:
 
 
 def test_keys_come_from_everywhere(tmp_path: Path) -> None:
-    file = key_file(tmp_path, f"# who may\n\n  alice:{KEYS[0]}  \r\n{KEYS[1]}\n#{KEYS[3]}\n")
+    file = key_file(tmp_path, f"\ufeff# who may\n\n  alice:{KEYS[0]}  \r\n{KEYS[1]}\n#{KEYS[3]}\n")
     environ = dict.fromkeys(VARIABLES, KEYS[2]) | {"API_KEY": KEYS[3], "OPENAI_API_KEY": KEYS[3]}
     keys = load(environ, api_key=("from-the-flag", KEYS[1]), api_key_file=file)
     assert len(keys) == 4

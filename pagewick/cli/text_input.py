@@ -1,0 +1,54 @@
+"""Text that users give in files and on stdin: UTF-8, with or without a byte order mark, with any line ends."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from pagewick.errors import ConfigError
+
+STDIN = "-"
+# UTF-8, without the byte order mark that programs of Windows write before it.
+_ENCODING = "utf-8-sig"
+
+
+@contextmanager
+def opened_text(name: str) -> Iterator[TextIO]:
+    """Open a file, or stdin for "-". Raises ConfigError if it cannot be read, or later if it is not UTF-8.
+
+    Every line ends with a line feed, whatever ends it in the file. stdin may be opened again to read on.
+    """
+    with ExitStack() as stack:
+        try:
+            file = _stdin() if name == STDIN else stack.enter_context(open(name, encoding=_ENCODING))
+        except OSError as error:
+            raise ConfigError(f"cannot read {name}: {error.strerror}; check the path") from None
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file.name} is not UTF-8 ({error.reason}); convert it first") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises OSError, and UnicodeDecodeError if it is not UTF-8."""
+    return path.read_text(encoding=_ENCODING)
+
+
+def count_lines(name: str) -> int | None:
+    """Return the number of lines that are not empty; None for a file that can be read only once."""
+    if name == STDIN or not Path(name).is_file():
+        return None
+    with open(name, encoding=_ENCODING, errors="replace") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def _stdin() -> TextIO:
+    """Return stdin, which is UTF-8 like files, unless the user's locale has another encoding."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() == "utf-8":
+        # Without a locale, Python would let bytes pass that are not UTF-8.
+        sys.stdin.reconfigure(encoding=_ENCODING, errors="strict")
+    return sys.stdin
