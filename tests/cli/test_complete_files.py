@@ -229,6 +229,8 @@ def test_a_file_that_is_not_text(asked: list[BatchRequest], tmp_path: Path) -> N
         ('{"url": "/v1/completions"}', "body must be a JSON object"),
         ('{"body": {}}', "url must be a path like /v1/chat/completions; got None"),
         ('{"url": "http://x", "body": {}}', "url must be a path"),
+        (r'{"url": "/v1/\ud800", "body": {}}', r"url must be a path like /v1/chat/completions; got '/v1/\ud800'"),
+        (r'{"url": "/v1/\u00fc", "body": {}}', "url must be a path like /v1/chat/completions; got '/v1/ü'"),
         ('{"url": "/v1/completions", "body": {}, "method": "GET"}', "method must be POST; got 'GET'"),
         ('{"url": "/v1/completions", "body": {}, "temperature": 1}', "temperature has no meaning beside url and body"),
         ('{"prompt": "x", "stream": true}', "not streamed"),
@@ -470,6 +472,28 @@ def test_keys_of_a_server_in_the_environment_close_no_batch(
         monkeypatch.setenv("PAGEWICK_API_KEY", key)
         (response,) = server_responses([BatchRequest("a", "/v1/completions", {"prompt": "ab"})])
         assert response.status == 200, response
+
+
+def test_an_unexpected_error_is_that_of_its_line(
+    server_responses: Callable[[list[BatchRequest]], list[BatchResponse]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such an error is a bug, so the log has its traceback; the other lines get their responses."""
+    post = batch_run.post
+
+    async def post_or_fail(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
+        if b"boom" in body:
+            raise RuntimeError("it broke")
+        return await post(app, path, body)
+
+    monkeypatch.setattr(batch_run, "post", post_or_fail)
+    bodies = [{"prompt": text} for text in ("ab", "boom", "ba")]
+    responses = server_responses([BatchRequest("a", "/v1/completions", body) for body in bodies])
+    assert [response.status for response in responses] == [200, 500, 200]
+    assert responses[1].error == "internal error (RuntimeError: it broke); the log says more"
+    (record,) = caplog.records
+    assert record.exc_info and "the request of line a failed" in record.message
 
 
 def test_responses_are_those_of_the_server(

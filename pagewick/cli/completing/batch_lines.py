@@ -101,7 +101,7 @@ def _mistake_in_envelope(content: Mapping[str, Any]) -> str | None:
         return f"{unknown[0]} has no meaning beside url and body; put it into the body"
     if content.get("method", "POST") != "POST":
         return f"method must be POST; got {content['method']!r}"
-    if not isinstance(url, str) or not url.startswith("/v1/"):
+    if not isinstance(url, str) or not url.startswith("/v1/") or not url.isascii():
         return f"url must be a path like {CHAT_URL}; got {url!r}"
     return None if isinstance(content.get("body"), dict) else "body must be a JSON object"
 

@@ -22,11 +22,14 @@ from pagewick.cli.completing.batch_lines import (
 )
 from pagewick.config import EngineConfig
 from pagewick.errors import InvalidRequestError
+from pagewick.log import get_logger
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Scope
 
     from pagewick.async_llm import AsyncEngine
+
+_logger = get_logger(__name__)
 
 Respond = Callable[[BatchRequest], Awaitable[BatchResponse]]
 OnResult = Callable[[BatchLine, BatchResult], None]
@@ -135,9 +138,14 @@ async def opened_responder(config: EngineConfig) -> AsyncIterator[tuple[Respond,
         app = build_app(engine, settings, keys=ApiKeys(settings, environ={}))
 
         async def respond(request: BatchRequest) -> BatchResponse:
-            body = await _with_room(engine, request) if request.is_simple else request.body
-            # ASCII, because a line may have strings that are not valid text; the server refuses these.
-            status, content = await post(app, request.url, json.dumps(body).encode())
+            try:
+                body = await _with_room(engine, request) if request.is_simple else request.body
+                # ASCII, because a line may have strings that are not valid text; the server refuses these.
+                status, content = await post(app, request.url, json.dumps(body).encode())
+            # No line may end the others, whatever is wrong with it.
+            except Exception as error:
+                _logger.error("the request of line %s failed", request.custom_id, exc_info=error)
+                return _failure(request, error)
             return BatchResponse(request.custom_id, status, content)
 
         yield respond, IN_FLIGHT_PER_SEQUENCE * engine.info.max_num_seqs
@@ -179,6 +187,13 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 
     await app(scope, receive, send)
     return status, b"".join(parts)
+
+
+def _failure(request: BatchRequest, error: Exception) -> BatchResponse:
+    """Return what stands for the response to a request that failed on the way to the server's application."""
+    message = f"internal error ({type(error).__name__}: {error}); the log says more"
+    body = {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+    return BatchResponse(request.custom_id, 500, json.dumps(body).encode())
 
 
 async def _with_room(engine: AsyncEngine, request: BatchRequest) -> dict[str, Any]:
