@@ -35,6 +35,7 @@ from pagewick.cli.completing.files import split_prompts, unescaped
 from pagewick.cli.completing.output_file import OutputFile
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
+from tests.cli.fake_llm import FakeLLM
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient, fake_engine
 
 
@@ -58,9 +59,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BatchRequest]:
         await asyncio.sleep(len(text) / 1000)
         if text == "bad":
             return BatchResponse(request.custom_id, 400, b'{"error": {"message": "it is bad"}}')
-        usage = {"prompt_tokens": 3, "completion_tokens": len(text)}
-        choice = {"text": f" {text.upper()}", "finish_reason": "stop"}
-        body = {"choices": [choice] * request.body.get("n", 1), "usage": usage}
+        choices = [
+            {"text": f" {text.upper()}{'!' * index}", "finish_reason": "stop"}
+            | ({"token_ids": [1] * (len(text) + index)} if request.body.get("return_token_ids") else {})
+            for index in range(request.body.get("n", 1))
+        ]
+        usage = {"prompt_tokens": 3, "completion_tokens": sum(len(text) + index for index in range(len(choices)))}
+        body = {"choices": choices, "usage": usage}
         return BatchResponse(request.custom_id, 200, json.dumps(body).encode())
 
     @asynccontextmanager
@@ -97,7 +102,8 @@ def test_prompts_of_several_lines_have_a_separator(asked: list[BatchRequest], tm
     assert [(line["prompt"], line["index"]) for line in lines] == [
         ("one\ntwo", 0), ("one\ntwo", 1), ("three", 0), ("three", 1),
     ]  # fmt: skip
-    assert lines[0]["total_completion_tokens"] == 7
+    assert [line["completion_tokens"] for line in lines] == [7, 8, 5, 6], "those of each response alone"
+    assert all("total_completion_tokens" not in line for line in lines)
     assert asked[0].body["messages"] == [{"role": "user", "content": "one\ntwo"}]
 
 
@@ -135,6 +141,14 @@ def test_a_prompt_that_fails_does_not_stop_the_others(asked: list[BatchRequest])
     assert result.exit_code == 1
     assert result.stdout == "> a\nA\n\n> bad\nerror: it is bad\n\n> c\nC\n\n"
     assert result.stderr == "error: 2 answered, 1 failed; the output says why for each of them\n"
+
+
+def test_the_json_of_a_file_is_that_of_prompts(asked: list[BatchRequest], opened: list[FakeLLM]) -> None:
+    result = complete("--file", "-", "--json", stdin="a\nbad\n")
+    first, second = map(json.loads, result.stdout.splitlines())
+    (alone,) = map(json.loads, complete("-p", "a", "--json").stdout.splitlines())
+    assert list(first) == list(alone) and first["completion_tokens"] == alone["completion_tokens"] == 1
+    assert second == {"prompt": "bad", "error": "it is bad"}
 
 
 def test_every_line_of_a_batch_gets_a_response(asked: list[BatchRequest], tmp_path: Path) -> None:

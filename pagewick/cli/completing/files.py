@@ -63,6 +63,8 @@ def run_prompt_file(
     fields: Mapping[str, Any],
 ) -> Tally:
     """Complete every prompt of a file, in their order. fields: of every request. Raises PagewickError."""
+    # The usage in a response counts the tokens of all choices together.
+    fields = {**fields, "return_token_ids": True} if as_json else fields
     with opened_text(name) as file, closing(OutputFile(output, can_resume=False)) as target:
         requests = _prompt_requests(split_prompts(file, separator), chat, fields)
         total = count_lines(name) if separator == "\n" else None
@@ -83,9 +85,10 @@ def run_batch_file(
 
 def text_block(request: BatchLine, result: BatchResult) -> bytes:
     """Return the prompt and its responses as text."""
-    texts = (
-        [f"error: {result.error}"] if result.error is not None else [choice[0].strip() for choice in _choices(result)]
-    )
+    if result.error is not None:
+        texts = [f"error: {result.error}"]
+    else:
+        texts = [_text_and_thoughts(choice)[0].strip() for choice in _body(result)["choices"]]
     return "\n".join([f"> {_prompt(request)}", *texts, "", ""]).encode("utf-8", "replace")
 
 
@@ -93,17 +96,16 @@ def json_lines(request: BatchLine, result: BatchResult) -> bytes:
     """Return a line of JSON for each response, or one with the error."""
     prompt = _prompt(request)
     if result.error is not None:
-        return _json_line({"prompt": prompt, "error": f"error: {result.error}"})
-    usage = _body(result)["usage"]
-    choices = _choices(result)
+        return _json_line({"prompt": prompt, "error": result.error})
+    body = _body(result)
     lines = []
-    for index, (text, thoughts, finish_reason) in enumerate(choices):
-        record: dict[str, Any] = {"prompt": prompt, "text": text, "finish_reason": finish_reason}
+    for index, choice in enumerate(body["choices"]):
+        text, thoughts = _text_and_thoughts(choice)
+        record: dict[str, Any] = {"prompt": prompt, "text": text, "finish_reason": choice["finish_reason"]}
         record |= {"reasoning": thoughts} if thoughts else {}
-        record |= {"index": index} if len(choices) > 1 else {}
-        # The server counts the tokens of all responses to a prompt together.
-        name = "total_completion_tokens" if len(choices) > 1 else "completion_tokens"
-        lines.append(_json_line(record | {"prompt_tokens": usage["prompt_tokens"], name: usage["completion_tokens"]}))
+        record |= {"index": index} if len(body["choices"]) > 1 else {}
+        record |= {"prompt_tokens": body["usage"]["prompt_tokens"], "completion_tokens": len(choice["token_ids"])}
+        lines.append(_json_line(record))
     return b"".join(lines)
 
 
@@ -190,14 +192,9 @@ def _body(result: BatchResult) -> dict[str, Any]:
     return body
 
 
-def _choices(result: BatchResult) -> list[tuple[str, str, str]]:
-    """Return text, thoughts and finish reason of each response."""
-    found = []
-    for choice in _body(result)["choices"]:
-        message = choice.get("message") or {"content": choice.get("text")}
-        thoughts = message.get("reasoning_content") or ""
-        found.append((str(message["content"] or ""), str(thoughts), str(choice["finish_reason"])))
-    return found
+def _text_and_thoughts(choice: Mapping[str, Any]) -> tuple[str, str]:
+    message = choice.get("message") or {"content": choice.get("text")}
+    return message["content"] or "", message.get("reasoning_content") or ""
 
 
 def _json_line(record: Mapping[str, Any]) -> bytes:
