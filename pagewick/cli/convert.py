@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,19 +12,17 @@ import click
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.quantize import complete_type, interruptible, use_threads, write_file
-from pagewick.cli.typed_flags import check_hub_flags
+from pagewick.cli.typed_flags import check_hub_flags, typed_flags
 from pagewick.config import HUBS
 from pagewick.errors import ConfigError
 from pagewick.weights.progress import default_progress, format_bytes
 
 TARGETS: Final = ("gptq", "awq", "marlin", "gguf")
 METHODS: Final = ("gptq", "awq", "rtn")
-# Options of one kind of target only, with their defaults.
-_OF_GGUF: Final = {"type": None, "imatrix": None}
-_OF_OTHERS: Final = {
-    "method": None, "bits": None, "group": None, "sym": None, "act_order": False, "text": None, "num_tokens": None,
-    "seed": None, "resume": True,
-}  # fmt: skip
+# Options of one kind of target only.
+_OF_GGUF: Final = ("type", "imatrix")
+_OF_TEXT: Final = ("text", "num_tokens", "seed")
+_OF_OTHERS: Final = ("method", "bits", "group", "sym", "act_order", *_OF_TEXT, "resume")
 
 
 @click.command(cls=Command)
@@ -73,12 +72,8 @@ def command(
     pagewick convert Qwen/Qwen3-0.6B qwen3-awq --to awq --group 64
     pagewick convert qwen3-gptq qwen3-marlin --to marlin
     """
-    foreign = _OF_OTHERS if to == "gguf" else _OF_GGUF
-    for name, default in foreign.items():
-        if options[name] != default:
-            flag = f"--{name.replace('_', '-')}"
-            fix = "--type and --imatrix choose how GGUF files are quantized" if to == "gguf" else "it is for --to gguf"
-            raise ConfigError(f"{flag} has no effect with --to {to}\n  leave it out; {fix}")
+    typed = typed_flags(click.get_current_context())
+    _check_effects(to, options["method"], typed)
     check_hub_flags(source)
     from pagewick.weights.unfinished import check_place
 
@@ -91,9 +86,23 @@ def command(
 
     given = {name: options[name] for name in _OF_OTHERS if options[name] is not None}
     names = {"group": "group_size", "sym": "symmetric", "resume": "is_resumed"}
-    wanted = Conversion(to=to, **{names.get(name, name): value for name, value in given.items()})
+    wanted = Conversion(to=to, typed=typed, **{names.get(name, name): value for name, value in given.items()})
     use_threads(num_threads)
     write_checkpoint(source, target, wanted, revision=revision, hub=hub)
+
+
+def _check_effects(to: str, method: str | None, typed: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option on the command line that has no effect on any source.
+
+    typed: the options on the command line, each with its flag.
+    """
+    foreign = _OF_OTHERS if to == "gguf" else _OF_GGUF
+    if flag := next((typed[name] for name in foreign if name in typed), None):
+        fix = "--type and --imatrix choose how GGUF files are quantized" if to == "gguf" else "it is for --to gguf"
+        raise ConfigError(f"{flag} has no effect with --to {to}\n  leave it out; {fix}")
+    if method == "rtn" and (flag := next((typed[name] for name in _OF_TEXT if name in typed), None)):
+        fix = "choose another method, which calibrates on a text"
+        raise ConfigError(f"{flag} has no effect with --method rtn, which reads no text\n  leave it out, or {fix}")
 
 
 def write_checkpoint(

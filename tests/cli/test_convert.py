@@ -33,6 +33,7 @@ from tests.weights.packed.test_byte_models import writer
 from tests.weights.packed.test_readers import AWQ, GPTQ
 from tests.weights.packed.writers import awq, gptq
 
+RTN = (BUILTIN_MODEL, "m", "--to", "gptq", "--method", "rtn")
 TEXT = " ".join(f"The answer to question {number} is {number * number % 97}." for number in range(400))
 
 
@@ -201,6 +202,10 @@ class TestRepacking:
                 "and nothing is calibrated\n  leave out --text: repacking keeps every number",
             ),
             (["--method", "awq"], "--method awq has no effect"),
+            (["--num-tokens", "9"], "--num-tokens 9 has no effect: the checkpoint is quantized already, and "),
+            (["--seed", "0"], "--seed 0 has no effect: the checkpoint is quantized already, "),
+            (["--no-sym", "--bits", "4"], "--no-sym has no effect: "),
+            (["--act-order"], "--act-order has no effect: "),
         ],
     )
     def test_options_that_contradict_the_checkpoint(self, flags: list[str], complaint: str, place: Path) -> None:
@@ -251,8 +256,14 @@ class TestRepacking:
         (["nowhere/", "m", "--to", "gptq"], "nowhere"),
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--type", "q8_0"], "--type has no effect with --to gptq\n"),
         ([BUILTIN_MODEL, "m.gguf", "--to", "gguf", "--bits", "4"], "--bits has no effect with --to gguf\n"),
-        ([BUILTIN_MODEL, "m", "--to", "gguf", "--no-resume"], "--resume has no effect with --to gguf\n"),
-        ([BUILTIN_MODEL, "m", "--to", "gguf", "--type", "q9"], "error: q9 is no type that can be written"),
+        ([BUILTIN_MODEL, "m", "--to", "gguf", "--no-resume"], "--no-resume has no effect with --to gguf\n"),
+        ([BUILTIN_MODEL, "m", "--to", "gguf", "--seed", "0"], "--seed has no effect with --to gguf\n"),
+        ([BUILTIN_MODEL, "m", "--to", "gptq", "--bits", "0"], "bits 0 is not supported; give one of 2, 3, 4, 8"),
+        ([BUILTIN_MODEL, "m", "--to", "gptq", "--group", "0"], "group_size 0 is not supported; give one of 32"),
+        ([*RTN, "--text", "no.txt"], "--text has no effect with --method rtn, which reads no text\n"),
+        ([*RTN, "--num-tokens", "9"], "--num-tokens has no effect with --method rtn, "),
+        ([*RTN, "--seed", "3"], "--seed has no effect with --method rtn, "),
+        ([BUILTIN_MODEL, "m", "--to", "gguf", "--type", "q9"], "q9 is no type that can be written"),
     ],
 )
 def test_mistakes(arguments: list[str], complaint: str, place: Path) -> None:
@@ -265,6 +276,36 @@ def test_mistakes(arguments: list[str], complaint: str, place: Path) -> None:
     assert result.exit_code == 1 and complaint in result.stderr, result.output
     assert len(result.stderr.splitlines()) <= 6
     assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize(
+    ("source", "flags", "without_effect"),
+    [
+        (BUILTIN_MODEL, ["--to", "gguf"], {"seed": 1, "text": "no.txt", "method": "awq", "bits": 3, "resume": False}),
+        (BUILTIN_MODEL, ["--to", "gptq", "--method", "rtn"], {"seed": 1, "num-tokens": 9, "type": "q9"}),
+        ("awq", ["--to", "gptq"], {"seed": 1, "num-tokens": 9, "text": "no.txt", "method": "rtn", "group": 64}),
+    ],
+)
+def test_what_is_not_typed_may_be_for_other_runs(
+    source: str, flags: list[str], without_effect: dict[str, Any], by_file: bool, place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    write_packed(place / "awq", {**AWQ, "group_size": 32}, awq(32))
+    expected = convert(source, "expected", *flags)
+    assert expected.exit_code == 0, expected.output
+    for name, value in without_effect.items():
+        if not by_file:
+            monkeypatch.setenv(f"PAGEWICK_{name.replace('-', '_').upper()}", str(value))
+    (place / "pagewick.toml").write_text("".join(f"{key} = {json.dumps(one)}\n" for key, one in without_effect.items()))
+    found = convert(source, "found", *flags, *(["--config", "pagewick.toml"] if by_file else []))
+    assert found.exit_code == 0, found.output
+    first, second = place / "expected", place / "found"
+    if first.is_file():
+        assert first.read_bytes() == second.read_bytes()
+    else:
+        assert rules_of(first) == rules_of(second)
+        assert all(torch.equal(tensor, numbers_in(second)[name]) for name, tensor in numbers_in(first).items())
 
 
 def test_groups_that_do_not_divide_rows(place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from pagewick.weights.unfinished import UnfinishedCheckpoint, check_place, unfin
 LAYOUTS: Final = ("gptq", "awq", "marlin")
 # The method of a layout, unless another is chosen.
 _METHODS: Final[Mapping[str, Method]] = {"gptq": "gptq", "awq": "awq", "marlin": "gptq"}
+_NUM_TOKENS: Final = 4096
 _VERSION: Final = 1  # of what a part holds
 _HEAD_BYTES: Final = 2**20
 
@@ -39,7 +40,8 @@ class Conversion:
     """The checkpoint to write. None stands for the layout's default, or what a packed source has.
 
     to: gptq, awq or marlin. method: gptq, awq or rtn. text: the file to calibrate on; None: the built-in text. seed:
-    chooses the text's parts. is_resumed: whether what an interrupted run has written is used.
+    chooses the text's parts. is_resumed: whether what an interrupted run has written is used. typed: the options of
+    the command line, by name, each as it was written there: only these are refused if they have no effect.
     """
 
     to: str
@@ -49,9 +51,10 @@ class Conversion:
     symmetric: bool | None = None
     act_order: bool = False
     text: Path | None = None
-    num_tokens: int = 4096
-    seed: int = 0
+    num_tokens: int | None = None
+    seed: int | None = None
     is_resumed: bool = True
+    typed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,19 +121,22 @@ def _planned_calibration(source: SafetensorsSource, path: Path, wanted: Conversi
     if recipe.method == "rtn":
         return job
     longest = read_config(source.config()).max_position_embeddings
-    tokens = calibration_tokens(wanted.text, path, wanted.num_tokens, longest, wanted.seed)
+    tokens = calibration_tokens(wanted.text, path, recipe.num_tokens, longest, wanted.seed or 0)
     return Calibration(source, job.form, recipe, tokens)
 
 
 def _recipe(wanted: Conversion) -> Recipe:
     """Return the numbers of a conversion. Raises ConfigError if the layout, or the method, does not have them."""
-    bits, size = wanted.bits or 4, wanted.group_size or 128
+    bits = 4 if wanted.bits is None else wanted.bits
+    size = 128 if wanted.group_size is None else wanted.group_size
     symmetric = wanted.to != "awq" if wanted.symmetric is None else wanted.symmetric
+    method = wanted.method or _METHODS[wanted.to]
+    act_order = wanted.act_order and (method == "gptq" or "act_order" in wanted.typed)
+    num_tokens = _NUM_TOKENS if wanted.num_tokens is None or method == "rtn" else wanted.num_tokens
     recipe = Recipe(
-        method=wanted.method or _METHODS[wanted.to], bits=bits, group_size=size, symmetric=symmetric,
+        method=method, bits=bits, group_size=size, symmetric=symmetric, num_tokens=num_tokens,
         # Only GPTQ's layout can say which columns form a group.
-        act_order=wanted.act_order, static_groups=wanted.act_order and wanted.to != "gptq",
-        num_tokens=wanted.num_tokens,
+        act_order=act_order, static_groups=act_order and wanted.to != "gptq",
     )  # fmt: skip
     if wanted.to == "awq" and bits != 4:
         raise ConfigError(f"AWQ checkpoints have 4 bits, not {bits}\n  leave out --bits, or choose --to gptq")
@@ -152,21 +158,25 @@ def _form(to: str, recipe: Recipe) -> IntegerFormat:
 
 
 def _check_kept(repacking: Repacking, wanted: Conversion) -> None:
-    """Raise ConfigError for options that contradict the numbers that a packed checkpoint has."""
+    """Raise ConfigError for options on the command line that contradict the numbers of a packed checkpoint."""
     form = repacking.form
     asked = {
-        "--bits": (wanted.bits, form.num_bits),
-        "--group": (wanted.group_size, form.group_size),
-        "--method": (wanted.method, None),
-        "--text": (wanted.text, None),
-        "--act-order": (wanted.act_order or None, None),
-        "--sym": (wanted.symmetric, None),
+        "bits": (wanted.bits, form.num_bits),
+        "group": (wanted.group_size, form.group_size),
+        "method": (wanted.method, None),
+        "text": (wanted.text, None),
+        "num_tokens": (wanted.num_tokens, None),
+        "seed": (wanted.seed, None),
+        "act_order": (wanted.act_order, None),
+        "sym": (wanted.symmetric, None),
     }
-    for flag, (given, there) in asked.items():
-        if given is not None and given != there:
+    for name, (given, there) in asked.items():
+        if name in wanted.typed and given != there:
+            flag = wanted.typed[name]
+            words = flag if isinstance(given, bool) else f"{flag} {given}"
             has = "nothing is calibrated" if there is None else f"its weights have {there}"
             raise ConfigError(
-                f"{flag} {given} has no effect: the checkpoint is quantized already, and {has}\n"
+                f"{words} has no effect: the checkpoint is quantized already, and {has}\n"
                 f"  leave out {flag}: repacking keeps every number; or convert the original"
             )
 
