@@ -32,8 +32,8 @@ KV_CACHE_DTYPE = click.Choice([*KV_CACHE_DTYPES, *KV_CACHE_DTYPE_ALIASES])
 ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank")
 # Flags that need a model.
 MODEL_ONLY = (
-    *("memory", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size", "max_num_seqs"),
-    "revision",
+    *("memory", "device", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size"),
+    *("max_num_seqs", "revision"),
 )
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
@@ -111,6 +111,8 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     from pagewick.doctor.model import best_at_load, describe, device_of
     from pagewick.doctor.plan import Wishes
 
+    if flag := first_given("online"):
+        raise Mistake(f"{flag} is for the report on this machine: leave out the model, or {flag}")
     check_hub_flags(model)
     device, revision, hub = options["device"], options["revision"], options["hub"]
     cluster = cluster_of(options)

@@ -68,6 +68,13 @@ def test_online_is_asked_for(machine: pytest.MonkeyPatch) -> None:
     assert asked == [(False, "huggingface"), (True, "modelscope")]
 
 
+def test_online_is_for_the_report_on_the_machine(machine: pytest.MonkeyPatch) -> None:
+    refused = run(BUILTIN_MODEL, "--online")
+    assert refused.exit_code == 2
+    assert refused.stderr == "Error: --online is for the report on this machine: leave out the model, or --online\n"
+    assert run(BUILTIN_MODEL, PAGEWICK_ONLINE="1").exit_code == 0, "the variable may be meant for that report"
+
+
 def test_this_machine() -> None:
     result = run("--json")
     subjects = [finding["subject"] for finding in json.loads(result.stdout)["findings"]]

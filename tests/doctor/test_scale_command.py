@@ -106,7 +106,14 @@ def test_mistakes(model: str, arguments: list[str], status: int, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "flags", [("--gpus", "8xH100"), ("--max-num-seqs", "2"), ("--memory", "8GiB"), ("--dtype", "fp16")]
+    "flags",
+    [
+        ("--gpus", "8xH100"),
+        ("--max-num-seqs", "2"),
+        ("--memory", "8GiB"),
+        ("--dtype", "fp16"),
+        ("--device", "cpu"),
+    ],
 )
 def test_plans_without_a_model(flags: tuple[str, str]) -> None:
     result = run(*flags)
