@@ -17,6 +17,7 @@ from pagewick.cli.chatting.line_input import LineEditor, history_path, read_mess
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.cli.terminal_text import harmless, shown_on
 from pagewick.cli.text_input import STDIN, opened_text
+from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import EngineConfig
 from pagewick.errors import ContextLengthError, PagewickError
 
@@ -55,7 +56,7 @@ def command(
 
     If stdin or stdout is not a terminal, each line of stdin is a message, and only the responses go to stdout.
     """
-    if api_key_env and not url:
+    if "api_key_env" in typed_flags(click.get_current_context()) and not url:
         raise click.UsageError("--api-key-env needs --url; a model in this process needs no key.")
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     settings = ChatSettings(sampling, thinking, show_thinking)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.arguments import ENGINE_FLAGS, SAMPLING_FLAGS, EngineCommand
 from pagewick.cli.terminal_text import shown_on
 from pagewick.cli.text_input import STDIN, opened_text, read_text
+from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import RequestOptions
 from pagewick.errors import ConfigError
@@ -66,10 +67,10 @@ def command(
     echo "Once upon a time" | pagewick complete -p - --max-tokens 40
     pagewick complete --batch requests.jsonl --output responses.jsonl
     """
+    ctx = click.get_current_context()
+    _check_flags(typed_flags(ctx), file=file, batch=batch, output=output)
     sampling |= {"n": num_choices} if num_choices is not None else {}
-    if json_schema is not None:
-        if batch is not None:
-            raise click.UsageError("--json-schema has no meaning with --batch: its lines have a response_format.")
+    if json_schema is not None and batch is None:
         sampling["structured_outputs"] = {"json": _read(json_schema)}
     texts = [text.strip() for text in prompts.split("|")] if prompts is not None else []
     texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
@@ -81,23 +82,8 @@ def command(
         )
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} cannot be combined; give one of them.")
-    if separator is not None and file is None:
-        raise click.UsageError("--separator needs --file.")
-    if output is not None and file is None and batch is None:
-        raise click.UsageError("--output needs --file or --batch; redirect stdout instead.")
-    if resume and (batch is None or output is None):
-        raise click.UsageError("--resume needs --batch and --output.")
-    if batch is not None and (chat or as_json):
-        name = "--chat" if chat else "--json"
-        raise click.UsageError(
-            f"{name} has no meaning with --batch: its lines say what they are, and its output is JSON."
-        )
     if batch is not None and batch.isdecimal() and not Path(batch).exists():
-        if output is not None or sampling.keys() - {"max_tokens"}:
-            raise click.UsageError(f"--batch {batch} measures greedy tokens; of the flags here it takes --max-tokens.")
-        from pagewick.cli.bench import bench_batch
-
-        bench_batch(config, int(batch), sampling.get("max_tokens"))
+        _measure(ctx, config, batch, sampling)
         return
     if file is None and batch is None:
         _complete_texts(config, texts, sampling, chat=chat, as_json=as_json)
@@ -114,6 +100,36 @@ def command(
         )
     if tally.num_failed:
         raise ConfigError(f"{tally.text}; the output says why for each of them")
+
+
+def _check_flags(typed: Collection[str], *, file: str | None, batch: str | None, output: Path | None) -> None:
+    """Raise click.UsageError for a flag on the command line that has no effect beside the others.
+
+    typed: the names of the flags on the command line.
+    """
+    if batch is not None and "json_schema" in typed:
+        raise click.UsageError("--json-schema has no meaning with --batch: its lines have a response_format.")
+    if "separator" in typed and file is None:
+        raise click.UsageError("--separator needs --file.")
+    if "output" in typed and file is None and batch is None:
+        raise click.UsageError("--output needs --file or --batch; redirect stdout instead.")
+    if "resume" in typed and (batch is None or output is None):
+        raise click.UsageError("--resume needs --batch and --output.")
+    if batch is not None and not {"chat", "as_json"}.isdisjoint(typed):
+        name = "--chat" if "chat" in typed else "--json"
+        raise click.UsageError(
+            f"{name} has no meaning with --batch: its lines say what they are, and its output is JSON."
+        )
+
+
+def _measure(ctx: click.Context, config: EngineConfig, batch: str, sampling: Mapping[str, Any]) -> None:
+    """Measure a number of requests at once. Raises click.UsageError for flags on the command line without effect."""
+    from pagewick.cli.bench import bench_batch
+
+    names = {"output", "num_choices"} & typed_flags(ctx).keys() | {"seed"} & ENGINE_FLAGS.typed(ctx).keys()
+    if names | SAMPLING_FLAGS.typed(ctx).keys() - {"max_tokens"}:
+        raise click.UsageError(f"--batch {batch} measures greedy tokens; of the flags here it takes --max-tokens.")
+    bench_batch(config, int(batch), sampling.get("max_tokens"))
 
 
 def _text_of_stdin() -> str:

@@ -118,11 +118,13 @@ def test_a_conversation_that_no_longer_fits_is_an_error_in_a_pipe(opened: list[F
     assert "maximum context length" in result.stderr
 
 
-def test_an_api_key_needs_a_server(opened: list[FakeLLM]) -> None:
+def test_an_api_key_needs_a_server(opened: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     result = chat("--api-key-env", "KEY", stdin="")
     assert result.exit_code == 2
     assert "--api-key-env needs --url" in result.stderr
     assert opened == []
+    monkeypatch.setenv("PAGEWICK_API_KEY_ENV", "KEY")
+    assert chat(stdin="hello").stdout == "HELLO\n", "the variable may be meant for chats with a server"
 
 
 def test_the_part_of_an_interrupted_response_is_kept(conversation: Conversation) -> None:

@@ -123,6 +123,25 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
     assert opened == []
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_what_is_not_typed_may_be_for_other_runs(
+    opened: list[FakeLLM], by_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable or a shared file sets what another run needs; this one has no use for it."""
+    output = tmp_path / "out"
+    shared = {"output": str(output), "resume": True, "separator": "--", "json": False}
+    if by_file:
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in shared.items())
+        (tmp_path / "pagewick.toml").write_text("[complete]\n" + "".join(lines))
+        monkeypatch.setenv("PAGEWICK_CONFIG", str(tmp_path / "pagewick.toml"))
+    else:
+        for key, value in shared.items():
+            monkeypatch.setenv(f"PAGEWICK_{key.upper()}", str(value))
+    result = complete("-p", "a")
+    assert (result.exit_code, result.stdout) == (0, "A\n"), result.output
+    assert not output.exists()
+
+
 def test_thoughts_are_only_in_the_json(monkeypatch: pytest.MonkeyPatch, opened: list[FakeLLM]) -> None:
     output = FakeLLM._output
 

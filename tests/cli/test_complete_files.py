@@ -182,6 +182,16 @@ def test_every_line_of_a_batch_gets_a_response(asked: list[BatchRequest], tmp_pa
     assert "exists already; remove it or choose another --output, or --resume the batch" in again.stderr
 
 
+def test_a_batch_has_no_use_for_variables_of_other_runs(
+    asked: list[BatchRequest], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"JSON": "1", "CHAT": "1", "RESUME": "1", "SEPARATOR": "-", "JSON_SCHEMA": "none.json"}.items():
+        monkeypatch.setenv(f"PAGEWICK_{name}", value)
+    result = complete("--batch", "-", stdin='{"prompt": "x"}')
+    assert result.exit_code == 0, result.output
+    assert [request.body for request in asked] == [{"prompt": "x"}]
+
+
 def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp_path: Path) -> None:
     lines = [json.dumps({"custom_id": f"id {index}", "prompt": "p"}) for index in range(5)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
