@@ -32,7 +32,7 @@ from pagewick.server import settings as server
 from pagewick.server.settings import ServerSettings
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_POSITIONAL = "model_argument"
+POSITIONAL = "model_argument"
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -182,7 +182,7 @@ class EngineCommand(Command):
         log_level: str = "WARNING",
         **attributes: Any,
     ) -> None:
-        name_of_model = ENGINE_FLAGS.prefix + _POSITIONAL
+        name_of_model = ENGINE_FLAGS.prefix + POSITIONAL
         model = click.Argument([name_of_model], metavar="[MODEL]", required=False, shell_complete=complete_model)
         level = click.Option(
             ["--log-level"],
@@ -240,7 +240,7 @@ class EngineCommand(Command):
             click.echo(f"note: {flag_of(spare)} changes nothing: {NO_ID_NEEDED}", err=True)
         values = ENGINE_FLAGS.values(ctx)
         settings = DIALECT_SETTINGS if names & DIALECT_NAMES else {}
-        model = values.pop(_POSITIONAL, None)
+        model = values.pop(POSITIONAL, None)
         given = ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE])
         is_kind = model in MODEL_TYPES and "weight_file" in given
         if model is not None and "model" not in given and not is_kind:

@@ -15,11 +15,19 @@ import click
 import msgspec
 
 from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.benchmarking.checks import (
+    MIN_COMPARED_ROUNDS,
+    SERVER_OPTIONS,
+    WORKLOAD_OPTIONS,
+    check_model,
+    check_options,
+    check_output,
+    is_workload,
+)
 from pagewick.cli.benchmarking.measurement import Runs, Spread
 from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
 from pagewick.cli.benchmarking.workload import Workload, run_workload
-from pagewick.cli.flags import flag_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
@@ -31,14 +39,19 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 16
 DEFAULT_REPEATS = 3
-# A comparison needs more rounds: with fewer, other work on the machine decides the result.
-MIN_COMPARED_ROUNDS = 5
-_WORKLOAD_OPTIONS = ("input_len", "output_len", "num_prompts", "concurrency")
-_SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeout")
 
 
 # A result as plain data, the rounds of each engine or server, and a title.
 Measured = tuple[dict[str, Any], list[Runs], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result. report: as plain data. show: prints it. draw: writes the file of --plot, if there is one."""
+
+    report: dict[str, Any]
+    show: Callable[[], None]
+    draw: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,46 +191,31 @@ def command(
     instead; with --url, a workload on a server.
     """
     earlier = load_report(against) if against is not None else None
-    _check_options(options, shape=shape, batch=batch, repeats=repeats)
-    if _is_workload(options):
-        report, show = _bench_workload(config, _workload_of(config, options, batch), shape, repeats, options)
+    check_options(options, shape=shape, batch=batch, repeats=repeats)
+    if options["url"] is None:
+        # Variables and a file may set these for runs with servers.
+        options |= dict.fromkeys(SERVER_OPTIONS)
+        if shape is not None:
+            check_model(config)
+    for path, flag in ((save, "--save"), (options["plot"], "--plot")):
+        if path is not None and str(path) != "-":
+            check_output(path, flag)
+    if is_workload(options):
+        outcome = _bench_workload(config, _workload_of(config, options, batch), shape, repeats, options)
     else:
         batch = batch or DEFAULT_BATCH
         with closing(open_engine(config, shape=shape, max_num_seqs=batch)) as engine:
-            report, show = _bench_scenarios(engine, batch, repeats or DEFAULT_REPEATS)
-    if save is not None:
-        save_report(save, report)
+            outcome = _bench_scenarios(engine, batch, repeats or DEFAULT_REPEATS)
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps(outcome.report, indent=2))
     else:
-        show()
-    for line in compare(report, earlier) if earlier is not None else ():
+        outcome.show()
+    for line in compare(outcome.report, earlier) if earlier is not None else ():
         click.echo(harmless(line), err=as_json)
-
-
-def _is_workload(options: Mapping[str, Any]) -> bool:
-    return any(options[name] is not None for name in ("url", "plot", *_WORKLOAD_OPTIONS))
-
-
-def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int | None, repeats: int | None) -> None:
-    """Raises click.UsageError for an option that would have no effect."""
-    is_server, is_workload = options["url"] is not None, _is_workload(options)
-    plot = options["plot"]
-    if plot is not None and str(plot) != "-" and plot.suffix.lower() != ".svg":
-        raise click.UsageError(f"--plot writes an SVG file, not {plot}: the name must end in .svg.")
-    if plot is not None and options["request_rate"] is not None:
-        raise click.UsageError("--plot varies the requests at the same time, and --request-rate ignores their number.")
-    if not is_server:
-        for name in filter(options.get, _SERVER_OPTIONS):
-            raise click.UsageError(f"{flag_of(name)} needs --url.")
-    elif shape is not None:
-        raise click.UsageError("--shape has no meaning with --url: the server has its model.")
-    if batch is not None and (options["num_prompts"] is not None or options["concurrency"] is not None):
-        raise click.UsageError("--batch sets --num-prompts and --concurrency; leave it out.")
-    if not is_workload and options["ignore_eos"] is not None:
-        raise click.UsageError("--ignore-eos needs a workload: --url, --num-prompts or the like.")
-    if options["compare"] and repeats is not None and repeats < MIN_COMPARED_ROUNDS:
-        raise click.UsageError(f"--compare needs at least --repeats {MIN_COMPARED_ROUNDS}: less is not reliable.")
+    # Files come last: whatever happens to them, the result is printed.
+    if save is not None:
+        save_report(save, outcome.report)
+    outcome.draw()
 
 
 def bench_batch(config: EngineConfig, batch: int, output_len: int | None) -> None:
@@ -225,12 +223,12 @@ def bench_batch(config: EngineConfig, batch: int, output_len: int | None) -> Non
     workload = Workload(input_len=16, num_prompts=batch, concurrency=batch)
     if output_len is not None:
         workload = replace(workload, output_len=output_len)
-    _bench_workload(config, workload, None, 1, {"url": None})[1]()
+    _bench_workload(config, workload, None, 1, {"url": None}).show()
 
 
 def _workload_of(config: EngineConfig, options: Mapping[str, Any], batch: int | None) -> Workload:
     """Return the command line's workload. With a request rate, only --concurrency itself limits requests in flight."""
-    given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
+    given = {name: options[name] for name in WORKLOAD_OPTIONS if options[name] is not None}
     given |= {} if batch is None else {"num_prompts": batch, "concurrency": batch}
     is_eos_ignored = options["ignore_eos"] is not False
     rate = options["request_rate"]
@@ -241,11 +239,8 @@ def _workload_of(config: EngineConfig, options: Mapping[str, Any], batch: int | 
 
 def _bench_workload(
     config: EngineConfig, workload: Workload, shape: str | None, repeats: int | None, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Measure a workload on one or several servers, or on an engine in this process.
-
-    Returns the result as plain data, and a function that prints it.
-    """
+) -> Outcome:
+    """Measure a workload on one or several servers, or on an engine in this process."""
     plot = options.get("plot")
     workloads = [workload] if plot is None else list(workload.levels())
     measured = _bench_servers if options["url"] is not None else _bench_engine
@@ -254,8 +249,6 @@ def _bench_workload(
     report, results, title = found[-1]
     if plot is not None:
         report["curve"] = curve_of(levels)
-        if str(plot) != "-":
-            write_svg(plot, title.rpartition(",")[0], levels)
 
     def show() -> None:
         from rich.console import Console
@@ -267,7 +260,11 @@ def _bench_workload(
         if plot is not None:
             print_plot(console, levels)
 
-    return report, show
+    def draw() -> None:
+        if plot is not None and str(plot) != "-":
+            write_svg(plot, title.rpartition(",")[0], levels)
+
+    return Outcome(report, show, draw)
 
 
 def _bench_servers(
@@ -298,8 +295,8 @@ def _bench_engine(
             yield report, results, f"{model['architecture']}: {workload.describe('tokens')}"
 
 
-def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Measure the scenarios that fit the context. Returns the result as plain data, and a function that prints it."""
+def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> Outcome:
+    """Measure the scenarios that fit the context."""
     info = engine.info
     wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= info.max_model_len]
     skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]
@@ -323,7 +320,7 @@ def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str
         if skipped:
             click.echo(f"omitted, longer than the context of {info.max_model_len} tokens: {', '.join(skipped)}")
 
-    return report, show
+    return Outcome(report, show)
 
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
@@ -333,6 +330,6 @@ def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -
     from pagewick.local_models import with_local_models
 
     if shape:
-        config = replace(config, model=str(cached_random_model(shape)))
+        config = replace(config, model=str(cached_random_model(shape)), weight_file=None)
     config = replace(config, enable_prefix_caching=False, max_num_seqs=max(config.max_num_seqs, max_num_seqs))
     return Engine(with_local_models(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,63 @@ def test_responses_end_where_the_context_ends(opened: list[tuple[Any, ...]]) -> 
     assert "172 output tokens each" in result.stdout
 
 
+@pytest.mark.parametrize("flag", ["--save", "--plot"])
+def test_a_place_that_cannot_be_written_is_named_before_the_work(
+    opened: list[tuple[Any, ...]], flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = CliRunner().invoke(cli, ["bench", flag, str(tmp_path / "no" / "x.svg")])
+    expected = f"error: cannot write {tmp_path}/no/x.svg: the directory {tmp_path}/no does not exist; make it"
+    assert result.exit_code == 1 and result.stderr.startswith(expected)
+    # The tests may run as root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    result = CliRunner().invoke(cli, ["bench", flag, str(tmp_path / "x.svg")])
+    expected = f"error: cannot write {tmp_path}/x.svg: you may not, or the disk is read-only; choose another {flag}\n"
+    assert (result.exit_code, result.stderr, opened) == (1, expected, [])
+
+
+@pytest.mark.parametrize("flag", ["--save", "--plot"])
+def test_a_result_is_printed_before_its_file_is_written(
+    opened: list[tuple[Any, ...]], flag: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.svg").symlink_to("/dev/full")
+    small = ("--num-prompts", "2", "--concurrency", "2", "--input-len", "4", "--output-len", "4", "--repeats", "1")
+    result = CliRunner().invoke(cli, ["bench", *small, "--json", flag, str(tmp_path / "x.svg")])
+    assert "metrics" in json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: cannot write {tmp_path}/x.svg: No space left on device; choose another {flag}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["some/model"], "some/model"),
+        (["--model", "some/model"], "--model"),
+        (["some/model", "--revision", "main"], "some/model"),
+        (["--w", "some/model"], "--w"),
+    ],
+)
+def test_a_shape_takes_the_place_of_a_model(opened: list[tuple[Any, ...]], arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(cli, ["bench", *arguments, "--shape", "qwen3-tiny"])
+    assert (result.exit_code, opened) == (2, [])
+    complaint = f"--shape measures random weights and no model: leave out {named}, or --shape."
+    assert complaint in " ".join(result.stderr.split())
+
+
+def test_what_is_not_typed_may_be_for_other_runs(
+    opened: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGEWICK_MODEL", "some/model")
+    monkeypatch.setenv("PAGEWICK_IGNORE_EOS", "0")
+    (tmp_path / "pagewick.toml").write_text("timeout = 9\nrequest-rate = 3\ncompare = ['http://x']\nendpoint = 'chat'")
+    monkeypatch.setenv("PAGEWICK_CONFIG", str(tmp_path / "pagewick.toml"))
+    report = json.loads(run_command("--repeats", "1", "--shape", "qwen3-tiny", "--num-prompts", "1", "--json").stdout)
+    assert report["workload"]["request_rate"] is None
+    run_command("--repeats", "1", "--shape", "qwen3-tiny", "--batch", "1")
+    assert [shape for _, shape, _ in opened] == ["qwen3-tiny"] * 2
+    refused = CliRunner().invoke(cli, ["bench", "--shape", "qwen3-tiny", "--revision", "main"])
+    assert refused.exit_code == 2 and "leave out --revision, or --shape" in " ".join(refused.stderr.split())
+
+
 def test_complete_measures_a_batch_that_is_a_number(
     opened: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,14 +224,21 @@ def test_complete_measures_a_batch_that_is_a_number(
     assert result.exit_code == 0, result.output
     assert "4 requests, 16 prompt tokens and 7 output tokens each" in " ".join(result.stdout.split())
     assert opened == [("some/model", None, 4)]
-    for flags in (["--temperature", "1"], ["--output", str(tmp_path / "x")]):
+    with monkeypatch.context() as patch:
+        patch.setenv("PAGEWICK_TEMPERATURE", "1")
+        patch.setenv("PAGEWICK_OUTPUT", str(tmp_path / "x"))
+        assert complete("--w", "some/model", "--n-predict", "7").exit_code == 0, "variables may be for other runs"
+    flags_without_effect = (
+        ["--temperature", "1"], ["--output", str(tmp_path / "x")], ["--n", "2"], ["--seed", "3"],
+    )  # fmt: skip
+    for flags in flags_without_effect:
         result = complete(*flags)
         assert result.exit_code == 2 and "--batch 4 measures greedy tokens" in result.stderr
     # A file of that name is a batch of requests.
     monkeypatch.chdir(tmp_path)
     Path("4").write_text("no request")
     assert complete("--output", "out").exit_code == 1
-    assert len(opened) == 1
+    assert len(opened) == 2
 
 
 def test_the_scenarios_are_the_documented_ones() -> None:
