@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-import msgspec
-
+from pagewick.delta_queue import DeltaQueue, Growing, joined
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.outputs import RequestOutput
-from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
+from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_stream import RequestStream, failure_of
 
 OnDelta = Callable[[ChoiceDelta], None]
-
-# A reader that keeps up gets every delta by itself. Once this number of deltas wait, those of a choice are joined.
-MAX_WAITING_DELTAS = 16
-# A joined delta has no more positions with log-probabilities than this, so that none becomes a huge event.
-MAX_JOINED_LOGPROBS = 16
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[PositionLogprobs])
 
 
 class Client(Protocol):
@@ -102,10 +91,11 @@ class Generation:
         self._request = request
         self._running = running
         self._on_delta = on_delta
-        self._growing = None if stream_interval == 1 else _Growing(stream_interval)
+        self._growing = None if stream_interval == 1 else Growing(stream_interval)
         self._leave: Callable[[], None] = lambda: None
-        self._waiting = _Deltas()
+        self._waiting = DeltaQueue()
         self._reader: Reader | None = None  # gets deltas directly
+        self._has_failed = False
 
     @property
     def output(self) -> RequestOutput:
@@ -119,7 +109,8 @@ class Generation:
         self._waiting.put(error)
 
     async def __aenter__(self) -> Self:
-        self._running[self.output.request_id] = self
+        # An id that is in use stays with the request that has it; `open` refuses this one.
+        self._running.setdefault(self.output.request_id, self)
         try:
             self._leave = self._client.open(self._request, self._take)
         # The iterator raises every error.
@@ -131,7 +122,8 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-        self._running.pop(self.output.request_id, None)
+        if self._running.get(self.output.request_id) is self:
+            del self._running[self.output.request_id]
         # A client that disconnects cancels the task or closes the iterator; neither raises an Exception.
         last = self.stream.end("error" if isinstance(error, Exception) else "abort")
         self._put(last if self._growing is None else self._growing.take(last))
@@ -140,10 +132,11 @@ class Generation:
         return self
 
     async def __anext__(self) -> ChoiceDelta:
-        if self.output.finished and not self._waiting:
+        if self._has_failed or (self.output.finished and not self._waiting):
             raise StopAsyncIteration
         item = await self._waiting.get()
         if isinstance(item, Exception):
+            self._has_failed = True
             raise item
         return item
 
@@ -173,7 +166,7 @@ class Generation:
                 changes += self.stream.feed(delta)
             if self._growing is not None:
                 changes = self._growing.take(changes)
-            self._put(_joined(changes) if len(changes) > 1 else changes)
+            self._put(joined(changes) if len(changes) > 1 else changes)
             if delta.error is not None and (failure := failure_of(delta)) is not None:
                 raise failure
             if self.stream.has_stopped:
@@ -194,117 +187,6 @@ class Generation:
                 self._reader = None
             if self._on_delta is not None:
                 self._on_delta(delta)
-
-
-def _joined(changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
-    """Join the deltas of each choice; one with log-probabilities stays alone, because an event with many is large."""
-    latest: dict[int, ChoiceDelta] = {}
-    result = []
-    for change in changes:
-        known = latest.get(change.index)
-        if known is None or change.logprobs is not None:
-            latest[change.index] = change
-            result.append(change)
-        else:
-            known.add(change)
-    return result
-
-
-class _Growing:
-    """Joins the deltas of each choice until they have `interval` tokens. The first and the last do not wait."""
-
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-        self._held: dict[int, ChoiceDelta] = {}
-
-    def take(self, changes: Iterable[ChoiceDelta]) -> list[ChoiceDelta]:
-        """Return the deltas that need not wait any longer."""
-        ready = []
-        for change in changes:
-            held = self._held.get(change.index)
-            if held is None:
-                held = change
-            else:
-                held.add(change)
-                if not self._is_ready(held):
-                    continue
-            ready.append(held)
-            self._held[change.index] = ChoiceDelta(change.index)
-        return ready
-
-    def rest(self) -> list[ChoiceDelta]:
-        """Return everything that waits, because nothing more will come."""
-        held, self._held = self._held, {}
-        return [one for one in held.values() if one.token_ids]
-
-    def _is_ready(self, held: ChoiceDelta) -> bool:
-        num_tokens = len(held.token_ids)
-        is_large = num_tokens >= self._interval or len(held.logprobs or ()) >= MAX_JOINED_LOGPROBS
-        return is_large or held.finish_reason is not None
-
-
-class _Deltas:
-    """A queue of deltas for one reader."""
-
-    def __init__(self) -> None:
-        self._items: deque[ChoiceDelta | _Joined | Exception] = deque()
-        self._joined: dict[int, _Joined] = {}  # by choice: the waiting delta to which later ones are added
-        self._is_filled = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, item: ChoiceDelta | Exception) -> None:
-        if isinstance(item, ChoiceDelta) and len(self) >= MAX_WAITING_DELTAS:
-            joined = self._joined.get(item.index)
-            if joined is None or joined.is_full:
-                joined = self._joined[item.index] = _Joined(item)
-                self._items.append(joined)
-            joined.add(item)
-        else:
-            self._items.append(item)
-        self._is_filled.set()
-
-    async def get(self) -> ChoiceDelta | Exception:
-        while not self._items:
-            self._is_filled.clear()
-            await self._is_filled.wait()
-        item = self._items.popleft()
-        if not isinstance(item, _Joined):
-            return item
-        whole = item.whole()
-        if self._joined[whole.index] is item:
-            del self._joined[whole.index]
-        return whole
-
-
-class _Joined:
-    """Several deltas of a choice, as one.
-
-    It is full when it has enough log-probabilities; these are then packed, because as objects they take a multiple of
-    the memory that they will take as text.
-    """
-
-    def __init__(self, first: ChoiceDelta) -> None:
-        # A new one, because on_delta may have kept the deltas.
-        self._delta = ChoiceDelta(first.index, logprobs=None if first.logprobs is None else [])
-        self._packed = b""
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self._packed)
-
-    def add(self, delta: ChoiceDelta) -> None:
-        self._delta.add(delta)
-        if len(self._delta.logprobs or ()) >= MAX_JOINED_LOGPROBS:
-            self._packed = zlib.compress(_encoder.encode(self._delta.logprobs), 1)
-            self._delta.logprobs = []
-
-    def whole(self) -> ChoiceDelta:
-        """Return the joined delta."""
-        if self._packed:
-            self._delta.logprobs = _decoder.decode(zlib.decompress(self._packed))
-        return self._delta
 
 
 async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from pagewick.delta_queue import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS
 from pagewick.engine.messages import EngineRequest, RequestDelta, TokenLogprobs
-from pagewick.errors import EngineError
-from pagewick.generation import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS, Listener, interleave
+from pagewick.errors import EngineError, InvalidRequestError
+from pagewick.generation import Listener, interleave
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import END, NAN_ROW, FakeClient, fake_engine, spell
@@ -292,3 +293,48 @@ def test_tokens_that_wait_come_with_the_abort_when_a_client_leaves() -> None:
 
     asyncio.run(main())
     assert [(delta.text, delta.finish_reason) for delta in heard] == [(TEXT[0], None), (TEXT[1:3], "abort")]
+
+
+def test_after_an_error_there_is_nothing_more() -> None:
+    async def main() -> None:
+        client = Scripted()
+        async with fake_engine(client).request(spell("a"), SamplingParams()) as generation:
+            client.say(EngineError("it is gone"))
+            with pytest.raises(EngineError, match="it is gone"):
+                await anext(generation)
+            assert [one async for one in generation] == []
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+class OneAtATime(Scripted):
+    """A Scripted client that refuses an id which is in use, as an EngineClient does."""
+
+    def open(
+        self, request: EngineRequest, take: Callable[[list[RequestDelta] | Exception], None]
+    ) -> Callable[[], None]:
+        if request.request_id in self.running:
+            raise InvalidRequestError("in use", param="request_id")
+        self.running.add(request.request_id)
+        return super().open(request, take)
+
+    def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+        self.aborted += request_ids
+
+
+def test_a_refused_request_leaves_the_running_one_of_its_id_in_the_list() -> None:
+    async def main() -> None:
+        client = OneAtATime()
+        engine = fake_engine(client)
+        first, second = (engine.request(spell("a"), SamplingParams(), request_id="mine") for _ in range(2))
+        async with first:
+            with pytest.raises(InvalidRequestError, match="in use"):
+                async with second:
+                    await anext(second)
+            await engine.abort("mine")
+            assert client.aborted == ["mine"]
+        client.aborted.clear()
+        await engine.abort("mine")
+        assert client.aborted == []
+
+    asyncio.run(main())
