@@ -108,6 +108,8 @@ class SimulatedRunner:
         self.budget = budget
         self.jobs = jobs
         self.disk = disk
+        self.can_write = True
+        self._saved: dict[tuple[int, bytes], None] = {}  # to disk, the newest last
         self.tally = Counter[str]() if tally is None else tally
         self._speculation = speculation
         self._random = Random(len(jobs))
@@ -129,7 +131,7 @@ class SimulatedRunner:
             if self._random.random() < 0.5:
                 self._apply(plan)
             self.tally["unreadable"] += 1
-            return StepOutput([], unreadable)
+            return StepOutput([], unreadable, self.can_write)
         works = works_of(plan, len(self.specs))
         slots = [work.slot for work in works]
         assert len(set(slots)) == len(slots) and all(0 <= slot < self.max_num_seqs for slot in slots)
@@ -145,7 +147,9 @@ class SimulatedRunner:
             self._write(work)
         for work in works:
             self._look_back(work, work.start + work.num_tokens)
-        return output_of(plan, [self._answer(work) for work in works])
+        output = output_of(plan, [self._answer(work) for work in works])
+        output.can_write = self.can_write
+        return output
 
     def check_masks(self, plan: StepPlan, is_over: Sequence[bool], masks: Sequence[Sequence[bytes | None]]) -> None:
         """Each mask is that of the tokens before it, unless the choice is over by then, or its constraint fails."""
@@ -172,7 +176,7 @@ class SimulatedRunner:
             if source == Tier.DISK:
                 if place in self.disk.damaged:
                     unreadable[one.key] = None
-                    del self.disk.blocks[place]  # as DiskStore does
+                    self.disk.blocks.pop(place, None)  # as DiskStore does
                     content = [GARBAGE] * len(self.device[one.group][0])
                 else:
                     content = self.disk.blocks[place]
@@ -180,12 +184,29 @@ class SimulatedRunner:
                 content = self._memory(source)[one.group][one.source]
             if destination == Tier.DISK:
                 assert place not in self.disk.blocks, "written twice"
-                self.disk.blocks[place] = list(content)
-                self.disk.damaged.discard(place)
+                self._write_to_disk(place, content)
             else:
                 assert one.destination >= 0
                 self._memory(destination)[one.group][one.destination] = list(content)
         return list(unreadable)
+
+    def refuse(self, num_lost: int) -> None:
+        """Write nothing more to disk; the blocks written last, which waited to be written, are lost, too."""
+        self.can_write = False
+        lost = [*self._saved][max(0, len(self._saved) - num_lost) :]
+        for place in lost:
+            if self.disk.blocks.pop(place, None) is not None:
+                self.disk.damaged.add(place)
+        self.tally["blocks refused"] += 1
+
+    def _write_to_disk(self, place: tuple[int, bytes], content: Sequence[int]) -> None:
+        if self.can_write:
+            self.disk.blocks[place] = list(content)
+            self.disk.damaged.discard(place)
+            self._saved.pop(place, None)
+            self._saved[place] = None
+        else:
+            self.disk.damaged.add(place)
 
     def _memory(self, tier: Tier) -> list[list[list[int]]]:
         return self.device if tier == Tier.DEVICE else self.host

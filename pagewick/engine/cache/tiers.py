@@ -52,10 +52,14 @@ class HostTier:
 
 
 class DiskTier:
-    """Keys of one cache group's blocks on disk, least recently used first, `capacity` at most."""
+    """Keys of one cache group's blocks on disk, least recently used first, `capacity` at most.
+
+    is_closed: whether the disk takes no more blocks; those on it are still read.
+    """
 
     def __init__(self, keys: Sequence[bytes], capacity: int) -> None:
         self.capacity = capacity
+        self.is_closed = False
         self._keys: dict[bytes, None] = dict.fromkeys(keys)
         self._added: set[bytes] = set()
 
@@ -70,8 +74,16 @@ class DiskTier:
         self._keys[key] = None
 
     def add(self, key: bytes) -> list[bytes]:
-        """Note a block; return the keys that it pushes out."""
+        """Note a block that is written; return the keys that it pushes out."""
         self._added.add(key)
+        return self.put_back(key)
+
+    def take(self, key: bytes) -> None:
+        """Let no other block push this one out before `put_back`."""
+        del self._keys[key]
+
+    def put_back(self, key: bytes) -> list[bytes]:
+        """Note that a block was used; return the keys that must go for it."""
         self._keys[key] = None
         gone = []
         while len(self._keys) > self.capacity:
@@ -85,7 +97,7 @@ class DiskTier:
 
     def close(self) -> None:
         """Note that the disk takes no more blocks, since an unknown time. Those found at the start are still there."""
-        self.capacity = 0
+        self.is_closed = True
         for key in self._added:
             self._keys.pop(key, None)
         self._added.clear()
@@ -112,7 +124,7 @@ class GroupTiers:
         """Return a block's slot in host memory, None if it is on disk. No other block gets its place before `load`."""
         if key in self.host:
             return self.host.take(key)
-        self.disk.forget(key)
+        self.disk.take(key)
         return None
 
     def load(self, key: bytes, host_slot: int | None, block_id: int) -> None:
@@ -120,7 +132,7 @@ class GroupTiers:
         self.num_loaded += 1
         if host_slot is None:
             self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DEVICE, block_id, key))
-            self._add_to_disk(key)
+            self._delete(self.disk.put_back(key))
         else:
             self._transfers.append(Transfer(self._group, Tier.HOST, host_slot, Tier.DEVICE, block_id))
             self.host.release(host_slot)
@@ -142,12 +154,12 @@ class GroupTiers:
 
     def write(self, tier: Tier, number: int, key: bytes) -> None:
         """Write a block to disk, if there is a disk that does not have it yet."""
-        if not self.disk.capacity:
+        if self.disk.is_closed or not self.disk.capacity:
             return
         if key in self.disk:
             self.disk.touch(key)
             return
-        self._add_to_disk(key)
+        self._delete(self.disk.add(key))
         self._transfers.append(Transfer(self._group, tier, number, Tier.DISK, -1, key))
         self.num_saved += 1
 
@@ -168,11 +180,8 @@ class GroupTiers:
         self.drop(key)
         if key in self.disk:
             self.disk.forget(key)
-            self._delete(key)
+            self._delete([key])
 
-    def _add_to_disk(self, key: bytes) -> None:
-        for gone in self.disk.add(key):
-            self._delete(gone)
-
-    def _delete(self, key: bytes) -> None:
-        self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DISK, -1, key))
+    def _delete(self, keys: Iterable[bytes]) -> None:
+        """Delete the files of these blocks, which the disk tier has forgotten."""
+        self._transfers += [Transfer(self._group, Tier.DISK, -1, Tier.DISK, -1, key) for key in keys]

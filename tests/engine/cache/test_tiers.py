@@ -117,6 +117,22 @@ def test_at_the_end_the_most_useful_blocks_are_written() -> None:
     assert kinds(transfers) == [("DEVICE", "DISK", 3), ("DEVICE", "DISK", 4)]
 
 
+def test_after_a_refused_write_the_blocks_found_at_the_start_are_read_and_stay() -> None:
+    group, transfers = tiers(0, 10, 1, 2, 3)
+    # The disk may have refused a block that this process wrote, though not one that it has found and read.
+    group.save(0, key_of(4))
+    for number in (1, 4):
+        group.load(key_of(number), group.take(key_of(number)), 6)
+    transfers.clear()
+    group.disk.close()
+    group.load(key_of(2), group.take(key_of(2)), 7)
+    assert kinds(transfers) == [("DISK", "DEVICE", 2)]
+    assert [key_of(number) in group for number in (1, 2, 3, 4)] == [True, True, True, False]
+    group.save(0, key_of(5))
+    group.write_all([(3, key_of(6))])
+    assert kinds(transfers) == []
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_a_block_that_is_found_holds_what_was_saved(seed: int) -> None:
     random = Random(seed)

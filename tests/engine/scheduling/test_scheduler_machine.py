@@ -267,6 +267,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk = self.simulation.disk
         disk.damaged |= {place for place in disk.blocks if random.random() < 0.7}
 
+    @precondition(lambda self: self.simulation.disk_capacity and self.simulation.runner.can_write)
+    @rule(num_lost=st.integers(0, 3))
+    def refuse(self, num_lost: int) -> None:
+        """The disk takes no more blocks until a restart."""
+        self.simulation.runner.refuse(num_lost)
+
     @precondition(lambda self: self.simulation.disk_capacity)
     @rule(is_ended=st.booleans(), is_saved=st.booleans(), is_damaged=st.booleans(), change=st.integers(-1, 1))
     def restart(self, is_ended: bool, is_saved: bool, is_damaged: bool, change: int) -> None:
@@ -368,6 +374,7 @@ EVENTS = (
     "preemptions", "evictions", "hits", "forks", "forks put off", "displaced", "sessions kept", "expired", "refused",
     "growth refused", "beams", "prompts only", "failures", "choices aborted", "misses explained", "HOST to DEVICE",
     "DISK to DEVICE", "DEVICE to DISK", "HOST to DISK", "DISK to DISK", "DEVICE to DEVICE", "unreadable", "restarts",
+    "blocks refused",
 )  # fmt: skip
 
 
