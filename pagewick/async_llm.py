@@ -230,13 +230,13 @@ class AsyncEngine:
         Slow lookups run in a thread beside the event loop. Raises InvalidRequestError.
         """
         make_plan = partial(self._requests.plan, params, options=options, **fields)
-        if params.structured_outputs is not None or fields.get("grammar") is not None:
+        if params.structured_outputs is not None:
             plan = await self._in_thread(make_plan, self._grammar_thread)
-            await self._in_thread(partial(self._requests.prepare, plan), self._grammar_thread)
-            return plan
-        plan = make_plan()
-        if params.dry_multiplier > 0 or plan.thinking_budget is not None:
-            await self._in_thread(partial(self._requests.prepare, plan))
+        else:
+            plan = make_plan() if fields.get("offer") is None else await self._in_thread(make_plan)
+        if plan.grammar is not None or params.dry_multiplier > 0 or plan.thinking_budget is not None:
+            threads = None if self._requests.has_checked(plan) else self._grammar_thread
+            await self._in_thread(partial(self._requests.prepare, plan), threads)
         return plan
 
     def request(

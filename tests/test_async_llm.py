@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ from pagewick.local_models import with_local_models
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.grammars.checker import GrammarChecker
 from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.request_maker import PlanFields
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.checks import checked_offer
 from tests.fake_engine import DEATH, END, MAX_MODEL_LEN, NAN_ROW, TOKENIZER, FakeClient, fake_engine, spell
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, sentencepiece_backend, write_model_directory
 
@@ -623,3 +627,36 @@ def test_quantization_gguf_wants_a_gguf_file(tmp_path: Path) -> None:
     file.touch()
     config = with_local_models(EngineConfig(model=str(file), quantization="GGUF"))
     assert (config.model, config.quantization) == (str(file), None)
+
+
+def tools_with(name: str) -> PlanFields:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    return PlanFields(split_parts=True, offer=checked_offer([tool]))
+
+
+def test_tools_are_checked_beside_the_event_loop_and_known_ones_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    may_end = threading.Event()
+
+    def try_out(checker: GrammarChecker, key: tuple[str, tuple[str, ...]]) -> None:
+        threads.append(threading.get_ident())
+        if "costly" in key[0]:
+            may_end.wait(10)
+
+    monkeypatch.setattr(GrammarChecker, "_try", try_out)
+
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        plan = await engine.prepare(SamplingParams(), **tools_with("weather"))
+        engine.generation(spell("a"), plan)
+        assert len(threads) == 1 and threading.get_ident() not in threads
+        costly = asyncio.create_task(engine.prepare(SamplingParams(), **tools_with("costly")))
+        await until(lambda: len(threads) == 2)
+        async with asyncio.timeout(5):
+            await engine.prepare(SamplingParams(), **tools_with("weather"))
+        assert not costly.done() and len(threads) == 2
+        may_end.set()
+        engine.generation(spell("a"), await costly)
+        assert len(threads) == 2 and threading.get_ident() not in threads
+
+    run(body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
@@ -31,14 +31,13 @@ _FORMS_WITHOUT_TOOLS = ("grammar", "structural_tag")
 
 
 class PlanFields(TypedDict, total=False):
-    """Fields of a RequestPlan besides params and options."""
+    """Fields of a RequestPlan that a caller may give besides params and options."""
 
     split_reasoning: bool
     thinking_budget: int | None
     split_parts: bool
     offer: ToolOffer | None
     keeps_logprobs: bool
-    grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,12 @@ class RequestMaker:
         self._strings.dry_breakers(plan.params)
         if plan.thinking_budget is not None:
             self._budget.prepare()
-        if plan.grammar is not None:
-            for one in filter(None, (plan.grammar.answer, plan.grammar)):
-                self._checker.check(whole_grammar(one, None), one.param, one.excluded)
+        for one in _grammars_of(plan):
+            self._checker.check(whole_grammar(one, None), one.param, one.excluded)
+
+    def has_checked(self, plan: RequestPlan) -> bool:
+        """Whether the plan's grammars need no check any more, which may take long; True if it has none."""
+        return all(self._checker.knows(whole_grammar(one, None), one.excluded) for one in _grammars_of(plan))
 
     def close(self) -> None:
         """End the process that checks grammars."""
@@ -227,3 +229,7 @@ class RequestMaker:
             )
             parts.append(msgspec.to_builtins(spec))
         return parts if len(parts) > 1 else next(iter(parts), None)
+
+
+def _grammars_of(plan: RequestPlan) -> Iterable[Grammar]:
+    return () if plan.grammar is None else filter(None, (plan.grammar.answer, plan.grammar))

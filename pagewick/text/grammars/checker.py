@@ -55,9 +55,16 @@ class GrammarChecker:
         excluded: texts with which no response may begin.
         """
         key = (grammar, excluded)
-        reason = self._known[key] if key in self._known else self._find_out(key)
+        try:
+            reason = self._known[key]
+        except KeyError:  # or another thread has just forgotten it
+            reason = self._find_out(key)
         if reason is not None:
             raise InvalidRequestError(f"{param} cannot be honoured: {reason}", param=param)
+
+    def knows(self, grammar: str, excluded: tuple[str, ...] = ()) -> bool:
+        """Whether `check` needs no process for it."""
+        return (grammar, excluded) in self._known
 
     def close(self) -> None:
         """End the process. A later check starts another."""
