@@ -89,7 +89,8 @@ def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:
             f"{info.vocab_size}; lower n",
             param="n",
         )
-    num_tokens = params.max_tokens or info.max_model_len - len(request.prompt_token_ids)
+    room = info.max_model_len - len(request.prompt_token_ids)
+    num_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     num_per_token = 1 + (params.logprobs or 0)
     num_results = params.n * num_tokens * num_per_token
     if num_results > MAX_BEAM_RESULTS:

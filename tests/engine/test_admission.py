@@ -114,6 +114,15 @@ def test_unknown_token_ids_are_named_wherever_they_are(name: str) -> None:
     assert info.value.param == name.replace("dry_breaker_ids", "dry_sequence_breakers")
 
 
+@pytest.mark.parametrize("max_tokens", [2**16, None])
+def test_a_beam_search_whose_limit_is_lowered_is_as_large_as_its_context_allows(max_tokens: int | None) -> None:
+    info = structs.replace(INFO, max_model_len=4096)
+    beams = {"use_beam_search": True, "n": 32, "temperature": 0.0, "lowers_max_tokens": True}
+    check_request(request([1, 2], max_tokens=max_tokens, **beams), info)
+    with pytest.raises(InvalidRequestError, match=r"32 \* 65534 \* 1 = 2097088"):
+        check_request(request([1, 2], max_tokens=max_tokens, **beams), structs.replace(info, max_model_len=2**16))
+
+
 def test_allowed_token_ids_are_at_most_the_vocabulary() -> None:
     check_request(request([1], allowed_token_ids=[*range(100)] * 2), INFO)
     with pytest.raises(InvalidRequestError, match="names 101 tokens and the vocabulary has 100") as info:
