@@ -111,3 +111,4 @@ def _token_ids(request: EngineRequest) -> Iterator[tuple[str, Collection[int]]]:
     yield "logit_bias", params.logit_bias or ()
     yield "bad_words", list(chain.from_iterable(request.bad_word_ids))
     yield "dry_sequence_breakers", list(chain.from_iterable(request.dry_breaker_ids))
+    yield "opening_ids", request.opening_ids

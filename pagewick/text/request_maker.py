@@ -19,7 +19,7 @@ from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.grammars.vocabulary import special_tokens
 from pagewick.text.part_splitter import PartFormat, Splitting, joined
-from pagewick.text.reasoning import Reasoning, ReasoningTags
+from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.request_stream import RequestStream, check_options, engine_request
 from pagewick.text.thinking_budget import ThinkingBudget
 from pagewick.text.token_strings import TokenStrings
@@ -60,6 +60,11 @@ class RequestPlan:
     keeps_logprobs: bool = True
     grammar: Grammar | None = None
 
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether thoughts precede what the grammar allows. Outside a chat, their tags are text like any other."""
+        return self.split_parts or self.split_reasoning
+
 
 class RequestMaker:
     """Makes the requests for one model; may be used by several threads at once.
@@ -78,7 +83,8 @@ class RequestMaker:
         limits: GrammarLimits | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tags = tags
+        # A model without tokens for the tags, which only its tokenizer has, writes no thoughts.
+        self._tags = tags if tags is not None and max(tags.start_ids + tags.end_ids) < vocab_size else None
         self._formats = formats
         self._strings = TokenStrings(tokenizer, vocab_size)
         self._budget = ThinkingBudget(tokenizer, tags, vocab_size)
@@ -158,7 +164,7 @@ class RequestMaker:
             options=plan.options,
             strings=self._strings,
             constraint=self._constraint(plan, reasoning),
-            opening_ids=self._opening_ids if plan.grammar is not None else (),
+            opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
         )
         # Thoughts come first, because a tool call inside a thought is not a tool call.
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
@@ -219,10 +225,8 @@ class RequestMaker:
             budget = self._budget.constraint(plan.thinking_budget, reasoning)
             parts += [] if budget is None else [budget]
         if plan.grammar is not None:
-            # Outside a chat, the tags of thoughts are text like any other.
-            thinks = plan.split_parts or plan.split_reasoning
             spec = GrammarSpec(
-                grammar=whole_grammar(plan.grammar, reasoning if thinks else None),
+                grammar=whole_grammar(plan.grammar, reasoning if plan.has_thoughts else None),
                 ignores_eos=plan.params.ignore_eos,
                 stop_token_ids=list(plan.params.stop_token_ids),
                 param=plan.grammar.param,
@@ -233,3 +237,9 @@ class RequestMaker:
 
 def _grammars_of(plan: RequestPlan) -> Iterable[Grammar]:
     return () if plan.grammar is None else filter(None, (plan.grammar.answer, plan.grammar))
+
+
+def _may_open(plan: RequestPlan, reasoning: Reasoning | None) -> bool:
+    """Whether the grammar allows a thought that has not begun yet."""
+    is_awaited = reasoning is not None and reasoning.stage == Stage.AWAITED
+    return plan.grammar is not None and plan.has_thoughts and is_awaited

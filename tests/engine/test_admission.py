@@ -100,7 +100,9 @@ def test_unknown_token_ids_are_refused(token_id: int) -> None:
         assert info.value.param == "stop_token_ids"
 
 
-@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words", "dry_breaker_ids"])
+@pytest.mark.parametrize(
+    "name", ["stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words", "dry_breaker_ids", "opening_ids"]
+)
 def test_unknown_token_ids_are_named_wherever_they_are(name: str) -> None:
     def asked(token_id: int) -> EngineRequest:
         values: dict[str, Any] = {"logit_bias": {0: 1.0, token_id: 1.0}}
