@@ -36,6 +36,7 @@ from pagewick.engine.scheduling.scheduler import Scheduler
 from pagewick.engine.scheduling.sequence_manager import ConstraintFactory
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.engine.step_loop import StepLoop
+from pagewick.engine.step_memory import max_num_logits
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
@@ -259,4 +260,5 @@ def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | N
         min_ngram=config.ngram_prompt_lookup_min,
         max_ngram=config.ngram_prompt_lookup_max,
         max_batch=config.speculative_max_batch,
+        max_num_logits=max_num_logits(config.max_num_seqs, config.num_speculative_tokens),
     )

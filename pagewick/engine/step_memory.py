@@ -78,10 +78,15 @@ class StepLimits:
         drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
         return cls(
             num_tokens=config.max_num_batched_tokens,
-            num_logits=config.max_num_seqs * (1 + drafts),
+            num_logits=max_num_logits(config.max_num_seqs, drafts),
             context=config.max_model_len or model.max_position_embeddings,
             element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
         )
+
+
+def max_num_logits(max_num_seqs: int, num_draft_tokens: int) -> int:
+    """Return the largest number of rows of logits in a step with up to this number of draft tokens per sequence."""
+    return max_num_seqs * (1 + num_draft_tokens)
 
 
 def gpu_cache_bytes(free: int, total: int, step_bytes: int, utilization: float | None = None) -> int:

@@ -69,9 +69,12 @@ def recurrent_spec(block_size: int = 4, chunk_alignment: int = 1) -> CacheSpec:
     )
 
 
-def oracle(share: float = 0.7, *, num_tokens: int = 3, is_draft: bool = False, max_batch: int = 8) -> Oracle:
+def oracle(
+    share: float = 0.7, *, num_tokens: int = 3, is_draft: bool = False, max_batch: int = 8, max_num_seqs: int = 8
+) -> Oracle:
     """Return a drafter whose draft tokens are right with probability `share`."""
-    return Oracle(num_tokens, is_draft, 1, 1, max_batch, jobs={}, share=share, random=Random(1))
+    max_num_logits = max_num_seqs * (1 + num_tokens)
+    return Oracle(num_tokens, is_draft, 1, 1, max_batch, max_num_logits, jobs={}, share=share, random=Random(1))
 
 
 class SimulatedStep:

@@ -137,6 +137,9 @@ class SimulatedRunner:
         assert len(set(slots)) == len(slots) and all(0 <= slot < self.max_num_seqs for slot in slots)
         assert {start.slot for start in plan.starts} <= set(slots), "a slot is started and given nothing to do"
         assert sum(work.num_tokens for work in works) <= self.budget
+        if self._speculation is not None:
+            num_logits = sum(work.is_sampled + work.num_draft_tokens for work in works)
+            assert num_logits <= self._speculation.max_num_logits
         self._apply(plan)
         for work in works:
             self._check(work)

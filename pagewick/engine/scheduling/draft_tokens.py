@@ -12,13 +12,18 @@ from pagewick.engine.speculation.drafting import Drafting, NgramIndex, Speculati
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How the engine speculates. max_batch: steps with more sequences use the machine well without draft tokens."""
+    """How the engine speculates. num_tokens: those of a drafter for each sequence; a constraint may force more.
+
+    max_batch: steps with more sequences use the machine well without draft tokens. max_num_logits: the rows of logits
+    that a step has memory for, one for each sequence that samples and for each draft token.
+    """
 
     num_tokens: int
     uses_draft_model: bool
     min_ngram: int
     max_ngram: int
     max_batch: int
+    max_num_logits: int
 
     def start(self, seq: Sequence) -> None:
         """Let a new sequence speculate, unless its tokens depend on more than the tokens before them."""
@@ -31,19 +36,21 @@ class Speculation:
         seq.drafting = Drafting(SpeculationControl(self.num_tokens), index)
 
     def extend(self, plan: PlanBuilder, blocks: BlockManager) -> None:
-        """Add draft tokens to the work that samples, as far as budget and blocks are left over."""
+        """Add draft tokens to the work that samples, as far as budget, memory for logits and blocks are left over."""
         if plan.num_sequences > self.max_batch:
             return
+        num_free_rows = max(0, self.max_num_logits - plan.num_sequences)
         for seq, work in plan.work.items():
             if seq.drafting is None or not work.is_sampled:
                 continue
             # The step samples one more token than it has draft tokens.
             limit = seq.owner.max_output_tokens - seq.num_output_tokens - 1
-            draft_token_ids = _propose(seq, seq.drafting, min(limit, plan.budget))
+            draft_token_ids = _propose(seq, seq.drafting, min(limit, plan.budget, num_free_rows))
             if draft_token_ids:
                 new_block_ids = blocks.allocate(seq, seq.num_tokens + len(draft_token_ids))
                 if new_block_ids is not None:
                     plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
+                    num_free_rows -= len(draft_token_ids)
             if self.uses_draft_model:
                 work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())
 

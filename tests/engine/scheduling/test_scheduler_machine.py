@@ -108,7 +108,7 @@ def simulation(random: Random, layout: Callable[[Random], Specs], tally: Counter
         host=some_sizes if random.random() < 0.4 else (),
         disk_capacity=[4 * size for size in some_sizes] if random.random() < 0.5 else (),
         grow=growth(random, tally) if random.random() < 0.4 else None,
-        speculation=random_oracle(random) if can_speculate else None,
+        speculation=random_oracle(random, config.max_num_seqs) if can_speculate else None,
         limits=random.choice([QueueLimits, QueueLimits, lambda: QueueLimits(4, 120)]),
         session_ttl_s=SESSION_TTL_S,
         depth=depth,
@@ -127,12 +127,13 @@ def growth(random: Random, tally: Counter[str]) -> Callable[[int], int]:
     return grow
 
 
-def random_oracle(random: Random) -> Any:
+def random_oracle(random: Random, max_num_seqs: int) -> Any:
     return oracle(
         random.choice([0.3, 0.7, 0.9]),
         num_tokens=random.randint(1, 5),
         is_draft=random.random() < 0.5,
         max_batch=random.randint(1, 8),
+        max_num_seqs=max_num_seqs,
     )
 
 
