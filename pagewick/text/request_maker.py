@@ -87,7 +87,7 @@ class RequestMaker:
         self._tags = tags if tags is not None and max(tags.start_ids + tags.end_ids) < vocab_size else None
         self._formats = formats
         self._strings = TokenStrings(tokenizer, vocab_size)
-        self._budget = ThinkingBudget(tokenizer, tags, vocab_size)
+        self._budget = ThinkingBudget(tokenizer, self._tags, vocab_size)
         self._limits = limits or GrammarLimits()
         self._checker = GrammarChecker(special_tokens(tokenizer), vocab_size, self._limits.timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.structured_outputs import StructuredOutputsParams
 from pagewick.text.grammars.checker import GrammarChecker
@@ -59,4 +60,7 @@ def test_tokens_that_only_the_tokenizer_has_are_not_named() -> None:
     fields = PlanFields(split_parts=True, split_reasoning=True)
     assert opening_ids("a", fields, vocab_size=last + 1) == [tags.start_ids[0], line_break]
     assert opening_ids("a", fields, vocab_size=last) == []
-    assert RequestMaker(TOKENIZER, tags, last).kinds == set()
+    maker = RequestMaker(TOKENIZER, tags, last)
+    assert maker.kinds == set()
+    with pytest.raises(InvalidRequestError, match="no tags around its thoughts"):
+        maker.plan(SamplingParams(), thinking_budget=3)
