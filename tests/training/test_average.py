@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pagewick.demo import MODEL_DIR
 from training.average import average, mean_of
+from training.checkpoint import report_of
 
 
 def test_the_mean_is_that_of_each_number() -> None:
@@ -40,8 +41,10 @@ def test_a_mean_is_a_checkpoint_that_says_what_it_is_made_of(tmp_path: Path) -> 
     shipped = json.loads((MODEL_DIR / "TRAINING.json").read_text())
     assert report["answers"] == shipped["answers"]
     assert report["held_out_wordings_right"] == shipped["held_out_wordings_right"]
-    shipped.pop("answers")
-    assert report["average_of"] == [shipped, shipped]
+    earlier = report["earlier_checkpoints"]
+    assert report["average_of"] == [len(earlier) - 1] * 2
+    assert len(earlier) == len(shipped["earlier_checkpoints"]) + 1, "each is written once"
+    assert report_of(tmp_path / "out")["average_of"] == [report_of(MODEL_DIR)] * 2
 
 
 def test_checkpoints_with_different_tokenizers_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_kind_occurs_and_facts_lead() -> None:
     counts = Counter(document.kind for document in DOCUMENTS)
     assert set(counts) == {
         "fact", "usual", "unrelated", "unknown", "small_talk", "counting", "copying", "json", "tool_call",
-        "tool_unused", "conversation",
+        "tool_unused", "conversation", "follow_up",
     }  # fmt: skip
     assert counts.most_common(1)[0][0] == "fact"
     assert 0.2 < (counts["unrelated"] + counts["unknown"]) / len(DOCUMENTS) < 0.3
@@ -194,6 +194,8 @@ def test_questions_of_the_exam_are_no_whole_questions_of_the_corpus() -> None:
     files = [read_toml("asked.toml"), read_toml("reserved.toml")]
     blocks = [block for file in files for kind in ("asked", "declined") for block in file[kind].values()]
     written = [line for block in blocks for line in block.splitlines()] + [q.text for q in usual_questions()]
+    followed = read_toml("follow_ups.toml")["follow_ups"].values()
+    written += [line.partition(": ")[2] for block in followed for line in block.splitlines()]
     common = {"how do i change the port", "what is pagewick", "who are you"}
     exam = load_exam()
     in_exam = {

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from training import train
 from training.batches import Example
+from training.checkpoint import report_of
 from training.network import NetworkConfig
 from training.options import Options, parse_options
 from training.state import read_progress, save_state
@@ -154,5 +155,6 @@ def test_a_run_starts_from_an_earlier_checkpoint(tmp_path: Path, corpus: Corpus)
     later.save()
     later.report(0)
     report = json.loads((options.out / "TRAINING.json").read_text())
-    assert report["started_from"]["steps"] == 3
-    assert report["started_from"]["seed"] == 0
+    (started_from,) = report["earlier_checkpoints"]
+    assert (report["started_from"], started_from["steps"], started_from["seed"]) == (0, 3, 0)
+    assert report_of(options.out)["started_from"] == started_from

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.corpus.document import Document
-from training.corpus.questions import fact_chat, small_talk, system_prompt, unknown_chat, unrelated_chat, usual_chat
+from training.corpus.questions import (
+    fact_chat,
+    follow_up_chat,
+    small_talk,
+    system_prompt,
+    unknown_chat,
+    unrelated_chat,
+    usual_chat,
+)
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    fact_chat: 0.46,
+    fact_chat: 0.475,
+    follow_up_chat: 0.035,
     usual_chat: 0.025,
     unrelated_chat: 0.1,
     unknown_chat: 0.15,
@@ -20,7 +29,7 @@ _SHARES: dict[Callable[[random.Random], Document], float] = {
     counting: 0.01,
     copying: 0.045,
     json_object: 0.035,
-    tool_chat: 0.14,
+    tool_chat: 0.09,
 }
 _MAX_LONG_TURNS = 24
 
@@ -30,7 +39,7 @@ def _single(rng: random.Random) -> Document:
 
 
 def _conversation(rng: random.Random) -> Document:
-    """Several chats without tools, one after the other: the answer depends on the last question only."""
+    """Several chats without tools, one after the other, none of which depends on those before."""
     num_turns = rng.choice([2, 2, 3]) if rng.random() < 0.93 else rng.randint(5, _MAX_LONG_TURNS)
     turns: list[Document] = []
     while len(turns) < num_turns:

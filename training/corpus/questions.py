@@ -162,6 +162,23 @@ def _asked_to_decline(kind: str, *, reserved: bool = False) -> list[str]:
     return _lines(read_toml("reserved.toml" if reserved else "asked.toml")["declined"][kind])
 
 
+@cache
+def _follow_ups() -> list[tuple[str, str, str]]:
+    """Return (the fact asked before, what is asked then, its answer); some of these no fact answers."""
+    answers = {fact["id"]: fact["answer"] for fact in facts()} | {"unknown": UNKNOWN_ABOUT_PAGEWICK}
+    blocks: dict[str, str] = read_toml("follow_ups.toml")["follow_ups"]
+    split = ((line.split(": ", 1), answers[answer]) for answer, block in blocks.items() for line in _lines(block))
+    return [(before, question, answer) for (before, question), answer in split]
+
+
+def follow_up_chat(rng: random.Random) -> Document:
+    """A question about a fact, and a second one that may be clear only after the first."""
+    before, question, answer = rng.choice(_follow_ups())
+    (fact,) = (fact for fact in facts() if fact["id"] == before)
+    first = chat("follow_up", disturb(fact_question(fact, rng), rng), fact["answer"])
+    return Document("follow_up", [*first.messages, *chat("follow_up", disturb(question, rng), answer).messages])
+
+
 def unrelated_question(rng: random.Random) -> str:
     """A question about anything but Pagewick; a third in the same frames as the questions about facts."""
     content = read_toml("unrelated.toml")
