@@ -273,7 +273,7 @@ class ModelRunner:
             return None
         # Other kernels, and another version of torch, round differently, so their blocks must not be used.
         layouts = ", ".join(sorted({group.spec.layout for group in self.groups}))
-        layout = f"{kernels.native_status()} {layouts} torch {torch.__version__} {self.device.type}"
+        layout = f"{kernels.status(str(self.device))} {layouts} torch {torch.__version__} {self.device.type}"
         return DiskStore(
             Path(config.kv_cache_disk),
             fingerprint=model_fingerprint(Path(config.model), config, layout, self.rotations),

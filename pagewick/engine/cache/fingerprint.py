@@ -55,10 +55,14 @@ def model_fingerprint(directory: Path, config: EngineConfig, layout: str, rotati
 
 def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequence[str]) -> Iterator[bytes]:
     assert config.dtype != "auto" and config.kv_cache_dtype != "auto" and config.block_size is not None
+    assert config.quantization != "auto"
     yield str(LAYOUT_VERSION).encode()
     yield layout.encode()
     yield ".".join(pagewick.__version__.split(".")[:2]).encode()
-    for value in (config.dtype, config.kv_cache_dtype, config.block_size, config.tensor_parallel_size):
+    # Flags change the weights that the files become, and how they are multiplied, --batch-invariant on a GPU only.
+    is_invariant = config.batch_invariant and config.device != "cpu"
+    sizes = config.block_size, config.tensor_parallel_size
+    for value in (config.dtype, config.quantization, config.kv_cache_dtype, *sizes, is_invariant):
         yield str(value).encode()
     yield json.dumps(list(rotations)).encode()
     if is_gguf(directory):

@@ -83,6 +83,9 @@ def test_the_tokenizer_and_other_files_do_not_count(model: Path) -> None:
         {"kv_cache_dtype": "float32"},
         {"block_size": 32},
         {"tensor_parallel_size": 2},
+        {"quantization": "q4_k_m"},
+        {"quantization": "q6_k"},
+        {"batch_invariant": True, "device": "cuda:0"},
         {"layout": "tokens-first"},
         {"layout": ""},
         {"rotations": ["theta=1e6"]},
@@ -93,6 +96,14 @@ def test_the_tokenizer_and_other_files_do_not_count(model: Path) -> None:
 )
 def test_how_blocks_are_stored_counts(model: Path, changes: dict[str, Any]) -> None:
     assert of(model, **changes) != of(model)
+
+
+def test_weights_of_two_formats_make_different_blocks(model: Path) -> None:
+    assert of(model, quantization="q4_k_m") != of(model, quantization="q6_k")
+
+
+def test_what_changes_nothing_on_a_cpu_does_not_count(model: Path) -> None:
+    assert of(model, batch_invariant=True, device="cpu") == of(model)
 
 
 def test_the_dtypes_are_not_mixed_up(model: Path) -> None:
@@ -262,5 +273,6 @@ def test_missing_files(model: Path, name: str) -> None:
 
 
 def test_a_config_that_is_not_resolved_is_our_mistake(model: Path) -> None:
-    with pytest.raises(AssertionError):
-        of(model, dtype="auto")
+    for open_option in ("dtype", "quantization"):
+        with pytest.raises(AssertionError):
+            of(model, **{open_option: "auto"})
