@@ -136,7 +136,10 @@ def _numbers(scaling: Entries, kind: RopeKind, top: Entries, max_position: int) 
     if kind == "dynamic":
         if scaling.size(_ORIGINAL, max_position) != max_position:
             raise scaling.wrong(_ORIGINAL, f"left out, or max_position_embeddings ({max_position}), with dynamic rope")
-        return {"factor": scaling.positive("factor"), _ORIGINAL: max_position}
+        # The kernels define this scaling for such factors alone.
+        if (factor := scaling.positive("factor")) < 1:
+            raise scaling.wrong("factor", "a number from 1 with dynamic rope")
+        return {"factor": factor, _ORIGINAL: max_position}
     original = _original_length(scaling, top, max_position)
     if kind == "llama3":
         low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")

@@ -188,6 +188,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-key": ({**YARN, "llama_4_scaling_beta": 0.1}, r"rope_scaling\.llama_4_scaling_beta is 0\.1"),
     "no-factor": ({"type": "linear"}, r"rope_scaling\.factor is missing"),
     "factor": ({"type": "dynamic", "factor": -1}, r"rope_scaling\.factor is -1, and must be a number above 0"),
+    "dynamic-factor": (
+        {"type": "dynamic", "factor": 0.99},
+        r"rope_scaling\.factor is 0\.99, and must be a number from 1 with dynamic rope",
+    ),
     "infinite": ({"type": "linear", "factor": math.inf}, r"rope_scaling\.factor is inf"),
     "llama3": ({**LLAMA3, "high_freq_factor": 1.5}, r"high_freq_factor is 1\.5, .* above low_freq_factor \(1\.5\)"),
     "llama3-factor": ({"type": "llama3", "low_freq_factor": 1, "high_freq_factor": 2}, r"factor is missing"),
