@@ -21,12 +21,17 @@ from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # The eps of the norms within attention; rms_norm_eps is that of the others.
 _LATENT_NORM_EPS = 1e-6
-# Defaults of entries that files leave out. If q_lora_rank is null, one matrix makes queries from hidden states.
+# Defaults of entries that files leave out; null is none of them. If q_lora_rank is null, one matrix makes queries from
+# hidden states. A flag that is null is false, and groups cannot be null.
 _V3: Final = {
     "first_k_dense_replace": 3,
     "q_lora_rank": 1536,
     "num_nextn_predict_layers": 1,
     "max_position_embeddings": 4096,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "rope_interleave": True,
 }
 _NAMES = NameMap(parts=(("shared_expert", "shared_experts"),))
 
@@ -55,13 +60,13 @@ def read_deepseek_v3(entries: Entries) -> ModelConfig:
     routing = {
         "top_k": entries.size("num_experts_per_tok", 8, most=num_experts),
         "scoring": "sigmoid",
-        "renormalize": entries.flag("norm_topk_prob", True),
-        "num_groups": entries.size("n_group", 8),
-        "top_k_groups": entries.size("topk_group", 4),
+        "renormalize": entries.flag("norm_topk_prob", False),
+        "num_groups": entries.size("n_group"),
+        "top_k_groups": entries.size("topk_group"),
         "group_score": "sum_of_two",
         "scaling": entries.positive("routed_scaling_factor", 2.5),
     }
-    is_interleaved = entries.flag("rope_interleave", True)
+    is_interleaved = entries.flag("rope_interleave", False)
     return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
 
 

@@ -59,5 +59,18 @@ def test_what_is_null_is_not_left_out() -> None:
     attention = config.layers[0].attention
     assert isinstance(attention, MlaConfig)
     assert (attention.q_lora_rank, config.ignored) == (None, ())
-    with pytest.raises(ModelLoadError, match="max_position_embeddings is missing"):
-        read_config({**deepseek, "max_position_embeddings": None})
+    for name in ("max_position_embeddings", "n_group", "topk_group"):
+        with pytest.raises(ModelLoadError, match=f"{name} is missing, and must be a whole number"):
+            read_config({**deepseek, name: None})
+
+
+def test_a_flag_of_deepseek_v3_that_is_null_is_false() -> None:
+    usual_config = usual("DeepseekV3ForCausalLM")
+    flags = {"norm_topk_prob": None, "rope_interleave": None}
+    found = [read_config({**usual_config, **entries}) for entries in ({}, flags, dict.fromkeys(flags, False))]
+    assert found[1] == found[2]
+    for config, expected in zip(found, (True, False, False), strict=True):
+        attention, rope = config.layers[0].attention, config.layers[0].rope
+        assert isinstance(attention, MlaConfig) and rope is not None
+        assert attention.rope_interleaved == rope.interleaved == expected
+        assert config.mixtures[0].routing.renormalize == expected
