@@ -152,7 +152,7 @@ def _with_headers(
     *,
     is_downloaded: bool = True,
 ) -> Checkpoint:
-    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
+    config = with_stored_dtype(config, tensors)
     model_config, verdict = read_model(config)
     try:
         tensors = logical_tensors(config, tensors).tensors

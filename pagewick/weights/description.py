@@ -41,7 +41,7 @@ def describe(path: Path) -> Description:
         return Description(checkpoint.config, generation_config(checkpoint.values), tuple(gguf_tensors(checkpoint)))
     config, advice = read_configs(path)
     tensors = directory_tensors(path)
-    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
+    config = with_stored_dtype(config, tensors)
     return Description(config, advice, logical_tensors(config, tensors).tensors)
 
 

@@ -84,7 +84,7 @@ class SafetensorsSource(TensorSource):
 
     def config(self) -> dict[str, Any]:
         """Return `config.json`, with the stored dtype if it names none."""
-        return with_stored_dtype(self._config, (tensor.dtype for tensor in self._tensors.values()))
+        return with_stored_dtype(self._config, self._tensors.values())
 
     def generation_config(self) -> dict[str, Any]:
         """Return `generation_config.json`; empty if there is none."""

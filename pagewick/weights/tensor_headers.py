@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -79,17 +80,22 @@ class TensorInfo:
 _FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def with_stored_dtype(config: Mapping[str, Any], stored: Iterable[str]) -> dict[str, Any]:
-    """Return `config`, with the dtype of the first floating-point tensor if it names none, as many old files do.
+def with_stored_dtype(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, Any]:
+    """Return `config`, with the dtype of most bytes of floating-point numbers if it names none, as many old files do.
 
-    stored: the dtypes of the checkpoint's tensors, in safetensors' words; read only if they are needed.
+    tensors: the checkpoint's, with dtypes in safetensors' words; read only if they are needed.
     """
     text = config.get("text_config")
     parts = (config, text) if isinstance(text, Mapping) else (config,)
     if any(part.get(name) is not None for part in parts for name in ("dtype", "torch_dtype")):
         return dict(config)
-    first = next((_FLOATS[dtype] for dtype in stored if dtype in _FLOATS), None)
-    return dict(config) if first is None else {**config, "dtype": first}
+    # Not the first tensor's dtype: safetensors writes wide numbers first, and a small table of frequencies in float32
+    # would double the memory of a model in float16.
+    num_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in _FLOATS:
+            num_bytes[_FLOATS[tensor.dtype]] += tensor.num_bytes
+    return {**config, "dtype": num_bytes.most_common(1)[0][0]} if num_bytes else dict(config)
 
 
 def directory_tensors(directory: Path) -> list[TensorInfo]:

@@ -59,7 +59,7 @@ def test_single_file(tmp_path: Path, safetensors_bytes: Build) -> None:
         assert source.get("a").dtype == source.dtype("a") == torch.bfloat16
         assert source.get("scalar").item() == -7
         assert source.get("none").shape == (0, 4)
-        # "b" is the first tensor of floating-point numbers.
+        # The floating-point numbers of "b" take more bytes than those of "a".
         assert source.config() == {"hidden_size": 8, "dtype": "float32"}
         source.config()["hidden_size"] = 9
         assert source.config()["hidden_size"] == 8

@@ -15,10 +15,12 @@ from safetensors.numpy import save_file
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.tensor_headers import (
+    TensorInfo,
     directory_tensors,
     file_tensors,
     parse_safetensors_header,
     remote_tensors,
+    with_stored_dtype,
 )
 
 
@@ -83,6 +85,35 @@ def test_malformed(name: str) -> None:
 def test_a_git_lfs_pointer() -> None:
     with pytest.raises(ModelLoadError, match="git lfs pull"):
         parse(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+
+
+FREQUENCIES = TensorInfo("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", (2,), 8)
+HEAD = TensorInfo("lm_head.weight", "F16", (4, 4), 32)
+NORM = TensorInfo("model.norm.weight", "BF16", (4,), 8)
+IDS = TensorInfo("ids", "I64", (100,), 800)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ((FREQUENCIES, IDS, HEAD), "float16"),
+        ((HEAD, FREQUENCIES), "float16"),
+        ((HEAD, NORM), "float16"),
+        # Five small tensors have more bytes together than the large one.
+        ((HEAD, *[NORM] * 5), "bfloat16"),
+        ((TensorInfo("double", "F64", (9,), 72), HEAD), "float32"),
+        ((IDS,), None),
+        ((), None),
+    ],
+)
+def test_a_dtype_that_config_json_lacks_is_that_of_most_bytes(
+    tensors: tuple[TensorInfo, ...], expected: str | None
+) -> None:
+    """The safetensors library writes float32 before float16."""
+    found = with_stored_dtype({"hidden_size": 4}, tensors)
+    assert found == ({"hidden_size": 4} if expected is None else {"hidden_size": 4, "dtype": expected})
+    for given in ({"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}, {"text_config": {"dtype": "bfloat16"}}):
+        assert with_stored_dtype(given, tensors) == given
 
 
 @pytest.fixture
