@@ -38,6 +38,7 @@ from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress, default_progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
+from pagewick.weights.same_tensors import check_tied_heads
 from pagewick.weights.source import TensorSource
 from pagewick.weights.upload import Upload
 
@@ -105,6 +106,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             _require_batch_invariance(device, collectives)
         check_tensor_parallel(model_config.num_heads, collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
+        if collectives.rank == 0:
+            check_tied_heads(source, model_config.tied_heads(source.names()))
         upload = Upload.to_gpu(device)
         opened = _quantized(config, model_config, source, collectives, upload)
         source = opened.source

@@ -6,6 +6,7 @@ Hugging Face's where it has one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Old names of architectures: classes were called so before they became part of transformers.
 _OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}
+_TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
@@ -177,10 +179,17 @@ class ModelConfig:
     def ignored_tensors(self) -> tuple[str, ...]:
         """Regular expressions of all tensors that a file may hold and the model does not use."""
         # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
-        tied = (r"(.*\.)?lm_head\.weight",) if self.tie_word_embeddings else ()
+        tied = (_TIED_HEAD,) if self.tie_word_embeddings else ()
         # DecoderAttention reads the scales of keys and values, which not every KV cache needs.
         kv_scales = r".*\.self_attn\.(((attn|k_proj|v_proj)\.)?(k|v|kv)_scale|[kv]_proj\.output_scale)"
         return (r".*\.rotary_emb\.inv_freq", kv_scales, *self.ignored, *tied)
+
+    def tied_heads(self, tensor_names: Sequence[str]) -> dict[str, str]:
+        """The heads that a file with these tensors holds although they are tied, each with its embedding."""
+        embedding = self.name_map(tensor_names).in_file("model.embed_tokens.weight")
+        if not self.tie_word_embeddings or embedding not in tensor_names:
+            return {}
+        return {name: embedding for name in tensor_names if re.fullmatch(_TIED_HEAD, name)}
 
     @property
     def mixtures(self) -> list[MoeConfig]:

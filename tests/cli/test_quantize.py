@@ -76,6 +76,20 @@ def test_a_checkpoint_that_is_quantized_already_is_quantized_again_from_its_numb
     assert (place / "packed.gguf").read_bytes() == (place / "plain.gguf").read_bytes()
 
 
+def test_a_head_of_its_own_that_config_json_ties_is_not_dropped(place: Path) -> None:
+    shutil.copytree(MODEL_DIR, place / "model")
+    path = place / "model" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path)
+    assert quantize("model", "--to", "q8_0", "-o", "tied.gguf").exit_code == 0
+    tensors["lm_head.weight"][-1] = 0
+    save_file(tensors, path)
+    result = quantize("model", "--to", "q8_0", "-o", "own.gguf")
+    assert result.exit_code == 1 and "lm_head.weight differs from model.embed_tokens.weight" in result.stderr
+    assert not (place / "own.gguf").exists()
+
+
 def umask() -> int:
     current = os.umask(0)
     os.umask(current)

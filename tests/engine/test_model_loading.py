@@ -38,6 +38,20 @@ def test_a_dtype_that_the_file_does_not_say_is_that_of_its_tensors(dtype: torch.
         engine.close()
 
 
+@pytest.mark.parametrize("quantization", [None, "q8_0"])
+def test_a_tied_head_is_compared_before_weights_are_quantized(quantization: str | None, tmp_path: Path) -> None:
+    directory = copy_of(tmp_path, torch.bfloat16)
+    tensors = load_file(directory / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    config = EngineConfig(str(directory), quantization=quantization, quantized_cache=False, num_kv_blocks=2)
+    save_file({**tensors, "lm_head.weight": head}, directory / "model.safetensors")
+    Engine(config).close()
+    head[7, 7] = 3.0
+    save_file({**tensors, "lm_head.weight": head}, directory / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        Engine(config)
+
+
 def test_sizes_other_than_those_of_the_tensors_are_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
     directory = copy_of(tmp_path, torch.bfloat16, hidden_size=2**24, intermediate_size=2**24)
     with pytest.raises(ModelLoadError, match=r"config\.json says \[4096, 16777216\]"):

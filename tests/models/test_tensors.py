@@ -80,6 +80,33 @@ def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path)
     check({**tensors, extra: torch.zeros(2)}, "no place for 1 tensor:", extra)
 
 
+TIED = {
+    "llama-bias-tied": "lm_head.weight",
+    "gemma-2b": "lm_head.weight",
+    "gemma-3-multimodal": "language_model.lm_head.weight",
+    "starcoder": "lm_head.weight",
+}
+
+
+@pytest.mark.parametrize("variant", TIED)
+def test_a_stored_head_that_is_tied_must_be_the_embedding(variant: str, tmp_path: Path) -> None:
+    """transformers does not tie a head that differs."""
+    write_checkpoint(variant, tmp_path)
+    file, head = tmp_path / "model.safetensors", TIED[variant]
+    tensors = load_file(file)
+    (embedding,) = (name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight")))
+    stored = tensors[embedding].clone()
+    save_file({**tensors, head: stored}, file)
+    load(tmp_path)
+    stored[-1, -1] += 1
+    save_file({**tensors, head: stored}, file)
+    with pytest.raises(ModelLoadError, match=rf"{head} differs from {embedding}\n  set tie_word_embeddings to false"):
+        load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    load(tmp_path)
+
+
 def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
     write_checkpoint(variant, directory)
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())

@@ -29,6 +29,7 @@ from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
 from pagewick.weights.opening import open_source
 from pagewick.weights.packed.config import packed_rules
+from pagewick.weights.same_tensors import check_tied_heads
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_check import check_names
 
@@ -112,6 +113,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     config = text_config(whole)
     model = read_config(config)
     _, architecture = architecture_named(model.architecture)
+    _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)
     values, factors = metadata_of(config)
     shapes = {name: source.shape(place) for name, place in places.items()}
@@ -143,7 +145,7 @@ def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, s
     found: dict[str, str] = {}
     skipped = []
     for name in source.names():
-        text_name = _TEXT_PART.sub(lambda match: "" if match[0] == "language_model." else "model.", name, count=1)
+        text_name = _text_name(name)
         if has_parts and text_name == name and not name.startswith("lm_head."):
             skipped.append(name)
         elif not any(pattern.fullmatch(text_name) for pattern in ignored):
@@ -151,6 +153,17 @@ def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, s
     if wrong := [name for name in found.values() if source.dtype(name).itemsize < 2]:
         raise ModelLoadError(f"{wrong[0]} is stored as {source.dtype(wrong[0])}, not as plain numbers\n  {_ORIGINAL}")
     return found, skipped
+
+
+def _text_name(name: str) -> str:
+    return _TEXT_PART.sub(lambda match: "" if match[0] == "language_model." else "model.", name, count=1)
+
+
+def _check_tied_heads(source: TensorSource, model: ModelConfig) -> None:
+    """Raise ModelLoadError if the file would lack a head that differs from the embedding."""
+    places = {_text_name(name): name for name in source.names()}
+    heads = model.tied_heads(list(places))
+    check_tied_heads(source, {places[head]: places[embedding] for head, embedding in heads.items()})
 
 
 def _check_tensors(shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> None:
