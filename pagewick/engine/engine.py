@@ -204,7 +204,9 @@ class Engine:
             disk = [DiskTier(keys, number) for keys, number in zip(runner.disk_keys(), capacity, strict=True)]
         if config.device == "cpu":
             grow = [
-                MemoryGuard(group.block_bytes * ranks.world_size, partial(available_memory, "cpu"), total_memory())
+                MemoryGuard(
+                    group.block_bytes * ranks.local_world_size, partial(available_memory, "cpu"), total_memory()
+                )
                 for group in runner.groups
             ]
         # To be found again after a restart, blocks on disk need hashes with the same key.

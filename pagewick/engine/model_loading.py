@@ -97,7 +97,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             checkpoint_dtype=model_config.dtype,
             device=str(device),
             block_size=usual_block_size(config.attention_backend, device),
-            num_cores=max(1, num_cores() // collectives.world_size),
+            num_cores=max(1, num_cores() // collectives.local_world_size),
         )
         assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
         torch.set_num_threads(config.num_threads)
@@ -174,7 +174,7 @@ def _quantized(
     started, cache = time.monotonic(), QuantizedCache.of(os.environ, config.quantized_cache_size)
     assert config.num_threads is not None, "resolve() sets it"
     # The ranks of this machine wait for the first one, which may use the processors of all.
-    kernels.set_num_threads(min(num_cores(), config.num_threads * collectives.world_size))
+    kernels.set_num_threads(min(num_cores(), config.num_threads * collectives.local_world_size))
     progress = _progress(source, plan.formats)
     found = quantized_once(Path(config.model), source, plan, cache, progress, upload)
     kernels.set_num_threads(config.num_threads)

@@ -111,6 +111,7 @@ class RankGroup:
                 config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
             )
             setup = _agree_on_sizes(self.runner, self._collectives, config)
+            self.local_world_size = self._collectives.local_world_size
             self.num_blocks, self.num_host_blocks = setup.num_blocks, setup.num_host_blocks
             self.max_model_len = setup.max_model_len
             self._is_usable = True
@@ -207,17 +208,21 @@ def _agree_on_sizes(runner: ModelRunner, collectives: Collectives, requested: En
     rank 0.
     """
     memory = _common_memory(runner, collectives)
-    setup = None if requested is None else msgspec.msgpack.encode(_decide(runner, requested, memory))
+    local_world_size = _most_local_ranks(collectives)
+    setup = None
+    if requested is not None:
+        setup = msgspec.msgpack.encode(_decide(runner, requested, memory, local_world_size))
     return msgspec.msgpack.decode(collectives.broadcast_bytes(setup), type=_Setup)
 
 
 def _common_memory(runner: ModelRunner, collectives: Collectives) -> CacheMemory:
     """Return the memory for the KV cache that every rank has.
 
-    GPUs may differ, or other programs may use some of them. On a CPU the ranks share one memory, which rank 0 divides.
+    GPUs may differ, or other programs may use some of them, and so may machines. On a CPU the ranks of one machine
+    share its memory, which rank 0 divides.
     """
-    own = cache_memory(runner.config, runner.step_bytes)
-    if runner.device.type != "cuda":
+    own = cache_memory(runner.config, runner.step_bytes, collectives.local_world_size)
+    if runner.device.type != "cuda" and collectives.local_world_size == collectives.world_size:
         return own
     common = CacheMemory(*collectives.minimum([own.usual, own.most]))
     if common.usual < own.usual and collectives.rank == 0:
@@ -229,8 +234,18 @@ def _common_memory(runner: ModelRunner, collectives: Collectives) -> CacheMemory
     return common
 
 
-def _decide(runner: ModelRunner, requested: EngineConfig, memory: CacheMemory) -> _Setup:
-    """Size the KV cache. A default context length is reduced to what fits, with a warning."""
+def _most_local_ranks(collectives: Collectives) -> int:
+    """Return the number of ranks on the machine that has most of them."""
+    if collectives.local_world_size == collectives.world_size:
+        return collectives.world_size
+    return -collectives.minimum([-collectives.local_world_size])[0]
+
+
+def _decide(runner: ModelRunner, requested: EngineConfig, memory: CacheMemory, local_world_size: int) -> _Setup:
+    """Size the KV cache. A default context length is reduced to what fits, with a warning.
+
+    local_world_size: the number of ranks that share a machine's memory.
+    """
     draft_groups = runner.draft_model.groups if runner.draft_model is not None else []
     num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config, runner.step_bytes, memory)
     num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
@@ -239,11 +254,10 @@ def _decide(runner: ModelRunner, requested: EngineConfig, memory: CacheMemory) -
     max_model_len = runner.config.max_model_len or capacity
     if capacity < max_model_len:
         logger.warning("the KV cache holds %d tokens: the context is that long, not %d", capacity, max_model_len)
-    # The ranks of a machine share its memory.
     swap_space = runner.config.swap_space or 0
     if requested.swap_space is None:
         swap_space = min(swap_space, total_memory() // 8)
-    swap_space //= runner.config.tensor_parallel_size
+    swap_space //= local_world_size
     num_host_blocks = blocks_in(runner.groups, swap_space)
     if requested.swap_space and 0 in num_host_blocks:
         raise ConfigError(f"--swap-space {requested.swap_space} is less than one block of the KV cache")

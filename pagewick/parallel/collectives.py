@@ -44,6 +44,7 @@ class Collectives:
     """The ranks of one engine; made by `init_collectives` or `single`.
 
     rank, world_size: this rank and the number of all ranks. layout: the task of each; None: all share every layer.
+    local_world_size: the number of ranks that share this machine's processors and memory; None: all ranks.
     tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
     tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
     ordered_sum: whether all_reduce sums in rank order. small_sums: sums the tensors that it serves; None: nothing does.
@@ -59,6 +60,7 @@ class Collectives:
         world_size: int,
         *,
         layout: RankLayout | None = None,
+        local_world_size: int | None = None,
         tensor_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
         ordered_sum: bool = True,
@@ -68,6 +70,7 @@ class Collectives:
         assert layout.world_size == world_size, (layout, world_size)
         self.rank = rank
         self.world_size = world_size
+        self.local_world_size = local_world_size or world_size
         self.tp_rank = layout.coordinates(rank).tensor
         self.tp_size = layout.tensor_size
         self._tensor_group = tensor_group
@@ -235,6 +238,8 @@ def init_collectives(
         topology.rank,
         topology.world_size,
         layout=layout,
+        # Ranks that find each other on the loopback interface share one machine, even if they were told of several.
+        local_world_size=topology.world_size if topology.is_single_host else topology.local_world_size,
         tensor_group=tensor_group,
         control_group=control_group,
         ordered_sum=device.type == "cpu",

@@ -9,12 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagewick import LLM, SamplingParams
+from pagewick import LLM, SamplingParams, kernels
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
+from pagewick.engine import model_loading
 from pagewick.engine.engine import Engine
 from pagewick.engine.preflight import check_memory
 from pagewick.errors import ModelLoadError
+from pagewick.parallel.collectives import Collectives
 
 
 def copy_of(directory: Path, stored: torch.dtype, **changes: object) -> Path:
@@ -50,6 +52,23 @@ def test_a_tied_head_is_compared_before_weights_are_quantized(quantization: str 
     save_file({**tensors, "lm_head.weight": head}, directory / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         Engine(config)
+
+
+@pytest.mark.parametrize(("local_world_size", "num_threads"), [(1, 12), (2, 6), (None, 3)])
+def test_ranks_share_the_processors_of_their_machine(
+    local_world_size: int | None, num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank of a machine quantizes with all of them, while the others wait."""
+    used: list[int] = []
+    monkeypatch.setattr(model_loading, "num_cores", lambda: 12)
+    monkeypatch.setattr(kernels, "set_num_threads", used.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = EngineConfig(str(MODEL_DIR), quantization="q8_0", device="cpu", tensor_parallel_size=4)
+    collectives = Collectives(0, 4, local_world_size=local_world_size)
+    loaded = model_loading.load_model(config, collectives, torch.device("cpu"))
+    assert loaded.config.num_threads == num_threads
+    assert used == [num_threads, 12, num_threads]
 
 
 def test_sizes_other_than_those_of_the_tensors_are_refused_before_memory_is_asked_for(tmp_path: Path) -> None:

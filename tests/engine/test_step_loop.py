@@ -266,6 +266,8 @@ class _Runner:
 
 
 class _Collectives:
+    world_size = local_world_size = 2
+
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
 

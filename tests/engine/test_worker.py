@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,8 @@ from tests.engine.thread_ranks import ThreadRank, on_ranks
 TOTAL, STEP_BYTES, BLOCK_BYTES = 4000, 700, 4
 
 
-def agree(kind: str, world_size: int = 3, **options: Any) -> list[Any]:
-    """Return the setup that each rank receives, or the exception that it raises."""
+def agree(kind: str, world_size: int = 3, machines: Sequence[int] | None = None, **options: Any) -> list[Any]:
+    """Return the setup that each rank receives, or the exception that it raises. machines: see on_ranks."""
 
     def run(rank: ThreadRank) -> worker._Setup:
         device = f"cuda:{rank.rank}" if kind == "cuda" else kind
@@ -34,7 +35,7 @@ def agree(kind: str, world_size: int = 3, **options: Any) -> list[Any]:
         )  # fmt: skip
         return worker._agree_on_sizes(runner, rank, asked if rank.rank == 0 else None)
 
-    return list(on_ranks(world_size, run))
+    return list(on_ranks(world_size, run, machines))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_all_gpus_plan_with_the_memory_of_the_fullest(fullest: str, left: int, f
 
 
 @pytest.mark.parametrize("options", [{"num_kv_blocks": 500}, {"kv_cache_memory": 2000}])
-def test_what_the_fullest_gpu_cannot_hold_is_refused(options: dict[str, int], free: dict[str, int]) -> None:
+def test_what_the_fullest_gpu_cannot_hold_is_refused(options: dict[str, Any], free: dict[str, int]) -> None:
     assert [setup.num_blocks for setup in agree("cuda", **options)] == [[500]] * 3
     free["cuda:2"] = 2699
     error, *others = agree("cuda", **options)
@@ -78,3 +79,26 @@ def test_ranks_on_a_cpu_share_what_rank_0_finds(free: dict[str, int], monkeypatc
     """They are not asked: each would see what the others have taken by then."""
     monkeypatch.setattr(ThreadRank, "minimum", None)
     assert [setup.num_blocks for setup in agree("cpu")] == [[int(free["cpu"] * 0.6 / 3) // BLOCK_BYTES]] * 3
+
+
+def test_ranks_on_several_machines_share_the_memory_of_their_own(free: dict[str, int]) -> None:
+    swap_space = 2**20
+
+    def blocks(*machines: int) -> list[list[int]]:
+        setups = agree("cpu", sum(machines), machines, swap_space=swap_space)
+        assert len({(*setup.num_blocks, *setup.num_host_blocks) for setup in setups}) == 1
+        return [setups[0].num_blocks, setups[0].num_host_blocks]
+
+    def share(num_ranks: int) -> list[list[int]]:
+        return [[int(free["cpu"] * 0.6 / num_ranks) // BLOCK_BYTES], [swap_space // num_ranks // BLOCK_BYTES]]
+
+    assert blocks(4) == share(4)
+    assert blocks(2, 2) == share(2)
+    assert blocks(1, 1, 1) == share(1)
+    assert blocks(1, 3) == share(3), "the fullest machine decides"
+
+
+def test_machines_plan_with_the_memory_of_the_fullest(free: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = iter([3000, 1000])
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: next(memory))
+    assert [setup.num_blocks for setup in agree("cpu", 2, (1, 1))] == [[int(1000 * 0.6) // BLOCK_BYTES]] * 2

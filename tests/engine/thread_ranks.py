@@ -44,8 +44,8 @@ class _Board:
 class ThreadRank(Collectives):
     """The Collectives of one of several threads; tensors cannot be exchanged. num_minima: the calls of minimum."""
 
-    def __init__(self, rank: int, board: _Board) -> None:
-        super().__init__(rank, board.world_size)
+    def __init__(self, rank: int, board: _Board, local_world_size: int | None = None) -> None:
+        super().__init__(rank, board.world_size, local_world_size=local_world_size)
         self._board = board
         self._num_exchanges = 0
         self.num_minima = 0
@@ -65,13 +65,19 @@ class ThreadRank(Collectives):
         return self._board.exchange(self._num_exchanges, self.rank, value)
 
 
-def on_ranks(world_size: int, run: Callable[[ThreadRank], Result]) -> list[Result | Exception]:
-    """Call `run` in a thread for each rank; return the results, or the exceptions, in their order."""
+def on_ranks(
+    world_size: int, run: Callable[[ThreadRank], Result], machines: Sequence[int] | None = None
+) -> list[Result | Exception]:
+    """Call `run` in a thread for each rank; return the results, or the exceptions, in their order.
+
+    machines: the number of ranks of each; None: all ranks are on one.
+    """
+    local_sizes = [size for size in machines or [world_size] for _ in range(size)]
     board = _Board(world_size)
 
     def call(rank: int) -> Result | Exception:
         try:
-            return run(ThreadRank(rank, board))
+            return run(ThreadRank(rank, board, local_sizes[rank]))
         except Exception as error:
             board.lose_rank()
             return error

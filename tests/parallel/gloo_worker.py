@@ -75,6 +75,7 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
     arrays["payloads_right"] = np.array(
         [got == payload_of(size) for got, size in zip(received, PAYLOAD_SIZES, strict=True)]
     )
+    arrays["local_world_size"] = np.array(collectives.local_world_size)
     return {**arrays, "lowest": np.array(lowest), "listening": np.array(listening, dtype=str)}
 
 

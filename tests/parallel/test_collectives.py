@@ -193,6 +193,12 @@ def test_every_rank_gets_the_lowest_numbers(results: Results) -> None:
         assert result["lowest"].tolist() == [0, 1 - len(results), 2**40]
 
 
+def test_every_rank_knows_how_many_share_its_machine(results: Results, request: pytest.FixtureRequest) -> None:
+    is_alone = request.node.callspec.params["results"] == "slurm-2" and own_address() != "127.0.0.1"
+    for result in results:
+        assert result["local_world_size"] == (1 if is_alone else len(results))
+
+
 def test_nothing_listens_beyond_the_interface_to_rank_0(results: Results, request: pytest.FixtureRequest) -> None:
     across_nodes = request.node.callspec.params["results"] == "slurm-2"
     addresses = {str(address) for result in results for address in result["listening"]}

@@ -74,8 +74,11 @@ class CacheMemory:
     most: int
 
 
-def cache_memory(config: EngineConfig, step_bytes: int = 0) -> CacheMemory:
-    """Return the memory that this process finds on its device. config, step_bytes: see blocks_per_group."""
+def cache_memory(config: EngineConfig, step_bytes: int = 0, local_world_size: int | None = None) -> CacheMemory:
+    """Return the memory that this process finds on its device. config, step_bytes: see blocks_per_group.
+
+    local_world_size: the number of ranks that share this machine's memory on a CPU; None: all ranks.
+    """
     kind, share = config.device.partition(":")[0], config.gpu_memory_utilization
     free, total = available_memory(config.device), total_memory(config.device)
     if kind == "cuda":
@@ -83,9 +86,9 @@ def cache_memory(config: EngineConfig, step_bytes: int = 0) -> CacheMemory:
     usable = free * _CACHE_SHARE[kind]
     if share is not None:
         usable = max(0.0, min(usable, free - total * (1 - share)))
-    # On a CPU the ranks share one memory.
-    most = total // config.tensor_parallel_size if kind == "cpu" else free
-    return CacheMemory(int(usable / config.tensor_parallel_size), most)
+    # On a CPU the ranks of a machine share its memory.
+    num_shares = local_world_size or config.tensor_parallel_size
+    return CacheMemory(int(usable / num_shares), total // num_shares if kind == "cpu" else free)
 
 
 def blocks_per_group(

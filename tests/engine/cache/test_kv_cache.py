@@ -13,11 +13,13 @@ from pagewick.config import EngineConfig
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import (
     CacheGroup,
+    CacheMemory,
     MemoryGuard,
     allocate_cache,
     blocks_in,
     blocks_per_group,
     cache_groups,
+    cache_memory,
     capacity_of,
     check_capacity,
 )
@@ -113,6 +115,14 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
     made = groups(full_spec(4))
     assert blocks_per_group(made, config(max_model_len=10**6)) == [150]
     assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [75]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_ranks_share_the_memory_of_their_machine(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device: 4000)
+    found = cache_memory(config(tensor_parallel_size=4), local_world_size=num_ranks)
+    assert found == CacheMemory(usual=600 // num_ranks, most=4000 // num_ranks)
 
 
 @pytest.mark.parametrize(
