@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.drafting import Drafter
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent
 from pagewick.parallel.layout import layout_of
@@ -44,6 +45,8 @@ logger = log.get_logger(__name__)
 _STOP = b""
 # Time for ranks that were told to stop to write their last blocks to disk.
 _LAST_WRITES_S = 60.0
+# A rank that fails closes its connections before its process ends.
+_ENDING_S = 10.0
 
 
 class _Setup(msgspec.Struct):
@@ -102,20 +105,20 @@ class RankGroup:
                 cleanup.callback(lambda: self._ranks_may_finish and local_ranks.wait(_LAST_WRITES_S))
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
             device = torch_device(kind, topology.local_rank)
-            self._collectives = init_collectives(
-                topology, device, layout=layout, listener=listener, lost_rank=lost_rank
-            )
-            cleanup.callback(self._collectives.close)
-            self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
-            self.runner = ModelRunner(
-                config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
-            )
-            setup = _agree_on_sizes(self.runner, self._collectives, config)
+            with _naming_lost_rank(lost_rank):
+                self._collectives = init_collectives(
+                    topology, device, layout=layout, listener=listener, lost_rank=lost_rank
+                )
+                cleanup.callback(self._collectives.close)
+                self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
+                self.runner = ModelRunner(
+                    config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
+                )
+                setup, self.kv_cache_bytes = _set_up(self.runner, self._collectives, config)
             self.local_world_size = self._collectives.local_world_size
             self.num_blocks, self.num_host_blocks = setup.num_blocks, setup.num_host_blocks
             self.max_model_len = setup.max_model_len
             self._is_usable = True
-            self.kv_cache_bytes = setup.apply(self.runner)
             self._cleanup = cleanup.pop_all()
 
     def submit(self, plan: StepPlan) -> GroupHandle:
@@ -173,24 +176,38 @@ def run(config: EngineConfig, topology: Topology) -> None:
     """
     log.set_up(rank=topology.rank)
     device = torch_device(choose_device(config.device), topology.local_rank)
-    collectives = init_collectives(topology, device, layout=layout_of(topology.world_size))
-    try:
+    with ExitStack() as cleanup:
+        collectives = init_collectives(topology, device, layout=layout_of(topology.world_size))
+        cleanup.callback(collectives.close)
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():
             decided = replace(decided, model=config.model)
         if decided.speculative_model is not None and not Path(decided.speculative_model).is_dir():
             decided = replace(decided, speculative_model=config.speculative_model)
         runner = ModelRunner(decided, collectives, topology.local_rank)
-        try:
-            _follow(runner, collectives)
-        finally:
-            runner.close()
-    finally:
-        collectives.close()
+        _set_up(runner, collectives)
+        cleanup.callback(runner.close)
+        _follow(runner, collectives)
+
+
+@contextmanager
+def _naming_lost_rank(lost_rank: Callable[[], int | None] | None) -> Iterator[None]:
+    """Raise EngineDeadError in place of the error of a closed connection if a rank has ended that this one started.
+
+    lost_rank: the `poll` of LocalRanks; None: this rank has started none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        deadline = time.monotonic() + _ENDING_S
+        while lost_rank is not None and time.monotonic() < deadline:
+            if (rank := lost_rank()) is not None:
+                raise EngineDeadError(f"rank {rank} has ended; its own message, above, says why") from error
+            time.sleep(0.05)
+        raise
 
 
 def _follow(runner: ModelRunner, collectives: Collectives) -> None:
-    _agree_on_sizes(runner, collectives).apply(runner)
     decoder = msgspec.msgpack.Decoder(StepPlan)
     while (received := collectives.broadcast_bytes(None)) != _STOP:
         handle = runner.submit(decoder.decode(received))
@@ -199,6 +216,17 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
             if masks == _STOP:  # rank 0 has failed since
                 return
             handle.sample(msgspec.msgpack.decode(masks, type=StepMasks))
+
+
+def _set_up(runner: ModelRunner, collectives: Collectives, requested: EngineConfig | None = None) -> tuple[_Setup, int]:
+    """Agree on sizes, allocate what they say, and wait until all ranks have; return them and the bytes of the KV cache.
+
+    requested: as for _agree_on_sizes. A rank that fails ends the start of all, and not their first request.
+    """
+    setup = _agree_on_sizes(runner, collectives, requested)
+    num_bytes = setup.apply(runner)
+    collectives.barrier()
+    return setup, num_bytes
 
 
 def _agree_on_sizes(runner: ModelRunner, collectives: Collectives, requested: EngineConfig | None = None) -> _Setup:

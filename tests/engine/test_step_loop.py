@@ -9,14 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-from pagewick.config import EngineConfig
 from pagewick.engine.batch import SlotWork, StepPlan
 from pagewick.engine.engine import Engine
 from pagewick.engine.forward import ForwardStage
 from pagewick.engine.messages import EngineRequest
-from pagewick.engine.worker import _STOP, _follow, _Setup
+from pagewick.engine.worker import _STOP, _follow
 from pagewick.kernels import recorded_steps
 from tests.engine.exactness import EvenTokens
 from tests.engine.row_by_row import row_by_row
@@ -254,20 +252,11 @@ class _Handle:
 
 
 class _Runner:
-    config = EngineConfig(model="", device="cpu")
-    device = torch.device("cpu")
-    step_bytes = 0
-
-    def allocate(self, *args: Any, **more: Any) -> int:
-        return 0
-
     def submit(self, plan: StepPlan) -> _Handle:
         return _Handle()
 
 
 class _Collectives:
-    world_size = local_world_size = 2
-
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
 
@@ -278,8 +267,7 @@ class _Collectives:
 def test_a_rank_that_awaits_masks_may_be_told_to_stop() -> None:
     """Rank 0 says so if it failed between a plan and its masks."""
     plan = StepPlan(work=[SlotWork(0, 0, 1, [1], [[0]], True, awaits_mask=True)])
-    setup = _Setup([1], [], [], 8)
-    messages = [msgspec.msgpack.encode(setup), msgspec.msgpack.encode(plan), _STOP]
+    messages = [msgspec.msgpack.encode(plan), _STOP]
     _follow(_Runner(), _Collectives(messages))  # type: ignore[arg-type]
     assert messages == []
 

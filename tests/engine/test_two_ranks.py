@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from pagewick.engine.batch import Tier
 from pagewick.engine.messages import EngineRequest
 from pagewick.engine.model_loading import num_parameters
-from tests.engine.serving import Answers, count_transfers, record_plans, request, running, serve
+from pagewick.errors import EngineDeadError
+from tests.engine.serving import Answers, count_transfers, record_plans, request, running, serve, start
 from tests.models.checkpoints import write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 96, "dtype": "float32"}
@@ -86,6 +88,18 @@ def test_with_host_memory_and_draft_tokens(draft: str, checkpoints: dict[str, Pa
         assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens > 20
     else:
         assert stats.num_draft_tokens > stats.num_accepted_tokens
+
+
+def test_a_rank_that_cannot_allocate_ends_the_start_and_is_named(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """A file is where it keeps its blocks."""
+    options = {**OPTIONS, "tensor_parallel_size": 2, "num_kv_blocks": 16, "kv_cache_disk": str(tmp_path)}
+    with running(checkpoints["llama"], **options):
+        pass
+    (share,) = tmp_path.glob("*/1-of-2")
+    shutil.rmtree(share)
+    share.touch()
+    with pytest.raises(EngineDeadError, match="rank 1 has ended; its own message, above, says why"):
+        start(checkpoints["llama"], **options)
 
 
 def test_with_a_disk(checkpoints: dict[str, Path], on_one_rank: Answers, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine import worker
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, EngineDeadError
 from tests.engine.cache.test_kv_cache import groups
 from tests.engine.requests import full_spec
 from tests.engine.thread_ranks import ThreadRank, on_ranks
@@ -102,3 +102,50 @@ def test_machines_plan_with_the_memory_of_the_fullest(free: dict[str, int], monk
     memory = iter([3000, 1000])
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: next(memory))
     assert [setup.num_blocks for setup in agree("cpu", 2, (1, 1))] == [[int(1000 * 0.6) // BLOCK_BYTES]] * 2
+
+
+class Runner:
+    """What a rank needs of a ModelRunner to be set up. fails: whether there is no memory for its blocks."""
+
+    def __init__(self, rank: ThreadRank, config: EngineConfig, *, fails: bool) -> None:
+        self.config, self.device, self.step_bytes = config, torch.device("cpu"), 0
+        self.groups, self.draft_model = groups(full_spec(BLOCK_BYTES)), None
+        self._fails = fails
+
+    def allocate(self, num_blocks: list[int], max_model_len: int, **lower_tiers: list[int]) -> int:
+        if self._fails:
+            raise MemoryError("no memory for the blocks")
+        return num_blocks[0] * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("failing", [None, 0, 1])
+def test_a_rank_that_cannot_allocate_ends_the_start_of_all(failing: int | None) -> None:
+    config = EngineConfig(device="cpu", num_kv_blocks=9, max_num_batched_tokens=512, tensor_parallel_size=2)
+
+    def run(rank: ThreadRank) -> int:
+        runner: Any = Runner(rank, replace(config, max_model_len=8, swap_space=0), fails=rank.rank == failing)
+        return worker._set_up(runner, rank, config if rank.rank == 0 else None)[1]
+
+    found = on_ranks(2, run)
+    if failing is None:
+        assert found == [9 * BLOCK_BYTES] * 2
+        return
+    assert isinstance(found[failing], MemoryError)
+    assert str(found[1 - failing]) == "another rank is lost"
+
+
+def test_a_closed_connection_is_the_error_of_the_rank_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends a moment after its connections."""
+    polls = iter([None, None, 3])
+    with (
+        pytest.raises(EngineDeadError, match=r"^rank 3 has ended; its own message, above, says why$") as caught,
+        worker._naming_lost_rank(lambda: next(polls)),
+    ):
+        raise RuntimeError("connection closed by peer")
+    assert str(caught.value.__cause__) == "connection closed by peer"
+    monkeypatch.setattr(worker, "_ENDING_S", 0.1)
+    for lost_rank in (None, lambda: None):
+        with pytest.raises(RuntimeError, match="out of memory"), worker._naming_lost_rank(lost_rank):
+            raise RuntimeError("out of memory")
+    with pytest.raises(ConfigError, match="wrong flag"), worker._naming_lost_rank(lambda: 3):
+        raise ConfigError("wrong flag")

@@ -60,6 +60,10 @@ class ThreadRank(Collectives):
         found: bytes = self._exchange(payload)[0]
         return found
 
+    def barrier(self) -> None:
+        """As Collectives.barrier."""
+        self._exchange(None)
+
     def _exchange(self, value: Any) -> list[Any]:
         self._num_exchanges += 1
         return self._board.exchange(self._num_exchanges, self.rank, value)
