@@ -97,10 +97,7 @@ class RankGroup:
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:
-                check_num_gpus(kind, topology.local_world_size)
-                local_ranks = cleanup.enter_context(
-                    LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
-                )
+                local_ranks = cleanup.enter_context(_start_local_ranks(config, topology, kind))
                 # Runs after collectives.close, in which all ranks may have to take part.
                 cleanup.callback(lambda: self._ranks_may_finish and local_ranks.wait(_LAST_WRITES_S))
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
@@ -172,12 +169,26 @@ class GroupHandle:
 def run(config: EngineConfig, topology: Topology) -> None:
     """Run a rank above 0: load its share of the model, then run the plans of rank 0 until it sends _STOP.
 
-    `config` names the device, and the model's directory for the case that rank 0's does not exist on this machine.
+    The first rank of a further machine also starts the others there, unless a launcher did. `config` names the device,
+    and the model's directory for the case that rank 0's does not exist on this machine.
     """
     log.set_up(rank=topology.rank)
-    device = torch_device(choose_device(config.device), topology.local_rank)
+    kind = choose_device(config.device)
+    if not topology.starts_local_ranks:
+        _take_part(config, topology, kind)
+        return
+    with _start_local_ranks(config, topology, kind) as local_ranks:
+        _take_part(config, topology, kind, local_ranks.poll)
+        local_ranks.wait(_LAST_WRITES_S)
+
+
+def _take_part(
+    config: EngineConfig, topology: Topology, kind: str, lost_rank: Callable[[], int | None] | None = None
+) -> None:
+    """Do what `run` says on this rank alone. lost_rank: the `poll` of the ranks that it started."""
     with ExitStack() as cleanup:
-        collectives = init_collectives(topology, device, layout=layout_of(topology.world_size))
+        device = torch_device(kind, topology.local_rank)
+        collectives = init_collectives(topology, device, layout=layout_of(topology.world_size), lost_rank=lost_rank)
         cleanup.callback(collectives.close)
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():
@@ -188,6 +199,12 @@ def run(config: EngineConfig, topology: Topology) -> None:
         _set_up(runner, collectives)
         cleanup.callback(runner.close)
         _follow(runner, collectives)
+
+
+def _start_local_ranks(config: EngineConfig, topology: Topology, kind: str) -> LocalRanks:
+    """Start the other ranks of this machine. Raises ConfigError if there is not a GPU for each."""
+    check_num_gpus(kind, topology.local_world_size)
+    return LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
 
 
 @contextmanager

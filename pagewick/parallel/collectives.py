@@ -266,10 +266,14 @@ def _sign_in(store: Store, topology: Topology, device: torch.device) -> None:
 
 
 def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:
-    """On rank 0, wait until all have signed in, and watch the ranks that it started, which torch would not do."""
-    if topology.rank != 0:
+    """On rank 0, wait until all have signed in; on a rank that started others, until those have.
+
+    Meanwhile it watches the ranks that it started, which torch would not do.
+    """
+    if topology.rank != 0 and lost_rank is None:
         return
-    missing = list(range(1, topology.world_size))
+    last = topology.world_size if topology.rank == 0 else topology.rank + topology.local_world_size
+    missing = list(range(topology.rank + 1, last))
     while missing := [rank for rank in missing if not store.check([_SIGNATURE.format(rank)])]:
         lost = lost_rank() if lost_rank is not None else None
         if lost is not None:
@@ -277,7 +281,8 @@ def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int |
         if time.monotonic() > deadline:
             raise ConfigError(_not_found(topology, f"(missing: {', '.join(map(str, missing))})"))
         time.sleep(_SIGN_IN_INTERVAL_S)
-    _check_gpus([store.get(_SIGNATURE.format(rank)) for rank in range(topology.world_size)])
+    if topology.rank == 0:
+        _check_gpus([store.get(_SIGNATURE.format(rank)) for rank in range(topology.world_size)])
 
 
 def _check_gpus(uuids: Sequence[bytes]) -> None:

@@ -275,6 +275,15 @@ def test_two_ranks_with_the_same_gpu_are_refused(monkeypatch: pytest.MonkeyPatch
         sign_in("GPU-1", "GPU-2", "GPU-1")
 
 
+def test_the_first_rank_of_a_machine_watches_those_that_it_starts() -> None:
+    store = HashStore()
+    topology = Topology(2, 6, 0, 2, 1, "127.0.0.1", 1, "lws")
+    with pytest.raises(EngineDeadError, match="rank 3 ended while it started"):
+        collectives._await_ranks(store, topology, lambda: 3, time.monotonic() + 60)
+    collectives._sign_in(store, replace(topology, rank=3), torch.device("cpu"))
+    collectives._await_ranks(store, topology, lambda: None, time.monotonic())
+
+
 def test_a_rank_that_ends_while_starting_is_noticed(tmp_path: Path) -> None:
     topology = detect_topology({}, tensor_parallel_size=2)
     module, arguments = "tests.parallel.idle_worker", [str(tmp_path), "exit"]
