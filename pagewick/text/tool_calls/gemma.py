@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pagewick.text.tool_calls.alternatives import alternatives, choices_of, properties_of, required_of, types_within
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.python_calls import entries, python_call, read_python_call, written_python
 from pagewick.text.tool_calls.reading import MAX_DEPTH, NoCall, Reader, Reading, Write, escaped, no_write
-from pagewick.text.tool_calls.schema_types import types_of
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall
 
 _FENCE, _FENCE_END = "```tool_code", "```"
 _OPENER, _CLOSER, _QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
 _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "True": "true", "False": "false"}
+# Levels of nested values whose notation the grammar knows.
+_MAX_GRAMMAR_DEPTH = 4
+_SCALARS = frozenset({"number", "integer", "boolean", "null"})
 
 
 def _read_fence(reader: Reader, offer: ToolOffer) -> Reading[None]:
@@ -101,28 +105,60 @@ def _written_value(value: Any) -> str:
 
 
 def _braces_grammar(writer: GrammarWriter) -> str:
-    def value(tool: Tool, schema: Any, depth: int) -> str:
-        types, found = types_of(schema, tool.parameters), schema if isinstance(schema, dict) else {}
-        if types == {"string"}:
-            return f"{writer.word(_QUOTE)} {writer.tagged(tool, found, '', _QUOTE)}"
-        if types == {"array"} and depth < 4:
-            one = value(tool, found.get("items", {}), depth + 1)
-            return writer.rule(f'"[" ({one} ("," {one})*)? "]"')
-        if types == {"object"} and depth < 4 and found.get("properties"):
-            return braces(tool, found["properties"], found.get("required") or (), depth + 1)
-        return writer.value(tool, {"type": ["number", "boolean", "null"]} if "string" in types else found)
-
-    def braces(tool: Tool, properties: Any, required: Any, depth: int) -> str:
-        pairs = [
-            (f"{writer.word(f'{key}:')} {value(tool, one, depth)}", key in required) for key, one in properties.items()
-        ]
-        return f'"{{" {writer.sequence(pairs, ",")} "}}"'
-
-    call = writer.call(
-        lambda tool: f"{writer.word(f'call:{tool.name}')} {braces(tool, tool.properties, tool.required, 0)}"
-    )
+    call = writer.call(lambda tool: f"{writer.word(f'call:{tool.name}')} {_Braces(writer, tool).arguments()}")
     whole = writer.rule(f"{call} {writer.word(_CLOSER)}")
     return writer.grammar(writer.calls(whole, writer.word(_OPENER)), (_OPENER,))
+
+
+class _Braces:
+    """Writes the grammar of the arguments of one tool."""
+
+    def __init__(self, writer: GrammarWriter, tool: Tool) -> None:
+        self._writer = writer
+        self._tool = tool
+        self._rules: dict[tuple[str, int], str] = {}  # of values: a schema may refer to itself from many places
+
+    def arguments(self) -> str:
+        return self._object(self._writer.named_arguments(self._tool), 0)
+
+    def _object(self, properties: Sequence[tuple[str, Any, bool]], depth: int) -> str:
+        pairs = [
+            (f"{self._writer.word(f'{key}:')} {self._value(schema, depth)}", is_required)
+            for key, schema, is_required in properties
+        ]
+        return f'"{{" {self._writer.sequence(pairs, ",")} "}}"'
+
+    def _value(self, schema: Any, depth: int) -> str:
+        place = json.dumps(schema), depth
+        if place not in self._rules:
+            options = alternatives(schema, self._tool.parameters)
+            texts = [{**one, "type": "string"} for one in options if "string" in types_within(one)]
+            found = [f"{self._writer.word(_QUOTE)} {self._text(texts)}"] if texts else []
+            found += [way for one in options for way in self._ways(one, depth)]
+            self._rules[place] = self._writer.rule(" | ".join(found or [self._writer.value(self._tool, schema)]))
+        return self._rules[place]
+
+    def _text(self, texts: Sequence[Mapping[str, Any]]) -> str:
+        return self._writer.tagged(self._tool, {"anyOf": texts}, "", _QUOTE)
+
+    def _ways(self, option: Mapping[str, Any], depth: int) -> Iterator[str]:
+        """Yield an expression for each way to write a value that is no string."""
+        types = types_within(option) - {"string"}
+        if (choices := choices_of(option)) is not None:
+            if others := [one for one in choices if not isinstance(one, str)]:
+                yield self._writer.value(self._tool, {"enum": others})
+            return
+        if scalars := types & _SCALARS:
+            kept = sorted(scalars - {"integer"} if "number" in scalars else scalars)
+            yield self._writer.value(self._tool, {**option, "type": kept})
+        if depth == _MAX_GRAMMAR_DEPTH:
+            return
+        if "array" in types:
+            one = self._value(option.get("items", {}), depth + 1)
+            yield f'"[" ({one} ("," {one})*)? "]"'
+        if "object" in types and (properties := properties_of(option)):
+            required = required_of(option)
+            yield self._object([(key, one, key in required) for key, one in properties.items()], depth + 1)
 
 
 GEMMA_3 = CallFormat("gemma3", read=_read_fence, written=_written_fence, grammar=_fence_grammar, openers=(_FENCE,))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.text.grammars.json_schema import prepared_schema
 from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.tool_calls.alternatives import alternatives, choices_of, types_within
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
-from pagewick.text.tool_calls.schema_types import types_of
+from pagewick.text.tool_calls.references import with_root
+from pagewick.text.tool_calls.text_patterns import ANY_TEXT, literal, text_pattern, unkept_keyword
+from pagewick.text.tool_calls.written import as_text
 
 # JSON as models write it: at most one space after a comma or a colon. Unlimited white space would never have to end.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-# Where schemas keep the schemas to which $ref refers.
-_DEFINITIONS = ("$defs", "definitions")
 # The name of the grammar of responses without calls, if they have a form of their own.
 ANSWER = "answer"
 
@@ -29,6 +30,9 @@ class GrammarWriter:
         self._limits = limits
         self._ids = ids
         self._rules: list[str] = []
+        for tool in offer.tools:
+            with _naming(tool):
+                limits.check_depth(tool.parameters)
 
     def word(self, text: str) -> str:
         """Return an expression for a marker, or for any other text."""
@@ -40,7 +44,7 @@ class GrammarWriter:
     @property
     def names(self) -> str:
         """A regular expression for the tools' names."""
-        return "|".join(_literal(tool.name) for tool in self.offer.tools)
+        return "|".join(literal(tool.name) for tool in self.offer.tools)
 
     def rule(self, body: str, attribute: str = "") -> str:
         """Add a rule; return its name."""
@@ -53,11 +57,8 @@ class GrammarWriter:
 
         Raises InvalidRequestError for a schema beyond the limits, or that cannot be kept exactly.
         """
-        try:
+        with _naming(tool):
             prepared = prepared_schema(schema, self._limits, is_lenient=not tool.is_strict)
-        except InvalidRequestError as error:
-            reason = str(error).removeprefix("structured_outputs cannot be honoured: ")
-            raise InvalidRequestError(f"tool {tool.name!r} cannot be honoured: {reason}", param="tools") from None
         options = {**_SPACING, "lenient": not tool.is_strict}
         return self.rule(f"%json {json.dumps({**prepared, 'x-guidance': options})}")
 
@@ -67,34 +68,51 @@ class GrammarWriter:
 
     def value(self, tool: Tool, schema: Any) -> str:
         """Add a rule for one argument as JSON. schema: the argument's, within the tool's."""
-        root = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
-        found = schema if isinstance(schema, Mapping) else {}
-        return self.json(tool, {**root, **found})
+        return self.json(tool, with_root(schema if isinstance(schema, Mapping) else {}, tool.parameters))
+
+    def named_arguments(self, tool: Tool) -> list[tuple[str, Any, bool]]:
+        """Return the name and schema of each argument, and whether it is required.
+
+        Raises UnsupportedError for a strict tool whose arguments depend on each other.
+        """
+        if tool.is_strict and len(tool.forms) > 1:
+            message = (
+                "this model writes arguments one by one, where alternatives of all parameters cannot be kept; "
+                f"leave anyOf and oneOf out of the strict tool {tool.name!r}"
+            )
+            raise UnsupportedError(message, param="tools")
+        required = tool.required
+        return [(key, schema, key in required) for key, schema in tool.properties.items()]
 
     def tagged(self, tool: Tool, schema: Any, pad: str, end: str) -> str:
         """Return an expression for one argument and the marker after it, where strings have no quotes.
 
-        Raises UnsupportedError for a strict tool with a keyword that applies to strings and cannot be kept.
+        Raises UnsupportedError for a strict tool with a keyword that cannot be kept in a text without quotes.
         """
-        if types_of(schema, tool.parameters) != {"string"}:
-            return (
-                f"{self.word(pad)} {self.value(tool, schema)} {self.words(pad, end)}"
-                if pad
-                else (f"{self.value(tool, schema)} {self.word(end)}")
-            )
-        choices = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(choices, list):
-            found = " | ".join(self.word(f"{pad}{choice}{pad}") for choice in choices)
-            return f"({found}) {self.word(end)}"
-        if tool.is_strict and (wrong := next((one for one in ("pattern", "format") if one in schema), None)):
+        options = alternatives(schema, tool.parameters)
+        texts = [one for one in options if "string" in types_within(one)]
+        found: list[str] = []
+        if texts and not any("$ref" in one for one in options):
+            if any(choices_of(one) is None for one in texts):
+                self._check_kept(tool, options)
+                text = self.text_until(pad + end if end not in self._ids else end, text_pattern(options))
+                return f"{self.word(pad)} {text}" if pad else text
+            choices = dict.fromkeys(as_text(value) for one in options for value in choices_of(one) or ())
+            found = [self.word(f"{pad}{choice}{pad}") for choice in choices]
+            options = [one for one in options if choices_of(one) is None]
+            schema = {"anyOf": options}
+        if options or not found:
+            around = [self.word(pad)] * bool(pad)
+            found.append(" ".join([*around, self.value(tool, schema), *around]))
+        return f"({' | '.join(found)}) {self.word(end)}"
+
+    def _check_kept(self, tool: Tool, options: Sequence[Mapping[str, Any]]) -> None:
+        if tool.is_strict and (wrong := unkept_keyword(options)) is not None:
             message = (
                 f"this model writes arguments without quotes, where {wrong!r} cannot be kept; leave it out of "
                 f"the strict tool {tool.name!r}"
             )
             raise UnsupportedError(message, param="tools")
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        text = self.text_until(pad + end if end not in self._ids else end, f"(?s:.{{{least},{most}}})")
-        return f"{self.word(pad)} {text}" if pad else text
 
     def sequence(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
         """Return an expression for parts in their order. The second of each pair: whether the part is required."""
@@ -111,11 +129,11 @@ class GrammarWriter:
         opening = f'{{"{name}": {json.dumps(tool.name)}, "{arguments}": '
         return f'{self.word(opening)} {self.arguments(tool)} "}}"'
 
-    def text_until(self, end: str, pattern: str = "(?s:.*)") -> str:
+    def text_until(self, end: str, pattern: str = ANY_TEXT) -> str:
         """Add a rule for text up to a marker, and the marker."""
         if end in self._ids:
             return self.rule(f"/{pattern}/ {self.word(end)}")
-        return self.rule(f"/{pattern}{_literal(end)}/", "[lazy]")
+        return self.rule(f"/{pattern}{literal(end)}/", "[lazy]")
 
     def call(self, of_tool: Callable[[Tool], str]) -> str:
         """Add a rule for a call of any tool."""
@@ -140,14 +158,14 @@ class GrammarWriter:
             whole = calls if start else f"{self.word(openers[0])} {calls}"
             return self.lark(whole)
         others = [opener for opener in openers if opener not in self._ids]
-        excluded = [f"(?s:.*){_literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
+        excluded = [f"(?s:.*){literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
         text = "/(?s:.+)/" + "".join(f" & ~/{one}/" for one in excluded)
         self._rules.append(f"TEXT: {text}")
         ways = ["TEXT?"] + [calls] * bool(start)
         ways += [f"TEXT? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
         # Beside texts that begin calls themselves, a text up to a marker of letters would be matched too far.
         if others and not start:
-            to_call = self.rule(f"/(?s:.*)({'|'.join(map(_literal, others))})/", "[lazy]")
+            to_call = self.rule(f"/(?s:.*)({'|'.join(map(literal, others))})/", "[lazy]")
             ways.append(f"{to_call} {calls}")
         return self.lark(" | ".join(ways))
 
@@ -156,5 +174,11 @@ class GrammarWriter:
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
 
-def _literal(text: str) -> str:
-    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace(r"\ ", " ")
+@contextmanager
+def _naming(tool: Tool) -> Generator[None]:
+    """Name the tool in errors about its schema."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        reason = str(error).removeprefix("structured_outputs cannot be honoured: ")
+        raise InvalidRequestError(f"tool {tool.name!r} cannot be honoured: {reason}", param="tools") from None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+
+from pagewick.text.tool_calls.alternatives import alternatives, properties_of, required_of, types_within
 
 Mode = Literal["none", "auto", "required"]
 Form = Literal["json", "text"]
@@ -43,13 +46,30 @@ class Tool:
         return cls(function["name"], function.get("parameters") or {}, bool(function.get("strict")))
 
     @property
+    def forms(self) -> list[Mapping[str, Any]]:
+        """The alternatives that the parameters have; mostly one."""
+        return [one for one in alternatives(self.parameters, self.parameters) if "object" in types_within(one)]
+
+    @property
     def properties(self) -> Mapping[str, Any]:
-        found = self.parameters.get("properties")
-        return found if isinstance(found, Mapping) else {}
+        """The schemas of the arguments by name, of all forms."""
+        forms = self.forms
+        if len(forms) == 1:
+            found = dict(properties_of(forms[0]))
+        else:
+            ways: dict[str, dict[str, Any]] = {}
+            for form in forms:
+                for key, schema in properties_of(form).items():
+                    ways.setdefault(key, {})[json.dumps(schema, sort_keys=True)] = schema
+            found = {key: _one_of([*schemas.values()]) for key, schemas in ways.items()}
+        # Any value will do for an argument that is required but has no schema.
+        return found | {key: {} for form in forms for key in required_of(form) if key not in found}
 
     @property
     def required(self) -> frozenset[str]:
-        return frozenset(self.parameters.get("required") or ())
+        """The names of the arguments that all forms require."""
+        names = [frozenset(required_of(form)) for form in self.forms]
+        return names[0].intersection(*names[1:]) if names else frozenset()
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -57,7 +77,15 @@ class Tool:
         schema = {"type": "object", **self.parameters}
         if not _OPEN_KEYWORDS & schema.keys():
             schema["additionalProperties"] = False
+            properties = properties_of(schema)
+            missing: dict[str, Any] = {key: {} for key in required_of(schema) if key not in properties}
+            if missing:
+                schema["properties"] = {**properties, **missing}
         return schema
+
+
+def _one_of(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def python_call(writer: GrammarWriter, tool: Tool, before: str = "") -> str:
             found = rf"({found} | {_SINGLE_QUOTED})"
         return f"{writer.word(f'{key}=')} {found}"
 
-    pairs = [(argument(key, schema), key in tool.required) for key, schema in tool.properties.items()]
+    pairs = [(argument(key, schema), is_required) for key, schema, is_required in writer.named_arguments(tool)]
     return f'{writer.word(f"{before}{tool.name}(")} {writer.sequence(pairs, ", ")} ")"'
 
 

@@ -122,7 +122,7 @@ class TaggedCalls:
             opening = writer.words(self.key_open, key, *_between(self.key_end, self.line))
             return f"{opening} {writer.tagged(tool, schema, self.pad, self.value_end)} {writer.word(self.line)}"
 
-        pairs = [(argument(key, schema), key in tool.required) for key, schema in tool.properties.items()]
+        pairs = [(argument(key, schema), is_required) for key, schema, is_required in writer.named_arguments(tool)]
         opening = writer.words(*[self.call_open] * bool(self.call_open), tool.name, self._behind_name)
         return f"{opening} {writer.sequence(pairs, '')} {writer.word(self.call_close)}"
 
