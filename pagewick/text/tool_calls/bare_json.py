@@ -16,8 +16,8 @@ from pagewick.text.tool_calls.written import WrittenCall, envelope
 _PYTHON_TAG = "<|python_tag|>"
 # White space of a form that is JSON, too: the tokens of both are then equal, and calls begin with one text.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Texts that the grammar of an optional call allows only as calls.
-_START = r"\s*(\[\s*)?\{\s*\"name\"(?s:.*)"
+# Llama 3.1 writes this field before the name.
+_KIND = '"type": "function", '
 
 
 def _read(reader: Reader, offer: ToolOffer) -> Reading[None]:
@@ -50,11 +50,18 @@ def _written(calls: Sequence[WrittenCall]) -> str:
 
 
 def _exact_starts(offer: ToolOffer) -> list[str]:
-    return [f'{{"name": {json.dumps(tool.name)}, "parameters": ' for tool in offer.tools]
+    return [f"{{{_named(tool)}" for tool in offer.tools]
+
+
+def _named(tool: Tool) -> str:
+    return f'"name": {json.dumps(tool.name)}, "parameters": '
 
 
 def _call(writer: GrammarWriter, tool: Tool) -> str:
-    if writer.offer.form != "json":
+    if not writer.offer.has_form:
+        openings = [writer.word(f"{{{before}{_named(tool)}") for before in ("", _KIND)]
+        return f'({" | ".join(openings)}) {writer.arguments(tool)} "}}"'
+    if writer.offer.form == "text":
         return writer.envelope(tool, arguments="parameters")
     # Longer texts would hide the tokens of the form from the lexer.
     opening = writer.words("{", '"name"', ": ", json.dumps(tool.name), ", ", '"parameters"', ": ")
@@ -63,7 +70,19 @@ def _call(writer: GrammarWriter, tool: Tool) -> str:
 
 def _grammar(writer: GrammarWriter, *openers: str) -> str:
     call = writer.call(partial(_call, writer))
-    return writer.grammar(writer.calls(call, writer.word("; ")), openers, start=_START)
+    return writer.grammar(writer.calls(call, writer.word("; ")), openers, start=_start(writer.names))
+
+
+def _start(names: str) -> str:
+    """Return a regular expression for texts that are allowed only as calls, since they would be read as such."""
+    begun = r"\s*(```json\s*)?(\[\s*)?\{"
+    return rf'{begun}(\s*"name"|{_fields(3)}"name"\s*:\s*"({names})")(?s:.*)'
+
+
+def _fields(depth: int) -> str:
+    """Return a regular expression for JSON before a name: strings, and brackets that are closed again."""
+    nested = rf"|[{{\[]{_fields(depth - 1)}[}}\]]" if depth else ""
+    return rf'([^"{{}}\[\]]|"([^"\\]|\\.)*"{nested})*'
 
 
 LLAMA_3 = CallFormat(

@@ -190,6 +190,35 @@ def test_calls_without_a_marker_beside_texts_and_other_json(name: str) -> None:
         assert accepted(calls) and all(map(accepted, fits)) and not accepted(differs)
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "json"])
+def test_no_call_without_a_marker_evades_the_grammar(name: str) -> None:
+    """With an optional call, all that would be read as a call is one that the grammar guides."""
+    family, offer = WRITTEN[name], ToolOffer(TOOLS)
+    right, wrong = (f'{{"city": "Rome", "days": {days}}}' for days in ("3", '"three"'))
+    fitting, other = (f'{{"type": "function", "name": "get_weather", "parameters": {one}}}' for one in (right, wrong))
+    for is_required in (False, True):
+        asked = ToolOffer(TOOLS, is_required=is_required)
+        assert accepts(family, asked, fitting) and not accepts(family, asked, other)
+    assert read(family, fitting, offer=offer, is_guided=True).parsed == [("get_weather", json.loads(right))]
+    for unguided in (
+        other,
+        f'{{"parameters": {wrong}, "name": "get_weather"}}',
+        f'{{"id": ["}}", {{"a": {{}}}}], "name" : "get_weather", "arguments": {wrong}}}',
+        f'[{{"id": "a\\"}}", "name": "get_weather", "arguments": {wrong}}}]',
+        f'```json\n{{"name": "get_weather", "parameters": {wrong}}}\n```',
+    ):
+        is_read = bool(read(family, unguided, offer=offer, is_guided=True).calls)
+        assert is_read or not unguided.startswith("{")
+        assert not (is_read and accepts(family, offer, unguided)), unguided
+    for text in (
+        '{"result": {"name": "now"}}',
+        '{"type": "function", "function": {"name": "now", "parameters": {}}}',
+        '{"is": "\\"name\\": \\"now\\""} and {"name": "now"}',
+        '{"type": "function", "name": "other", "parameters": {}}',
+    ):
+        assert accepts(family, offer, text) and read(family, text, offer=offer, is_guided=True).shown == text
+
+
 def test_calls_without_a_marker_decide_the_white_space_of_json() -> None:
     assert not is_accepted(beside_form("llama3_json", json=ANSWER), '{ "name" : "x"}')
     for option in ({"disable_any_whitespace": True}, {"whitespace_pattern": " *"}):
