@@ -20,6 +20,7 @@ BLANKS = " \t\r\n"
 # Depth of nested values; JSON in requests may be a little deeper.
 MAX_DEPTH = 48
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _NUMBER_CHARS = "+-.eE0123456789"
 # Fields that a call may have besides its name and arguments.
 _BESIDE_ARGUMENTS = ("id", "index", "tool_call_id", "type")
@@ -306,7 +307,9 @@ def as_object(text: str) -> str:
         raise NoCall from None
     if not isinstance(value, dict):
         raise NoCall
-    return json.dumps(value, ensure_ascii=False)
+    found = json.dumps(value, ensure_ascii=False)
+    # Half of a surrogate pair is no character, so it must stay an escape.
+    return json.dumps(value) if _SURROGATES.search(found) else found
 
 
 def read_envelopes(reader: Reader, *, is_sure: bool = True, **fields: Any) -> Reading[None]:

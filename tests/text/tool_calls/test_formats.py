@@ -224,6 +224,14 @@ def test_json_as_models_write_it(text: str, arguments: str) -> None:
     assert [one for _, one in found.calls] == [arguments]
 
 
+def test_half_a_character_in_arguments_stays_an_escape() -> None:
+    half, whole = (json.dumps(f'{{"city": "é{escape}"}}') for escape in (r"\ud800", r"\ud83d\ude00"))
+    text = f'{{"name": "get_weather", "arguments": {half}}}'
+    assert read(FAMILIES[0], f"<tool_call>{text}</tool_call>").calls == [("get_weather", r'{"city": "\u00e9\ud800"}')]
+    text = f'{{"name": "get_weather", "arguments": {whole}}}'
+    assert read(FAMILIES[0], f"<tool_call>{text}</tool_call>").calls == [("get_weather", '{"city": "é😀"}')]
+
+
 def test_a_call_whose_arguments_have_a_wrong_name_is_text() -> None:
     for field in ('"argments": {"city": "x"}', '"input": "x"', '"args": [1]'):
         text = f'<tool_call>{{"id": "1", "type": "function", "name": "get_weather", {field}}}</tool_call>'
