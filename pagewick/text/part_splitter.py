@@ -51,11 +51,15 @@ class Splitting(Protocol):
 
 
 class ChainedSplitter:
-    """Two splitters in a row: the second one splits what is text for the first."""
+    """Two splitters in a row: the second one splits what is text for the first.
 
-    def __init__(self, first: PartSplitter, second: PartSplitter) -> None:
+    is_joined: all that the first one reads is text in the end, though the second one does not read the other parts.
+    """
+
+    def __init__(self, first: PartSplitter, second: PartSplitter, *, is_joined: bool = False) -> None:
         self._first = first
         self._second = second
+        self._is_joined = is_joined
 
     @property
     def marks(self) -> Mapping[int, str]:
@@ -65,7 +69,10 @@ class ChainedSplitter:
 
     @property
     def kind(self) -> PartKind | None:
-        return self._second.kind if self._first.kind is PartKind.TEXT else self._first.kind
+        kind = self._first.kind
+        if kind is PartKind.TEXT:
+            return self._second.kind
+        return PartKind.TEXT if self._is_joined and kind is not None else kind
 
     @property
     def is_over(self) -> bool:
@@ -87,7 +94,7 @@ class ChainedSplitter:
             else:
                 # A part of the first splitter ends whatever the second holds back.
                 split += self._second.flush()
-                split.append(run)
+                split.append(run if isinstance(run, PartDelta) or not self._is_joined else (PartKind.TEXT, run[1]))
         return split
 
 
@@ -102,6 +109,17 @@ class ChainedSplitting:
         for splitter in more:
             chain = ChainedSplitter(chain, splitter)
         return chain
+
+
+class JoinedSplitting:
+    """A Splitting whose parts stay in the text, and another one for the text behind them."""
+
+    def __init__(self, first: Splitting, second: Splitting) -> None:
+        self._first = first
+        self._second = second
+
+    def splitter(self) -> PartSplitter:
+        return ChainedSplitter(self._first.splitter(), self._second.splitter(), is_joined=True)
 
 
 class PartFormat(Protocol):

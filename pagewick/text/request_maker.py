@@ -18,7 +18,7 @@ from pagewick.text.grammars.constraint import GrammarSpec
 from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.grammars.vocabulary import special_tokens
-from pagewick.text.part_splitter import PartFormat, Splitting, joined
+from pagewick.text.part_splitter import JoinedSplitting, PartFormat, Splitting, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.request_stream import RequestStream, check_options, engine_request
 from pagewick.text.thinking_budget import ThinkingBudget
@@ -153,8 +153,8 @@ class RequestMaker:
         """
         self.prepare(plan)
         reasoning = None
-        is_read = plan.split_reasoning or plan.thinking_budget is not None or plan.grammar is not None
-        if self._tags is not None and is_read:
+        wants = (plan.grammar, plan.offer, plan.thinking_budget)
+        if self._tags is not None and (plan.split_reasoning or any(one is not None for one in wants)):
             reasoning = Reasoning.after(prompt_token_ids, self._tags, self._tokenizer)
         request = engine_request(
             request_id,
@@ -166,19 +166,28 @@ class RequestMaker:
             constraint=self._constraint(plan, reasoning),
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
         )
-        # Thoughts come first, because a tool call inside a thought is not a tool call.
-        splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
-        offer = plan.offer
-        if offer is not None and reasoning is not None and not plan.split_reasoning:
-            offer = replace(offer, form=None)  # thoughts that stay in the text precede calls
-        for one in self._formats if plan.split_parts else ():
-            is_guided = plan.grammar is not None
-            if (splitting := one.splitting(prompt_token_ids, offer, is_guided=is_guided)) is not None:
-                splittings.append(splitting)
+        splitting = self._splitting(prompt_token_ids, plan, reasoning)
         stream = RequestStream(
-            self._tokenizer, request, plan.params, prompt, joined(splittings), keeps_logprobs=plan.keeps_logprobs
+            self._tokenizer, request, plan.params, prompt, splitting, keeps_logprobs=plan.keeps_logprobs
         )
         return request, stream
+
+    def _splitting(
+        self, prompt_token_ids: Sequence[int], plan: RequestPlan, reasoning: Reasoning | None
+    ) -> Splitting | None:
+        """Return how the responses are split into thoughts, text and other parts."""
+        is_guided = plan.grammar is not None
+        splittings: list[Splitting] = []
+        for one in self._formats if plan.split_parts else ():
+            if (found := one.splitting(prompt_token_ids, plan.offer, is_guided=is_guided)) is not None:
+                splittings.append(found)
+        # Thoughts come first, because a tool call inside a thought is not a tool call.
+        if reasoning is not None and plan.split_reasoning:
+            return joined([reasoning, *splittings])
+        behind = joined(splittings)
+        if reasoning is None or plan.offer is None or behind is None:
+            return behind
+        return JoinedSplitting(reasoning, behind)
 
     def _grammar_of(self, offer: ToolOffer, answer: Grammar | None) -> Grammar | None:
         """Return the grammar of responses with calls. answer: the grammar of those without, if they have a form.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.structured_outputs import StructuredOutputsParams
@@ -11,6 +12,9 @@ from pagewick.text.grammars.checker import GrammarChecker
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.formats import ToolCallFormat, format_named
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
+from pagewick.text.tool_calls.written import WrittenCall
 from tests.tiny_text import byte_level_backend
 
 TOKENIZER = Tokenizer(byte_level_backend(), config={})
@@ -64,3 +68,28 @@ def test_tokens_that_only_the_tokenizer_has_are_not_named() -> None:
     assert maker.kinds == set()
     with pytest.raises(InvalidRequestError, match="no tags around its thoughts"):
         maker.plan(SamplingParams(), thinking_budget=3)
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "json", "pythonic", "glm4", "hermes"])
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_calls_are_found_behind_thoughts_that_stay_in_the_text(name: str, is_opened: bool) -> None:
+    """Such thoughts are text to the client, but what looks like a call in one is no call."""
+    form = format_named(name)
+    maker = RequestMaker(TOKENIZER, tags_of("<think>"), TOKENIZER.vocab_size, [ToolCallFormat(form, TOKENIZER)])
+    offer = ToolOffer([Tool("now", {})], is_required=True)
+    called = form.written([WrittenCall("now", "{}")])
+    prompt = "a<think>" if is_opened else "a"
+    thought = f"{'' if is_opened else '<think>'}\n{called}\nHm.\n</think>\n\n"
+    for split, text in ((False, thought), (True, "")):
+        plan = maker.plan(SamplingParams(logprobs=0), offer=offer, split_parts=True, split_reasoning=split)
+        request, stream = maker.make("a", TOKENIZER.encode(prompt, add_special_tokens=False), plan, seed=1)
+        token_ids = TOKENIZER.encode(thought + called, add_special_tokens=False)
+        logprobs = [TokenLogprobs(one, -0.5, 1, []) for one in token_ids]
+        finished = RequestDelta(
+            request_id=request.request_id, token_ids=token_ids, logprobs=logprobs, finish_reason="stop"
+        )
+        (change,) = stream.feed(finished)
+        assert change.text == text
+        assert [part.call.name for part in change.parts if part.call] == ["now"]
+        shown = b"".join(one.chosen.shown for one in change.logprobs or [])
+        assert shown.decode().rstrip() == text.rstrip()
