@@ -34,10 +34,12 @@ from pagewick.server.api.responses import (
     VersionResponse,
 )
 from pagewick.server.api.served_models import ServedModels
+from pagewick.server.api.tool_fields import Tool, tools_of
 from pagewick.server.core.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
 from pagewick.server.core.template import chat_options
 from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
+from pagewick.text.tool_calls.checks import checked_offer
 
 
 class _Conversation(Struct, kw_only=True):
@@ -48,7 +50,7 @@ class _Conversation(Struct, kw_only=True):
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -64,6 +66,12 @@ class _Conversation(Struct, kw_only=True):
             raise InvalidRequestError("messages is missing", param="messages")
         check_count("messages", len(self.messages), MAX_MESSAGES)
         return [message.plain() for message in self.messages]
+
+    def plain_tools(self) -> list[dict[str, Any]] | None:
+        """Return the tools as a chat gives them to the template. Raises InvalidRequestError for wrong ones."""
+        tools = tools_of(self.tools, None)
+        checked_offer(tools)
+        return tools or None
 
 
 class ApplyTemplateRequest(_Conversation, kw_only=True):
@@ -156,7 +164,7 @@ class TextApi:
         """Return the prompt that the model reads for a conversation."""
         body, ignored = await self._read(request, ApplyTemplateRequest)
         arguments = chat_options(template_of(body), thinking_of(body), self._settings)
-        render = partial(self._engine.render_chat, body.plain_messages(), body.tools, **arguments)
+        render = partial(self._engine.render_chat, body.plain_messages(), body.plain_tools(), **arguments)
         prompt = await self._admission.run(request, render)
         return json_response(PromptResponse(prompt), ignored)
 
@@ -177,7 +185,7 @@ class TextApi:
             return await self._engine.encode(text, add_special_tokens=body.adds_special_tokens)
         arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         return await self._engine.encode_chat(
-            body.plain_messages(), body.tools, add_special_tokens=body.adds_special_tokens, **arguments
+            body.plain_messages(), body.plain_tools(), add_special_tokens=body.adds_special_tokens, **arguments
         )
 
     def _tokenize_response(self, body: TokenizeRequest, token_ids: list[int]) -> TokenizeResponse:

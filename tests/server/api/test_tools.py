@@ -262,3 +262,26 @@ def test_a_model_without_a_format_refuses_tools() -> None:
     server = Served(has_format=False)
     response = server.post(CHAT, messages=HELLO, tools=TOOLS)
     assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
+
+
+def test_the_prompt_of_tools_is_that_of_other_routes() -> None:
+    server = served()
+    shuffled = {"function": {"strict": None, "parameters": None, "name": "go"}, "type": "function"}
+    for tools in (TOOLS, [shuffled, {"function": {**LOOK, "returns": {}}}], []):
+        assert server.post(CHAT, messages=HELLO, tools=tools).status_code == 200
+        token_ids = server.client.requests[-1].prompt_token_ids
+        assert server.post("/tokenize", messages=HELLO, tools=tools).json()["tokens"] == token_ids
+        assert server.post("/apply-template", messages=HELLO, tools=tools).json()["prompt"] == prompt_of(server)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template"])
+def test_wrong_tools_are_refused_by_other_routes(path: str) -> None:
+    for tools, param in (
+        ([{}], "tools[0].function"),
+        ([{"type": "function", "function": {}}], "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
+        ([*TOOLS, TOOLS[0]], "tools[2].function.name"),
+        ([{"type": "custom"}], "tools[0].type"),
+    ):
+        response = served().post(path, messages=HELLO, tools=tools)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
