@@ -85,6 +85,9 @@ def choice_of(
         case {"type": "function", "function": {"name": str(name)}}:
             return ToolChoice("required", (name,), is_parallel=False)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+            if not allowed:
+                message = "tool_choice.allowed_tools.tools is empty; name a tool, or give tool_choice none"
+                raise InvalidRequestError(message, param="tool_choice")
             return ToolChoice(mode, tuple(map(_allowed_name, allowed)), parallel)
         case {"type": "custom"}:
             raise UnsupportedError(

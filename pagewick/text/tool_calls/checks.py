@@ -62,7 +62,8 @@ def _check_schema(schema: Any, where: str) -> None:
     kinds = {"string", "number", "integer", "boolean", "null", "array", "object"}
     for key, one in properties.items():
         kind = one.get("type") if isinstance(one, Mapping) else None
-        if kind is not None and not kinds.issuperset(kind if isinstance(kind, list) else [kind]):
-            found = f"{where}.properties.{key}.type"
-            message = f"{found} must be one of {', '.join(sorted(kinds))}; got {str(kind)[:80]!r}"
-            raise InvalidRequestError(message, param=found)
+        found = kind if isinstance(kind, list) else [kind]
+        if kind is not None and not all(isinstance(one, str) and one in kinds for one in found):
+            place = f"{where}.properties.{key}.type"
+            message = f"{place} must be one of {', '.join(sorted(kinds))}; got {str(kind)[:80]!r}"
+            raise InvalidRequestError(message, param=place)

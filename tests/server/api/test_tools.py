@@ -208,6 +208,11 @@ def test_every_choice_constrains_the_response(
         ({"tools": TOOLS, "functions": [WAIT]}, "functions", "former name"),
         ({"tools": TOOLS, "tool_choice": "auto", "function_call": "none"}, "function_call", "former name"),
         ({"functions": [WAIT], "function_call": {"name": "look"}}, "tool_choice", "'look'"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice",
+            "is empty",
+        ),
     ],
 )
 def test_wrong_fields(fields: dict[str, Any], param: str, words: str) -> None:
@@ -226,6 +231,12 @@ def test_wrong_fields(fields: dict[str, Any], param: str, words: str) -> None:
         ({"type": "object", "properties": []}, None, "tools[0].function.parameters.properties"),
         (
             {"type": "object", "properties": {"a": {"type": "text"}}},
+            None,
+            "tools[0].function.parameters.properties.a.type",
+        ),
+        ({"properties": {"a": {"type": {}}}}, None, "tools[0].function.parameters.properties.a.type"),
+        (
+            {"properties": {"a": {"type": [{"type": "string"}, "null"]}}},
             None,
             "tools[0].function.parameters.properties.a.type",
         ),
