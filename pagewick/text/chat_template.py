@@ -203,14 +203,26 @@ def _content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[st
 
     has_parts: the template reads parts. For other templates the parts are joined to one text with line breaks.
     """
+    if not has_parts or content is None or isinstance(content, str):
+        return text_content(content, param)
+    return [{"type": "text", "text": text} for text in _texts(content, param)] or None
+
+
+def text_content(content: Any, param: str) -> str | None:
+    """Return a message's content, a string or a list of parts, as one text. param: its place in the request.
+
+    Raises InvalidRequestError, and UnsupportedError for a part that is not text.
+    """
     if content is None or isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise InvalidRequestError("content must be a string or a list of parts", param=param)
-    texts = [_part_text(part, param) for part in content]
-    if has_parts:
-        return [{"type": "text", "text": text} for text in texts] or None
+    texts = _texts(content, param)
     return "\n".join(texts) if texts else None
+
+
+def _texts(parts: Any, param: str) -> list[str]:
+    if not isinstance(parts, list):
+        raise InvalidRequestError("content must be a string or a list of parts", param=param)
+    return [_part_text(part, param) for part in parts]
 
 
 def _part_text(part: Any, param: str) -> str:

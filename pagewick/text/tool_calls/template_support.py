@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, PagewickError
+from pagewick.text.chat_template import text_content
 from pagewick.text.tool_calls.messages import Message, has_calls, with_checked_calls
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall
@@ -95,9 +96,15 @@ class ToolPrompts:
 
         Raises InvalidRequestError for calls and results that do not belong together.
         """
-        if has_calls(messages[:-1] if is_continued else messages):
+        is_written = has_calls(messages[:-1] if is_continued else messages)
+        is_described = bool(tools) and not self.support.lists_tools
+        if is_written or is_described:
+            # Some messages become parts of others here, where the template's own check would not see what is no text.
+            for place, message in enumerate(messages):
+                text_content(message.get("content"), f"messages[{place}].content")
+        if is_written:
             messages = self._with_calls(with_checked_calls(messages, self._form.prompt_id))
-        if tools and not self.support.lists_tools:
+        if tools and is_described:
             return self._described(messages, tools), None
         return messages, tools
 
@@ -184,7 +191,5 @@ def _joined(content: Any, text: str) -> str:
 
 
 def _text_of(content: Any) -> str:
-    """Return a message's text; parts that are not text are left to the template's own check."""
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
+    """Return the text of a checked content."""
+    return text_content(content, "messages") or ""

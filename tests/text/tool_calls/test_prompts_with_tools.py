@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
@@ -189,3 +189,19 @@ def test_ids_that_templates_demand() -> None:
     kept = "Abc123xyZ"
     again = {**CALLED, "tool_calls": [call(kept, "now")]}
     assert prompt("Mistral-Nemo", ASK, again, result(kept, "1"), ANSWER, ASK).count(kept) == 2
+
+
+@each_family
+@pytest.mark.parametrize("tools", [TOOLS, None])
+@pytest.mark.parametrize("place", range(4))
+def test_parts_that_are_no_text_are_refused_in_every_message(name: str, tools: Any, place: int) -> None:
+    """Also in messages that become parts of others, where the template knows no tools or results."""
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
+    messages: list[dict[str, Any]] = [ASK, {**CALLED, "content": "I look."}, result("c1", "It is windy."), ANSWER]
+    parts = [{"type": "text", "text": messages[place]["content"]}]
+    messages[place] = {**messages[place], "content": parts}
+    assert parts[0]["text"] in prompt(name, *messages, tools=tools) or place == 1
+    messages[place] = {**messages[place], "content": [*parts, image]}
+    with pytest.raises(UnsupportedError, match="has type 'image_url'") as raised:
+        prompt(name, *messages, tools=tools)
+    assert raised.value.param == f"messages[{place}].content"
