@@ -38,7 +38,9 @@ def read_python_call(reader: Reader, offer: ToolOffer, *, may_print: bool = Fals
 
     may_print: it may be within `print()`.
     """
-    name = (yield from _name(reader)).removesuffix(".call")
+    name = yield from _name(reader)
+    if name not in offer.by_name:
+        name = name.removesuffix(".call")
     yield from reader.char("(", no_write)
     if may_print and name == "print" and name not in offer.by_name:
         yield from read_python_call(reader, offer)

@@ -26,6 +26,7 @@ from tests.text.tool_calls.families import (
     NoTokens,
     format_with,
     hermes,
+    tool,
 )
 
 IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
@@ -247,6 +248,14 @@ def test_the_closing_tag_may_be_missing_at_the_end() -> None:
 def test_a_valid_call_behind_a_broken_one_is_found() -> None:
     found = read(FAMILIES[0], '<tool_call>\n{"name": <tool_call>{"name": "now", "arguments": {}}</tool_call> done')
     assert found.parsed == [("now", {})] and found.shown == '<tool_call>\n{"name":  done'
+
+
+@pytest.mark.parametrize("name", ["pythonic", "gemma_3"])
+def test_a_name_may_end_as_calls_of_built_in_tools_do(name: str) -> None:
+    family, offer = BY_FAMILY[name], ToolOffer([tool("phone.call", {"to": {"type": "string"}}), tool("now", {})])
+    for called, found in (("phone.call", "phone.call"), ("now.call", "now"), ("phone.call.call", "phone.call")):
+        assert read(family, family.write([(called, {})]), offer=offer).parsed == [(found, {})]
+    assert not read(family, family.write([("phone", {})]), offer=offer).calls
 
 
 def test_all_formats_are_tested() -> None:
