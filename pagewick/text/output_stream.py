@@ -244,6 +244,8 @@ class _Parts:
         self._runs: deque[Run] = deque()
         self._num_safe = 0  # further characters that may be emitted
         self._undecided: list[PositionLogprobs | None] = []  # tokens whose kind is not known yet
+        self._num_held = 0  # characters that the splitter has not given back
+        self._has_text = self._is_text = False  # whether it gave back text at the last token, and text of this token
 
     @property
     def is_over(self) -> bool:
@@ -261,11 +263,25 @@ class _Parts:
         return "" if self._splitter.is_over else self._splitter.marks.get(token_id, "")
 
     def add_text(self, marked: str) -> None:
-        self._append(self._splitter.feed(marked))
+        runs = self._splitter.feed(marked)
+        self._has_text, num_given = False, 0
+        for run in runs:
+            if not isinstance(run, PartDelta):
+                num_given += len(run[1])
+                self._has_text |= run[0] is _TEXT and run[1] != ""
+        self._is_text = self._has_text and num_given > self._num_held
+        self._num_held += len(marked) - num_given
+        self._append(runs)
 
     def add_token(self, result: ChoiceDelta, position: PositionLogprobs | None, *, is_partial: bool) -> None:
         """Count the token whose text was added last. is_partial: its last character is incomplete, its kind open."""
+        # White space behind a text may be undecided still, or belong to a call, but the text is not.
+        if self._has_text and self._undecided:
+            self._decide(result, _TEXT)
         self._undecided.append(position)
+        if self._is_text:
+            self._decide(result, _TEXT)
+            return
         kind = self._splitter.kind
         if kind is not None and (self._splitter.is_over or not is_partial):
             self._decide(result, kind)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import PartDelta, PartKind, join_parts
@@ -17,6 +18,8 @@ from pagewick.text.output_stream import ChoiceDelta, OutputStream
 from pagewick.text.part_splitter import Run, Splitting, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.formats import ToolCallFormat, format_named
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from tests.fake_parts import FakeSplitter, FakeSplitting, Part, parts_of
 from tests.tiny_text import byte_level_backend
 
@@ -211,3 +214,36 @@ def test_nothing_is_split_where_there_is_nothing_to_tell_apart() -> None:
     assert joined([]) is None
     assert isinstance(joined([FakeSplitting()]), FakeSplitting)
     assert isinstance(FakeSplitting().splitter(), FakeSplitter)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(
+    ("name", "words", "shown"),
+    [
+        ("hermes", ["Well", ".\n\n"], "Well.\n\n"),
+        ("hermes", ["Well", "\n", "\n"], "Well"),
+        ("hermes", ["Well", "\n", ".\n\n", "\n"], "Well\n.\n\n"),
+        # This format begins calls with letters.
+        ("phi4_mini_json", ["a", "!\nfunc", "day", "\n"], "a!\nfuncday"),
+        ("phi4_mini_json", ["a", "\nfunc", "\n"], "a\nfunc"),
+        ("phi4_mini_json", ["a", "\nfunc", "\nfunc", "tools"], "a\nfunc"),
+        ("phi4_mini_json", ["a", "!\nfunc", "tools"], "a!\nfunc"),
+    ],
+)
+def test_a_token_that_ends_a_text_before_a_call_is_of_the_text(
+    name: str, words: list[str], shown: str, is_cut: bool
+) -> None:
+    backend = byte_level_backend()
+    backend.add_tokens([AddedToken(word, normalized=False) for word in (".\n\n", "!\nfunc", "\nfunc")])
+    tokenizer = Tokenizer(backend, config={})
+    splitting = ToolCallFormat(format_named(name), tokenizer).splitting([], ToolOffer([Tool("now", {})]))
+    stream = OutputStream(tokenizer, SamplingParams(logprobs=0), 0, splitting)
+    call = '{"name": "now", "arguments": {}}'
+    call = f"<tool_call>{call}</tool_call>" if name == "hermes" else f"{'functools' * (words[-1] != 'tools')}[{call}]"
+    token_ids = [one for word in (*words, call) for one in tokenizer.encode(word, add_special_tokens=False)]
+    found = []
+    for group in [[one] for one in token_ids] if is_cut else [token_ids]:
+        logprobs = [TokenLogprobs(one, -0.5, 1, []) for one in group]
+        found += stream.feed(RequestDelta(request_id="r", token_ids=group, logprobs=logprobs)).logprobs or []
+    assert b"".join(one.chosen.shown for one in found).decode() == shown
+    assert [part.call.name for part in stream.output.parts if part.call] == ["now"]
