@@ -36,7 +36,7 @@ export class Chat {
     this.conversation = null;
     // The settings of a conversation that has no messages yet.
     this.newSettings = {};
-    library.isBusy = (id) => this.#running.has(id);
+    library.writingIn = (id) => this.#running.get(id)?.node ?? null;
     library.addEventListener("change", ({ detail: id }) => this.#follow(id));
     addEventListener("pagehide", () => {
       this.#isLeaving = this.#running.size > 0;
@@ -166,7 +166,7 @@ export class Chat {
   async #write(conversation, node, isContinued) {
     const { finishReason, isStopped, isCut, error } = NEW_ANSWER;
     const continued = isContinued ? messageToContinue(node) : null;
-    Object.assign(node, { finishReason, isStopped, isCut, error });
+    Object.assign(node, { finishReason, isStopped, isCut, error, numRequests: (node.numRequests ?? 0) + 1 });
     const abort = new AbortController();
     this.#running.set(conversation.id, { conversation, node, abort });
     const isDone = whileWriting(node, async () => {
@@ -232,7 +232,8 @@ export class Chat {
     if (id !== this.conversation?.id) return;
     const stored = this.library.get(id);
     if (stored === this.conversation) return;
-    if (this.#running.has(id) && stored) merge(this.conversation, stored);
+    const running = this.#running.get(id);
+    if (running && stored) merge(this.conversation, stored, running.node);
     else this.conversation = stored;
     this.onShow();
   }

@@ -1,6 +1,6 @@
 // Stores conversations in the browser: in IndexedDB, or in memory if that is not available.
 
-import { merge } from "./tree.js";
+import { merge, takeMessages } from "./tree.js";
 import { forget, settle } from "./unfinished.js";
 
 const DATABASE = "pagewick";
@@ -51,8 +51,8 @@ export class Library extends EventTarget {
   #conversations = new Map();
   #database = null;
   #channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(DATABASE) : null;
-  /** Whether this tab is generating a response in the conversation with this id. */
-  isBusy = () => false;
+  /** The response that this tab is writing in the conversation with this id, or null. */
+  writingIn = () => null;
 
   /** False if conversations are lost when the page is closed. */
   get isLasting() {
@@ -71,17 +71,20 @@ export class Library extends EventTarget {
   }
 
   async #readAll() {
-    for (const conversation of await this.#database.all()) if (!this.isBusy(conversation.id)) this.#take(conversation);
+    for (const conversation of await this.#database.all()) if (!this.writingIn(conversation.id)) this.#take(conversation);
   }
 
-  /** Take a conversation from the database. */
+  /** Take a conversation from the database, and store again what another tab has replaced by an older copy of it. */
   #take(conversation) {
     const { id } = conversation;
+    const mine = this.get(id);
+    const isBehind = mine !== null && takeMessages(conversation, mine);
     this.#conversations.set(id, conversation);
+    if (isBehind) this.keep(conversation);
     settle(conversation, {
       read: () => this.#database?.get(id),
       save: async (stored) => {
-        if (this.isBusy(id)) return;
+        if (this.writingIn(id)) return;
         this.#conversations.set(id, stored);
         await this.keep(stored);
         this.#changed(id);
@@ -148,9 +151,10 @@ export class Library extends EventTarget {
     }
     const theirs = await this.#database?.get(id);
     const mine = this.get(id);
-    if (theirs && mine && this.isBusy(id)) merge(mine, theirs);
+    const writing = this.writingIn(id);
+    if (theirs && mine && writing) merge(mine, theirs, writing);
     else if (theirs) this.#take(theirs);
-    else if (!this.isBusy(id)) this.#conversations.delete(id);
+    else if (!writing) this.#conversations.delete(id);
     return this.#changed(id);
   }
 

@@ -132,6 +132,7 @@ function answerFieldsOf(given) {
     isCut: given.isCut === true || !(finishReason || isStopped || error),
     stats: stats ?? null,
     error: error ?? null,
+    ...(Number.isInteger(given.numRequests) && { numRequests: given.numRequests }),
   };
 }
 

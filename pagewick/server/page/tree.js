@@ -3,9 +3,11 @@
 // conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds, and perhaps
 //               {settings}: those that differ from the settings of all conversations
 // node: {id, parentId, selectedChild, role, content, createdAt}, for a question perhaps {files: [{name, text}]}, and for an answer
-//       {reasoning, model, stats, finishReason, isStopped, isCut, error} and perhaps {calls, order}; see calls.js, also for the
-//       results of calls, and parts.js. finishReason is the server's, or "edited" for a version that the user wrote. nodes stand
-//       in order of creation, so parents come before children.
+//       {reasoning, model, stats, finishReason, isStopped, isCut, error} and perhaps {calls, order, numRequests}; see calls.js, also
+//       for the results of calls, and parts.js. finishReason is the server's, or "edited" for a version that the user wrote.
+//       numRequests counts the requests that have written it. nodes stand in order of creation, so parents come before children.
+
+import { sizeOf } from "./parts.js";
 
 const MAX_TITLE = 60;
 
@@ -83,12 +85,49 @@ export function canHelp(status) {
   return !FINAL.has(status);
 }
 
-/** Add the messages that another tab has added to the same conversation. */
-export function merge(mine, theirs) {
-  const known = new Set(mine.nodes.map((node) => node.id));
-  mine.nodes.push(...theirs.nodes.filter((node) => !known.has(node.id)));
+/** Take what another tab has changed in the same conversation. This tab writes the response `writing`. */
+export function merge(mine, theirs, writing) {
+  takeMessages(mine, theirs, writing);
   if (theirs.isNamed) Object.assign(mine, { title: theirs.title, isNamed: true });
   if (theirs.settings) mine.settings = theirs.settings;
+}
+
+/**
+ * Take the messages that another copy of the same conversation has more of. Each tab stores its whole copy, so that an older one can
+ * replace a newer one. The response `writing` stays as it is. Returns whether anything changed.
+ */
+export function takeMessages(into, from, writing = null) {
+  const known = new Map(into.nodes.map((node) => [node.id, node]));
+  const added = from.nodes.filter(({ id }) => !known.has(id));
+  into.nodes.push(...added);
+  into.selectedRoot ??= from.selectedRoot;
+  let hasChanged = added.length > 0;
+  for (const other of from.nodes) {
+    const node = known.get(other.id);
+    if (!node) continue;
+    // Without a selected child, nothing would lead to the messages that were added below.
+    node.selectedChild ??= other.selectedChild;
+    if (node === writing || node.role !== "assistant" || !isFurther(other, node)) continue;
+    Object.assign(node, other, { selectedChild: node.selectedChild });
+    hasChanged = true;
+  }
+  return hasChanged;
+}
+
+/** Whether a copy of an answer is a later state of it than another copy. */
+function isFurther(one, other) {
+  const [state, otherState] = [one, other].map(stateOf);
+  const at = state.findIndex((value, index) => value !== otherState[index]);
+  return at >= 0 && state[at] > otherState[at];
+}
+
+/**
+ * Return numbers that order the states of an answer: the first that differs decides. A request writes and then ends. Being cut is no
+ * such end, because a page without locks shows an answer as cut that another tab goes on writing.
+ */
+function stateOf(node) {
+  const hasEnded = !isUnfinished(node) && !node.isCut;
+  return [node.numRequests ?? 0, hasEnded ? 1 : 0, sizeOf(node), node.isCut ? 1 : 0];
 }
 
 function titleOf(text) {
