@@ -168,6 +168,10 @@ def test_a_key_is_asked_for_and_sent_but_never_written(new_page: NewPage, stand_
     box.fill("wrong")
     box.press("Enter")
     expect(dialog.get_by_text("the API key is missing or wrong")).to_be_visible()
+    # No browser sends such a header.
+    box.fill("secret\u2013key")
+    box.press("Enter")
+    expect(dialog.get_by_text("The API key has spaces or other characters that no key has.")).to_be_visible()
     box.fill("secret-key")
     dialog.get_by_role("button", name="Connect").click()
     expect(page.get_by_role("combobox", name="Model")).to_have_value(MODEL)

@@ -72,6 +72,9 @@ def test_a_server_with_keys_is_asked_with_one(new_docs: NewPage) -> None:
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("status")).to_have_text("The server does not accept this API key.")
     assert violations(page) == []
+    page.get_by_label("API key").fill("a\u2013long\u2013test\u2013key")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("status")).to_have_text("The API key has spaces or other characters that no key has.")
     page.get_by_label("API key").fill(KEY)
     page.get_by_label("API key").press("Enter")
     expect(page.locator("summary").filter(has_text="/health/live")).to_contain_text("needs no key")

@@ -65,6 +65,8 @@ export async function* streamChat(body, signal) {
 
 async function request(path, options) {
   const key = apiKey.get();
+  // Browsers send no such header: they would say only that the request failed.
+  if (/[^!-~]/.test(key)) throw new ApiError("The API key has spaces or other characters that no key has.", { status: 401 });
   const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
   let response;
   try {

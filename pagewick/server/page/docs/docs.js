@@ -30,6 +30,8 @@ function storeKey(key) {
 async function load(key) {
   byId("status").textContent = "Loading the description ...";
   byId("key-form").hidden = true;
+  // Browsers send no such header: they would say only that the request failed.
+  if (/[^!-~]/.test(key)) return askForKey("The API key has spaces or other characters that no key has.");
   let response;
   let document;
   try {
@@ -39,16 +41,18 @@ async function load(key) {
   } catch {
     return refuse("The server cannot be reached. Is it still running?");
   }
-  if (response.status === 401) {
-    byId("key-form").hidden = false;
-    byId("key").focus();
-    return refuse(key ? "The server does not accept this API key." : "The server needs an API key.");
-  }
+  if (response.status === 401) return askForKey(key ? "The server does not accept this API key." : "The server needs an API key.");
   if (!response.ok) return refuse(document?.error?.message ?? `The server answered with HTTP status ${response.status}.`);
   if (key) storeKey(key);
   byId("status").textContent = "";
   show(document);
   return openTarget();
+}
+
+function askForKey(message) {
+  byId("key-form").hidden = false;
+  byId("key").focus();
+  refuse(message);
 }
 
 function refuse(message) {
