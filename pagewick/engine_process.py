@@ -141,7 +141,11 @@ def _serve(engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: soc
             is_idle = is_first and inbox.empty()
             message = _sleep(engine, grammars, inbox, connection, progress) if is_idle else inbox.get()
             is_first = False
-            progress.take()
+            # The client compares the number of messages taken with those it has sent, and Compiled is our own.
+            if isinstance(message, Compiled):
+                progress.work()
+            else:
+                progress.take()
             if message is None:
                 return
             if isinstance(message, ProtocolError):

@@ -181,6 +181,19 @@ def test_an_idle_engine_prepares_for_grammars(running: Running, monkeypatch: pyt
     assert prepared == [True] * 4 + [False]
 
 
+def test_a_compiled_grammar_is_not_counted_as_a_message(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client compares the number of messages with those that it has sent."""
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda *_: None)
+    formed = request("formed")
+    formed.constraint = {"type": "grammar", "grammar": 'start: "a"'}
+    running.client.sendall(encode_frame(Add([formed])))
+    running.start()
+    while running.failure is None and (not running.engine.requests or running.progress.read().is_busy):
+        time.sleep(0.001)
+    assert running.progress.read().num_taken == 1
+    assert sum(len(delta.token_ids) for delta in running.finish()) == 4
+
+
 def test_progress_tells_work_from_rest(running: Running) -> None:
     readings: list[Reading] = []
     running.engine.on_step = lambda: readings.append(running.progress.read())

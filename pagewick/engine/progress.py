@@ -97,11 +97,15 @@ class Progress:
         self._seconds[_ALLOWED_S], self._seconds[_ALLOWED_CPU_S] = seconds, cpu_seconds
         self._words[_COUNT] += 1
 
+    def work(self) -> None:
+        """Note that there is work."""
+        self._words[_IS_BUSY] = 1
+        self._words[_COUNT] += 1
+
     def take(self) -> None:
         """Note that a message was received, so there is work."""
-        self._words[_IS_BUSY] = 1
         self._words[_NUM_TAKEN] += 1
-        self._words[_COUNT] += 1
+        self.work()
 
     def rest(self) -> None:
         """Note that there is no work before the next message."""
