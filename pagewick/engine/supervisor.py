@@ -167,7 +167,8 @@ class Supervisor:
         """As EngineClient.open; raises EngineDeadError at once unless the engine is ready."""
         health = self.health
         if health.state != "ready":
-            raise EngineDeadError(f"{health.reason}; try again in {health.retry_after_s} seconds")
+            message = f"{health.reason}; try again in {health.retry_after_s} seconds"
+            raise EngineDeadError(message, retry_after_s=health.retry_after_s)
         return self._client.open(request, take)
 
     def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:

@@ -128,8 +128,9 @@ async def busy(supervisor: Supervisor, count: int = 4) -> list[asyncio.Task[list
 
 async def assert_refused(supervisor: Supervisor, why: str) -> None:
     assert not supervisor.is_alive
-    with pytest.raises(EngineDeadError, match=rf"{why}.*; try again in \d+ seconds"):
+    with pytest.raises(EngineDeadError, match=rf"{why}.*; try again in \d+ seconds") as caught:
         await collect(supervisor, request("refused"))
+    assert str(caught.value).endswith(f" {caught.value.retry_after_s} seconds")
 
 
 async def assert_failed(tasks: list[asyncio.Task[list[int]]], why: str) -> None:

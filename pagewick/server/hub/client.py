@@ -45,7 +45,8 @@ class HubClient:
         """As Supervisor.open."""
         health = self.health
         if health.state != "ready":
-            raise EngineDeadError(f"{health.reason}; try again in {health.retry_after_s} seconds")
+            message = f"{health.reason}; try again in {health.retry_after_s} seconds"
+            raise EngineDeadError(message, retry_after_s=health.retry_after_s)
         check_request(request, self.info)
         return self._requests.open(request, take)
 

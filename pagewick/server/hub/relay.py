@@ -25,7 +25,7 @@ class _Running:
 class Relay:
     """The requests of one API process, whose ids are unique among all API processes. send: sends it a message.
 
-    News gathers until `pass_on` sends all of it at once.
+    The engine's news gathers until `pass_on` sends all of it at once.
     """
 
     def __init__(self, engine: Client, send: Callable[[msgspec.Struct], None]) -> None:
@@ -41,13 +41,17 @@ class Relay:
         return len(self._running)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Hand requests to the engine. Those that it does not take are told at once: it may have no news for long."""
+        losses: list[Loss] = []
         for request in requests:
             try:
                 leave = self._engine.open(request, partial(self._take, request.request_id))
             except PagewickError as error:
-                self._lose(request.request_id, error)
+                losses.append(_loss_of(request.request_id, error))
             else:
                 self._running[request.request_id] = _Running(leave, request.params.n)
+        if losses:
+            self._send(Losses(losses))
 
     def abort(self, message: Abort) -> None:
         for request_id in message.request_ids:
@@ -80,7 +84,7 @@ class Relay:
     def _take(self, request_id: str, news: list[RequestDelta] | Exception) -> None:
         if isinstance(news, Exception):
             self._running.pop(request_id, None)
-            self._lose(request_id, news)
+            self._losses.append(_loss_of(request_id, news))
             return
         self._deltas += news
         for delta in news:
@@ -89,6 +93,6 @@ class Relay:
                 if not running.num_unfinished:
                     del self._running[request_id]
 
-    def _lose(self, request_id: str, error: Exception) -> None:
-        retry_after_s = getattr(error, "retry_after_s", 0)
-        self._losses.append(Loss(request_id, type(error).__name__, str(error), retry_after_s))
+
+def _loss_of(request_id: str, error: Exception) -> Loss:
+    return Loss(request_id, type(error).__name__, str(error), getattr(error, "retry_after_s", 0))

@@ -179,12 +179,35 @@ def test_a_request_that_the_engine_refuses_is_an_error_of_that_request() -> None
     run(test)
 
 
+def test_a_request_that_cannot_be_handed_on_is_told_at_once() -> None:
+    """The engine may have no news for long. Those of other requests keep their order."""
+
+    async def test(ends: Ends) -> None:
+        errors: list[Any] = []
+        news: list[Any] = []
+        ends.client.open(request("a"), news.append)
+        await asyncio.sleep(0)
+        ends.engine.takes["3-0"]([delta("3-0", 7)])
+        ends.engine.takes["3-0"](EngineDeadError("it was killed"))
+        ends.engine.failure_of_open = EngineDeadError("it is being restarted", retry_after_s=7)
+        ends.client.open(request("b"), errors.append)
+        await asyncio.sleep(0)
+        assert [(str(one), one.retry_after_s) for one in errors] == [("it is being restarted", 7)]
+        assert news == []
+        ends.relay.pass_on(EngineStats())
+        assert [one.token_ids for one in news[0]] == [[7]] and isinstance(news[1], EngineDeadError)
+        assert len(errors) == 1 and len(news) == 2
+
+    run(test)
+
+
 def test_no_request_is_sent_while_the_engine_restarts() -> None:
     async def test(ends: Ends) -> None:
         health = EngineHealth("restarting", "it was killed", retry_after_s=30)
         ends.client.enter(State(replace(ends.engine.info, max_model_len=17), health))
         assert not ends.client.is_alive and ends.client.info.max_model_len == 17
-        with pytest.raises(EngineDeadError, match="it was killed; try again in 30 seconds"):
+        with pytest.raises(EngineDeadError, match="it was killed; try again in 30 seconds") as caught:
             ends.client.open(request("a"), lambda new: None)
+        assert caught.value.retry_after_s == 30
 
     run(test)
