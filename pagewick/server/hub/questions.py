@@ -77,6 +77,9 @@ class HubConversations:
         try:
             begin = Begin(ticket, owner, session_id, list(new), is_continuation)
             messages = await self._questions.ask(begin, list[dict[str, Any]])
+        except OverflowError:  # MessagePack has integers of 64 bits only, and nothing was sent
+            message = "messages has a number too large to be recorded; send it as a text"
+            raise InvalidRequestError(message, param="messages") from None
         except asyncio.CancelledError:
             keep(None)
             raise

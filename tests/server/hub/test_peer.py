@@ -97,6 +97,19 @@ def test_errors_keep_their_class_and_field() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_a_number_that_messages_between_processes_cannot_hold_is_refused(number: int) -> None:
+    async def test(one: ApiEnd, other: ApiEnd) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": number}}}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        with pytest.raises(InvalidRequestError, match="messages has a number too large to be recorded") as refused:
+            await one.conversations.begin("", "s", [ASK, message, ASK], is_continuation=False)
+        assert refused.value.param == "messages"
+        (await other.conversations.begin("", "s", [ASK], is_continuation=False)).close()
+
+    run(test)
+
+
 def test_a_session_is_free_again_when_its_process_dies() -> None:
     async def test(one: ApiEnd, other: ApiEnd) -> None:
         await one.conversations.begin("", "s", [ASK], is_continuation=False)
