@@ -37,6 +37,8 @@ WRITE_BUFFER_BYTES = 64 * 2**10
 # Seconds for which input of a refused client is read and dropped. A reset could reach it before the response does.
 FAREWELL_S = 2.0
 MAX_FAREWELLS = 256
+# Upper limit of a socket option, which is an int of C.
+MAX_INT = 2**31 - 1
 # An extension of a request's scope: `GuardedConnection.write_chunk`.
 WRITE_CHUNK = "pagewick.write_chunk"
 # Key in the state of a request's scope: its GuardedConnection.
@@ -336,5 +338,5 @@ def set_socket_options(connection: socket.socket | None, timeout_s: float) -> No
     if connection is None:
         return
     with contextlib.suppress(OSError, AttributeError):  # It is not TCP, or not Linux.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(min(timeout_s * 1000, MAX_INT)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BUFFER_BYTES)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -460,6 +461,13 @@ def test_the_system_notices_clients_that_vanished(server: RawServer) -> None:
         options = server.connections[0]._transport.get_extra_info("socket")
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**16
+
+
+def test_a_write_timeout_may_be_as_long_as_one_likes() -> None:
+    patient = replace(PATIENT, write_timeout=1e9)
+    with RawServer(App(patient), patient) as server, server.connect() as connection:
+        connection.sendall(GET + CLOSE)
+        assert read_answer(connection).status == 200
 
 
 def test_a_slow_reader_gets_everything(hasty: RawServer) -> None:
