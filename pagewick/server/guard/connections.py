@@ -286,8 +286,10 @@ class GuardedConnection(asyncio.Protocol):
         if self._is_closing():
             return
         _logger.debug("a connection is refused: %s", error)
-        # This response can follow neither one that has begun nor one that another request still waits for.
-        if self._waiting or self._has_response_begun or self._phase is Phase.REST:
+        # This response can follow neither one that has begun nor one that another request still waits for. Only an
+        # error in the body of the request that runs is that request's own.
+        is_behind = self._waiting or (self._is_responding and not self._reader.is_in_body)
+        if is_behind or self._has_response_begun or self._phase is Phase.REST:
             self._transport.abort()
             return
         self._transport.write(response_bytes(error, date_header()))

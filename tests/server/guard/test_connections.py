@@ -344,6 +344,20 @@ def test_garbage_behind_a_running_request_does_not_disturb_its_response(server: 
     until(lambda: app_of(server).num_started == app_of(server).num_ended)
 
 
+@pytest.mark.parametrize(
+    "behind", [b"\0garbage", GET + b"A: " + b"b" * 8192 + b"\r\n\r\n", b"\r\n" * 5000], ids=["garbage", "head", "lines"]
+)
+def test_no_error_takes_the_place_of_a_response_that_is_not_there_yet(server: RawServer, behind: bytes) -> None:
+    app = app_of(server)
+    num_before = app.num_started
+    with server.connect() as connection:
+        connection.sendall(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        until(lambda: app.num_started == num_before + 1)
+        connection.sendall(behind)
+        assert read_all(connection) == b""
+    until(lambda: app.num_started == app.num_ended)
+
+
 def test_a_client_with_an_early_response_may_finish_its_body_and_go_on(server: RawServer) -> None:
     with server.connect() as connection:
         connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n")
