@@ -128,6 +128,25 @@ def test_a_bomb_takes_no_more_memory_than_the_limit(encoding: str) -> None:
         tracemalloc.stop()
 
 
+def test_a_body_that_drips_takes_no_more_memory_than_the_limit() -> None:
+    num_sent = 0
+
+    async def receive() -> Message:
+        nonlocal num_sent
+        num_sent += 1
+        await asyncio.sleep(0)  # else the loop keeps the timer of every piece
+        body = num_sent.to_bytes(2, "big")  # bytes of length 1 would be shared objects
+        return {"type": "http.request", "body": body, "more_body": num_sent < LIMIT // 2}
+
+    tracemalloc.start()
+    try:
+        body = asyncio.run(read_body(Request({"type": "http", "headers": []}, receive), SETTINGS))
+        assert len(body) == LIMIT - 1
+        assert tracemalloc.get_traced_memory()[1] < 10 * LIMIT
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_zstd_frame_that_wants_too_much_memory_is_refused() -> None:
     for window_log, status in ((23, None), (24, 400)):
         parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
