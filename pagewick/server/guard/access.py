@@ -168,11 +168,24 @@ class Hosts:
         if self._is_any or authority in self._allowed or (name, None) in self._allowed or is_loopback(name):
             return authority
         # Probes ask for the address itself, which is never the name of a web page.
-        if scope.get("server") and name.strip("[]") == scope["server"][0]:
+        if scope.get("server") and _is_same_address(name.strip("[]"), scope["server"][0]):
             return authority
         shown = name if port is None else f"{name}:{port}"
         message = f"requests for the host {shown} are not answered; --allowed-hosts {name} would allow them"
         raise ApiError(403, message, code="host_not_allowed")
+
+
+def _is_same_address(one: str, other: str) -> bool:
+    """Return whether two texts are the same IP address. A socket for IPv6 shows 10.0.0.8 as ::ffff:10.0.0.8."""
+    try:
+        return _plain_address(one) == _plain_address(other)
+    except ValueError:
+        return False
+
+
+def _plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(text)
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
 
 
 class Origins:

@@ -272,6 +272,23 @@ def test_elsewhere_hosts_are_looked_at_only_if_some_are_named() -> None:
         assert hosted(app, host, server=("10.0.0.8", 8000)).status == status
 
 
+def test_a_probe_may_write_the_address_in_another_way() -> None:
+    """A socket for IPv6 has ::ffff:10.0.0.8 for a client that connects to 10.0.0.8."""
+    app = guarded(host="::", insecure=True, allowed_hosts=("good.example",))
+    for address, host, status in [
+        ("::ffff:10.0.0.8", "10.0.0.8:8000", 200),
+        ("::ffff:10.0.0.8", "[::ffff:10.0.0.8]:8000", 200),
+        ("::ffff:10.0.0.8", "[::FFFF:a00:8]", 200),
+        ("10.0.0.8", "[::ffff:10.0.0.8]", 200),
+        ("2001:db8::8", "[2001:DB8:0::8]:8000", 200),
+        ("::ffff:10.0.0.8", "10.0.0.9", 403),
+        ("::ffff:10.0.0.8", "[::10.0.0.8]", 403),
+        ("::ffff:10.0.0.8", "evil.example", 403),
+        ("/run/pagewick.sock", "evil.example", 403),
+    ]:
+        assert hosted(app, host, server=(address, 8000)).status == status, (address, host)
+
+
 def test_the_key_does_not_replace_the_host() -> None:
     app = guarded(api_key=(KEY,))
     assert Asked(app, "GET", "/v1/models", [("host", "evil.example"), bearer(KEY)]).status == 403
