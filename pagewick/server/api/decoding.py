@@ -20,6 +20,8 @@ from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal
 from pagewick.server.core.limits import check_nesting
 
 MAX_NAMED = 16
+# Upper limit of the characters of a name that are shown and compared with the names of fields.
+MAX_NAME_CHARS = 64
 # Upper limit of the characters of a body that an error repeats.
 MAX_QUOTED_CHARS = 200
 _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
@@ -53,7 +55,7 @@ def decode_request(
 
 def harmless_name(name: str) -> str:
     """Return a name that a client chose with only the characters that are safe in a header and a log."""
-    return re.sub(r"[^\w.\[\]-]", "?", name[:64], flags=re.ASCII)
+    return re.sub(r"[^\w.\[\]-]", "?", name[:MAX_NAME_CHARS], flags=re.ASCII)
 
 
 def _refuse_unsupported(
@@ -87,7 +89,7 @@ def _ignored_in_messages(messages: msgspec.Raw, expected: Collection[str]) -> li
 def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequestError:
     shown = []
     for name in names[:MAX_NAMED]:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.75)
+        near = difflib.get_close_matches(name[:MAX_NAME_CHARS], fields, n=1, cutoff=0.75)
         shown.append(harmless_name(name) + (f" (did you mean {near[0]}?)" if near else ""))
     message = f"this server takes no unknown fields; leave out: {', '.join(shown)}"
     return InvalidRequestError(message, param=harmless_name(names[0]), code="unknown_parameter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from dataclasses import replace
 from typing import Any
 
@@ -264,6 +265,19 @@ def test_a_strict_server_takes_no_unknown_fields(path: str) -> None:
     fields = {"user": "me", "seed": 1, "grammar": None}
     assert ask(strict, path, **fields).status_code == 200
     assert ask(Api(), path, temprature=1).headers["x-pagewick-ignored"] == "temprature"
+
+
+def test_a_strict_server_compares_no_more_of_an_unknown_name_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def get_close_matches(word: str, *_: object, **options: object) -> list[str]:
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", get_close_matches)
+    name = "x" * 100_000
+    assert error_of(Api(strict=True).chat(**{name: 1}))["param"] == name[:64]
+    assert compared == [name[:64]]
 
 
 def test_unknown_fields_of_messages_are_named_too() -> None:
