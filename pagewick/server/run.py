@@ -180,6 +180,10 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             listener.close()
             raise
+    except UnicodeError:  # from the encoding for DNS
+        raise ConfigError(
+            f"cannot listen on {host}:{port} (a part of a host name has 1 to 63 characters); choose another with --host"
+        ) from None
     except OSError as error:
         hint = "choose another port with --port" if error.errno == errno.EADDRINUSE else "choose another with --host"
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); {hint}") from None

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from pagewick.config import EngineConfig
-from pagewick.errors import EngineDeadError
+from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.server import run
 from pagewick.server.run import _read_template
 from pagewick.server.settings import ServerSettings
@@ -85,6 +85,13 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(tmp_path: Path) -> Non
             output, errors = process.communicate(timeout=30)
     assert process.returncode == 1 and output == ""
     assert f"cannot listen on 127.0.0.1:{port}" in errors and "choose another port with --port" in errors
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "."])
+def test_a_host_that_no_name_can_be_is_named(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run._listening_socket(host, 8000)
+    assert str(caught.value).startswith(f"cannot listen on {host}:8000 (") and "--host" in str(caught.value)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 1024), (7, 7)])
