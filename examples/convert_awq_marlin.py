@@ -29,7 +29,9 @@ def main() -> None:
     given = parser.parse_args()
     try:
         check_method(given.src, given.method)
-        write_checkpoint(given.src, given.dst, Conversion(to="marlin", bits=given.bits, group_size=given.group))
+        typed = {name: f"--{name}" for name in ("bits", "group") if getattr(given, name) is not None}
+        wanted = Conversion(to="marlin", bits=given.bits, group_size=given.group, typed=typed)
+        write_checkpoint(given.src, given.dst, wanted)
     except PagewickError as error:
         sys.exit(f"error: {error}")
 

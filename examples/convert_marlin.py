@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--nk", help="without effect: a format has one order of weights")
     parser.add_argument("--text", type=Path, help="a text to calibrate on, instead of the built-in one")
     given = parser.parse_args()
-    wanted = Conversion(to=given.method, bits=given.bits, group_size=given.group, text=given.text)
+    typed = {name: f"--{name}" for name in ("bits", "group", "text") if getattr(given, name) is not None}
+    wanted = Conversion(to=given.method, bits=given.bits, group_size=given.group, text=given.text, typed=typed)
     try:
         write_checkpoint(given.src, given.dst, wanted)
     except PagewickError as error:
