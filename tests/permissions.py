@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# Of linux/capability.h: _LINUX_CAPABILITY_VERSION_3, and the bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
+# linux/capability.h defines these: _LINUX_CAPABILITY_VERSION_3, CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
 _VERSION: Final = 0x20080522
 _PASSING_OVER: Final = 1 << 1 | 1 << 2
 

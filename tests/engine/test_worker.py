@@ -105,7 +105,7 @@ def test_machines_plan_with_the_memory_of_the_fullest(free: dict[str, int], monk
 
 
 class Runner:
-    """What a rank needs of a ModelRunner to be set up. fails: whether there is no memory for its blocks."""
+    """A stand-in for a ModelRunner that a rank can set up. fails: whether it lacks memory for its blocks."""
 
     def __init__(self, rank: ThreadRank, config: EngineConfig, *, fails: bool) -> None:
         self.config, self.device, self.step_bytes = config, torch.device("cpu"), 0

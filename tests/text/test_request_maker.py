@@ -1,4 +1,4 @@
-"""What a plan and a prompt become: the parts of a request that depend on both."""
+"""RequestMaker makes requests from plans and prompts; these tests check the parts that depend on both."""
 
 from __future__ import annotations
 
