@@ -14,16 +14,19 @@ from pagewick.weights.packed.layout import PackedFormat, PackedRules
 from pagewick.weights.packed.settings import Settings
 
 _GPTQ: Final = "auto_round:auto_gptq"
-_PACKINGS: Final = (_GPTQ, "auto_gptq", "auto_round:auto_awq", "auto_awq")
+_AWQ: Final = "auto_round:auto_awq"
+_PACKINGS: Final = (_GPTQ, "auto_gptq", _AWQ, "auto_awq")
 _BITS: Final = (2, 3, 4, 8)
-# This many bits in an object of extra_config say that its weight is not packed.
-_NOT_PACKED: Final = 16
+# More bits in an object of extra_config say that its weight is not packed.
+_MAX_BITS: Final = 8
 
 
 def read_rules(settings: Settings) -> PackedRules:
     """Return what the quantization_config of an AutoRound checkpoint says. Raises ModelLoadError."""
-    packing = settings.word("packing_format", _PACKINGS, _GPTQ)
+    packing = _packing(settings)
     settings.demand("data_type", ("int",))
+    if settings.get("rotation_config"):
+        settings.demand("rotation_config", ())
     settings.demand("super_bits", ())
     whole, suffixes = _format(settings, packing, None), awq.SUFFIXES if "awq" in packing else gptq.SUFFIXES
     assert whole is not None, "only extra_config leaves weights out"
@@ -32,11 +35,26 @@ def read_rules(settings: Settings) -> PackedRules:
     return PackedRules(whole.label, suffixes, suffixes[:2], _chooser(whole, of_names, in_blocks), "extra_config")
 
 
+def _packing(settings: Settings) -> str:
+    """Return the format of the tensors. Before there was packing_format, the name of the kernels told it."""
+    backend = settings.get("backend")
+    if "packing_format" in settings or backend in (None, "auto"):
+        return settings.word("packing_format", _PACKINGS, _GPTQ)
+    parts = backend.lower() if isinstance(backend, str) else ""
+    if "gptq" in parts:
+        return _GPTQ
+    if "awq" in parts:
+        return _AWQ
+    # Such files store zero points themselves, and those of GPTQ one less.
+    raise settings.wrong("backend", "a name with gptq or awq in it: other formats are not supported")
+
+
 def _format(settings: Settings, packing: str, whole: Settings | None) -> PackedFormat | None:
     """Return the format of an object's entries; those of the whole checkpoint, if there is one, fill it up."""
     if whole is not None:
         settings = Settings({**whole.values, **settings.values}, settings.path)
-        if (settings.get("bits") or 0) == _NOT_PACKED:
+        bits = settings.get("bits")
+        if type(bits) is int and bits > _MAX_BITS:
             return None
         settings.demand("data_type", ("int",))
     size, is_symmetric = settings.group_size(), settings.flag("sym", default=True)

@@ -120,9 +120,15 @@ class IntegerFormat(PackedFormat):
         )
 
     def column_order(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        import torch
+
         from pagewick.weights.packed.integers import order_of
 
-        return order_of(weight.part(".weight_g_idx", get), self.group_size)
+        groups = weight.part(".weight_g_idx", get)
+        if bool((groups == -1).any()):
+            # The quantizer has not reordered this weight.
+            return torch.arange(len(groups))
+        return order_of(groups, self.group_size)
 
     def _zeros(self, weight: PackedWeight, get: GetTensor, offset: int) -> Tensor:
         """Return zero points of the levels 0 .. 2 ** bits - 1, [N, G] or of a shape that expands to it, int16."""

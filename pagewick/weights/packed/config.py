@@ -42,6 +42,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "bitsandbytes": bitsandbytes.read_rules,
     "hqq": hqq.read_rules,
 }
+_OLD_NAMES: Final = {"intel/auto-round": "auto-round"}
 # File that a program writes -> the function that turns its content into a quantization_config.
 SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     modelopt.SIDE_FILE: modelopt.from_side_file,
@@ -82,7 +83,13 @@ def quant_method(config: Mapping[str, Any]) -> str:
     if not isinstance(config[key], Mapping):
         raise ModelLoadError(f"{key} in config.json is no object\n  download or copy config.json again")
     method = config[key].get("quant_method")
-    return method.lower().replace("_", "-") if isinstance(method, str) and method else "an unnamed method"
+    if method is None and any(config[key].get(name) is True for name in ("load_in_8bit", "load_in_4bit")):
+        # Older versions of transformers wrote no name for it.
+        return "bitsandbytes"
+    if not isinstance(method, str) or not method:
+        return "an unnamed method"
+    name = method.lower().replace("_", "-")
+    return _OLD_NAMES.get(name, name)
 
 
 def packing_entries(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,9 @@ def block_size(settings: Settings, name: str) -> Block | None:
     value = settings.get(name)
     if value is None:
         return None
+    if isinstance(value, str):
+        # Older versions of compressed-tensors write "128x128".
+        value = [int(size) if size.isdecimal() and len(size) < 9 else 0 for size in value.lower().split("x")]
     if (
         not isinstance(value, list)
         or len(value) != 2

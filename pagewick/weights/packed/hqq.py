@@ -130,7 +130,8 @@ def _chooser(
 
     def format_of(prefix: str) -> HqqFormat | None:
         tag = ".".join(part for part in prefix.split(".") if part not in ("model", "layers") and not part.isdecimal())
-        return None if tag in skipped else formats.get(tag, whole)
+        # transformers lets the entry of a tag win over skip_modules.
+        return formats.get(tag, None if tag in skipped else whole)
 
     return format_of
 

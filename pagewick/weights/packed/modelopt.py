@@ -39,7 +39,7 @@ def from_side_file(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_rules(settings: Settings) -> PackedRules:
     """Return what ModelOpt's entries say. Raises ModelLoadError."""
     settings.demand("group_size", (_GROUP_SIZE, None, 0))
-    settings.demand("kv_cache_quant_algo", ("FP8",))
+    _check_kv_cache(settings)
     entry = "exclude_modules" if "exclude_modules" in settings else "ignore"
     is_left_out = _matcher(settings.texts(entry))
     format_of = _chooser(settings)
@@ -47,6 +47,18 @@ def read_rules(settings: Settings) -> PackedRules:
     return PackedRules(
         label, _SUFFIXES, _MARKS, lambda prefix: None if is_left_out(prefix) else format_of(prefix), entry
     )
+
+
+def _check_kv_cache(settings: Settings) -> None:
+    """Raise ModelLoadError unless the constants for keys and values are FP8's.
+
+    hf_quant_config.json names an algorithm. config.json has a scheme instead: an algorithm's name, or an object.
+    """
+    settings.demand("kv_cache_quant_algo", ("FP8",))
+    if isinstance(settings.get("kv_cache_scheme"), str):
+        settings.demand("kv_cache_scheme", ("FP8",))
+    elif (scheme := settings.child("kv_cache_scheme")) is not None:
+        scheme.demand("num_bits", (8,))
 
 
 def _chooser(settings: Settings) -> Callable[[str], PackedFormat | None]:

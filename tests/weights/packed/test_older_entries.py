@@ -1,0 +1,90 @@
+"""Entries that older versions of the programs wrote, and entries that say of a weight that it is not as the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.packed.config import packed_rules, quant_method
+from tests.weights.packed import byte_writers
+from tests.weights.packed.test_byte_formats import CASES, _hqq, described
+from tests.weights.packed.test_readers import NAME, ROUND, numbers_in, weight_of, write_one
+from tests.weights.packed.writers import gptq
+
+OLD_ROUND = {**ROUND, "quant_method": "intel/auto-round"}
+
+
+def rules_of(entries: dict[str, Any]) -> Any:
+    return packed_rules({"quantization_config": entries})
+
+
+def test_auto_round_without_packing_format(tmp_path: Path) -> None:
+    parts, meant = gptq(group_size=128)(NAME, weight_of())
+    write_one(tmp_path, {**OLD_ROUND, "backend": "auto_round:gptq:exllamav2"}, parts)
+    assert torch.equal(numbers_in(tmp_path)[0], meant)
+    assert quant_method({"quantization_config": OLD_ROUND}) == "auto-round"
+
+
+@pytest.mark.parametrize("backend", ["auto_round:exllamav2", 3])
+def test_auto_round_refuses_kernels_whose_zero_points_are_stored_otherwise(backend: object) -> None:
+    with pytest.raises(ModelLoadError, match=r"backend in config\.json is"):
+        rules_of({**OLD_ROUND, "sym": False, "backend": backend})
+
+
+def test_auto_round_refuses_rotated_inputs() -> None:
+    with pytest.raises(ModelLoadError, match="rotation_config"):
+        rules_of({**ROUND, "rotation_config": {"hadamard_type": "random"}})
+    assert rules_of({**ROUND, "rotation_config": {}}).format_of(NAME) is not None
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_auto_round_leaves_out_weights_of_more_than_8_bits(bits: int) -> None:
+    rules = rules_of({**ROUND, "extra_config": {NAME: {"bits": bits}}})
+    assert rules.format_of(NAME) is None
+    assert rules.format_of("model.layers.1.mlp.up_proj") is not None
+
+
+@pytest.mark.parametrize("scheme", ["NVFP4", {"num_bits": 4, "type": "float", "dynamic": False}])
+def test_modelopt_refuses_constants_of_other_caches(scheme: object) -> None:
+    entries = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": []}
+    with pytest.raises(ModelLoadError, match="kv_cache_scheme"):
+        rules_of({**entries, "kv_cache_scheme": scheme})
+    for known in ("FP8", {"num_bits": 8, "type": "float", "dynamic": False}):
+        assert rules_of({**entries, "kv_cache_scheme": known}).format_of(NAME) is not None
+
+
+def test_compressed_tensors_without_an_order_of_columns() -> None:
+    """The quantizer leaves -1 in weight_g_idx of a weight that it has not reordered."""
+    tensors, numbers = byte_writers.integers(weight_of(64, 128), 4, 32)
+    tensors[".weight_g_idx"] = torch.full((128,), -1, dtype=torch.int32)
+    weight, get = described(CASES["packed-int4-order"].config, tensors)
+    assert torch.equal(weight.format.numbers(weight, get), numbers)
+
+
+def test_compressed_tensors_with_a_block_in_one_string() -> None:
+    config = CASES["float-blocks"].config
+    (group,) = config["config_groups"].values()
+    rows, columns = group["weights"]["block_structure"]
+    weights = {**group["weights"], "block_structure": f"{rows}x{columns}"}
+    entries = {**config, "config_groups": {"group_0": {**group, "weights": weights}}}
+    assert vars(rules_of(entries).format_of(NAME)) == vars(rules_of(dict(config)).format_of(NAME))
+    for wrong in ("128", "axb", "0x128", "9" * 5000 + "x1"):
+        weights["block_structure"] = wrong
+        with pytest.raises(ModelLoadError, match="block_structure"):
+            rules_of(entries)
+
+
+def test_bitsandbytes_without_a_name() -> None:
+    assert rules_of({"load_in_8bit": True, "llm_int8_threshold": 6.0}).label == "bitsandbytes int8"
+
+
+def test_hqq_quantizes_a_skipped_weight_that_has_an_entry() -> None:
+    of_tag = _hqq(4, 64, 1)["quant_config"]
+    entries = {"quant_method": "hqq", "quant_config": {"lm_head": of_tag}, "skip_modules": ["lm_head", "norm"]}
+    rules = rules_of(entries)
+    assert rules.format_of("lm_head") is not None
+    assert rules.format_of("norm") is None
