@@ -103,7 +103,26 @@ def with_rules(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[st
 
 
 def _key(config: Mapping[str, Any]) -> str | None:
-    return next((key for key in _KEYS if config.get(key) is not None), None)
+    """Return the name of the entry that says how weights are packed; None if there is none."""
+    key = next((key for key in _KEYS if config.get(key) is not None), None)
+    return None if key is None or _is_of_cache(config[key]) else key
+
+
+def _is_of_cache(entries: Any) -> bool:
+    """Return whether a quantization_config has constants for an FP8 cache, and leaves all weights as they are."""
+    if not isinstance(entries, Mapping):
+        return False
+    cache = entries.get("kv_cache_quant_algo") or entries.get("kv_cache_scheme")
+    if cache != "FP8" and not (isinstance(cache, Mapping) and cache.get("num_bits") == 8):
+        return False
+    if entries.get("quant_method") == "modelopt":
+        return entries.get("quant_algo") is None
+    groups = entries.get("config_groups") or {}
+    return (
+        entries.get("quant_method") == "compressed-tensors"
+        and isinstance(groups, Mapping)
+        and all(isinstance(group, Mapping) and not group.get("weights") for group in groups.values())
+    )
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -88,3 +88,39 @@ def test_hqq_quantizes_a_skipped_weight_that_has_an_entry() -> None:
     rules = rules_of(entries)
     assert rules.format_of("lm_head") is not None
     assert rules.format_of("norm") is None
+
+
+_CACHE = {"num_bits": 8, "type": "float", "dynamic": False}
+_DENSE = {"quant_method": "compressed-tensors", "format": "dense", "kv_cache_scheme": _CACHE}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {**_DENSE, "config_groups": {}},
+        {**_DENSE, "config_groups": {"group_0": {"targets": [], "weights": None}}},
+        {"quant_method": "modelopt", "kv_cache_scheme": _CACHE},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8", "quant_algo": None},
+    ],
+)
+def test_only_the_cache_is_quantized(entries: dict[str, Any], tmp_path: Path) -> None:
+    weight = weight_of().bfloat16()
+    write_one(tmp_path, entries, {f"{NAME}.weight": weight, "model.layers.0.self_attn.k_scale": torch.tensor(0.5)})
+    numbers, kind = numbers_in(tmp_path)
+    assert torch.equal(numbers, weight)
+    assert kind == torch.bfloat16
+    assert quant_method({"quantization_config": entries}) == ""
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {**_DENSE, "kv_cache_scheme": None},
+        {**_DENSE, "config_groups": {"group_0": 3}},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8", "quant_algo": "unknown"},
+    ],
+)
+def test_entries_without_formats_of_weights_are_errors(entries: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError):
+        rules_of(entries)
