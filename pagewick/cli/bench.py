@@ -232,7 +232,10 @@ def _workload_of(config: EngineConfig, options: Mapping[str, Any], batch: int | 
     given |= {} if batch is None else {"num_prompts": batch, "concurrency": batch}
     is_eos_ignored = options["ignore_eos"] is not False
     rate = options["request_rate"]
-    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=config.seed or 0)
+    # A server may still have the prompts of an earlier run in its prefix cache.
+    seed = random.randrange(2**31) if options["url"] is not None else 0
+    seed = seed if config.seed is None else config.seed
+    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=seed)
     is_unlimited = rate is not None and "concurrency" not in given
     return replace(workload, concurrency=workload.num_prompts) if is_unlimited else workload
 
@@ -331,5 +334,11 @@ def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -
 
     if shape:
         config = replace(config, model=str(cached_random_model(shape)), weight_file=None)
-    config = replace(config, enable_prefix_caching=False, max_num_seqs=max(config.max_num_seqs, max_num_seqs))
+    # A file or a variable may name a directory for prefixes, for other commands.
+    config = replace(
+        config,
+        enable_prefix_caching=False,
+        kv_cache_disk=None,
+        max_num_seqs=max(config.max_num_seqs, max_num_seqs),
+    )
     return Engine(with_local_models(config))

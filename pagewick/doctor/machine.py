@@ -98,9 +98,11 @@ def check_threads(facts: Facts) -> list[Finding]:
     if not text.isdigit() or int(text) < 1:
         fix = "set it to a number of cores, or unset it"
         return [problem("threads", f"OMP_NUM_THREADS={text!r} is no number above 0, so one thread computes", fix)]
-    cores, threads = min(facts.processor.num_physical, facts.processor.num_allowed), int(text)
-    if threads > facts.processor.num_allowed:
-        shown = f"OMP_NUM_THREADS={threads} is more than the {facts.processor.num_allowed} cores that may be used"
+    quota = facts.limits.cores
+    usable = facts.processor.num_allowed if quota is None else min(facts.processor.num_allowed, max(1, int(quota)))
+    cores, threads = min(facts.processor.num_physical, usable), int(text)
+    if threads > usable:
+        shown = f"OMP_NUM_THREADS={threads} is more than the {usable} cores that may be used"
         return [note("threads", shown, "unset it: threads that wait for a core slow the others down")]
     if threads < cores:
         return [

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import bench, cli
-from pagewick.cli.bench import Scenario, Timing, measure, run_scenario, scenarios
+from pagewick.cli.bench import Scenario, Timing, measure, open_engine, run_scenario, scenarios
 from pagewick.config import EngineConfig
 from pagewick.errors import EngineError
 from tests.scripted_engine import ScriptedEngine
@@ -244,3 +244,12 @@ def test_complete_measures_a_batch_that_is_a_number(
 def test_the_scenarios_are_the_documented_ones() -> None:
     described = [(s.num_prompt_tokens, s.num_output_tokens, s.num_streams) for s in scenarios()]
     assert described == [(512, 1, 1), (2048, 1, 1), (128, 128, 1), (64, 64, 16)]
+
+
+def test_a_directory_for_prefixes_that_is_meant_for_other_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pagewick.engine.engine.Engine", lambda config: config)
+    opened: Any = open_engine(EngineConfig(kv_cache_disk=str(tmp_path)), shape=None, max_num_seqs=1)
+    assert opened.kv_cache_disk is None
+    assert not opened.enable_prefix_caching

@@ -336,6 +336,11 @@ def test_a_silent_server_times_out() -> None:
         assert asyncio.run(main(silent.getsockname()[1])).error == "timeout"
 
 
+def test_levels_share_no_prompts() -> None:
+    found = [prompt for one in Workload(concurrency=4, num_prompts=16).levels() for prompt in one.prompts(1)]
+    assert len(set(found)) == len(found) > 16
+
+
 def test_results_are_saved_and_compared(servers: list[StandInServer], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     assert bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--save", str(path)).exit_code == 0
@@ -343,6 +348,14 @@ def test_results_are_saved_and_compared(servers: list[StandInServer], tmp_path: 
     assert "Not the same run" in result.stdout
     assert "differs" not in result.stdout
     assert "requests: " in result.stdout
+    seeds = {load_report(path)["workload"]["seed"]}
+    path_again = tmp_path / "again.json"
+    assert bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--save", str(path_again)).exit_code == 0
+    assert load_report(path_again)["workload"]["seed"] not in seeds
+    other = bench(
+        "--url", servers[0].url, *SMALL, "--repeats", "1", "--against", str(path), "--endpoint", "completions"
+    )
+    assert "The endpoint differs: chat then, completions now" in other.stdout
     changed = bench("--url", servers[0].url, "--num-prompts", "2", "--repeats", "1", "--against", str(path))
     assert "The workload differs: input_len was 4 and is 128" in changed.stdout
     assert json.loads(path.read_text())["format"] == 1

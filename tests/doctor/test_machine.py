@@ -261,3 +261,13 @@ class TestCollect:
 )
 def test_memory_in_words(num_bytes: Any, shown: str) -> None:
     assert format_memory(num_bytes) == shown
+
+
+def test_threads_are_compared_with_the_quota() -> None:
+    def finding(threads: str) -> Any:
+        facts = spoilt(limits=GroupLimits(cores=2.5), environ={"OMP_NUM_THREADS": threads})
+        return next(one for one in check_machine(facts) if one.subject == "threads")
+
+    assert finding("2").level == "ok"
+    assert "more than the 2 cores" in finding("8").text
+    assert "leaves 1 cores idle" in finding("1").text

@@ -39,8 +39,8 @@ def load_report(path: Path) -> dict[str, Any]:
 def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]:
     """Yield a warning, the differences between the runs, and a line for each number that both have."""
     yield WARNING
-    for name in ("workload", "model"):
-        if difference := _difference(earlier.get(name), now.get(name)):
+    for name in ("workload", "model", "endpoint"):
+        if name in earlier and name in now and (difference := _difference(earlier[name], now[name])):
             yield f"The {name} differs: {difference}"
     for name, spread in now["metrics"].items():
         before = earlier["metrics"].get(name)
@@ -54,6 +54,7 @@ def _difference(before: Any, after: Any) -> str:
     """Describe how two values differ, only the entries that do if they are objects; empty if they do not."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return "" if before == after else f"{before} then, {after} now"
-    # The times of the start differ between any two runs.
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "timeline"]
+    # The times of the start, and a seed that was drawn, differ between any two runs.
+    ignored = ("timeline", "seed")
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name not in ignored]
     return ", ".join(f"{name} was {before.get(name)} and is {after.get(name)}" for name in names)

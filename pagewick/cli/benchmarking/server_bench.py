@@ -63,10 +63,9 @@ def bench_servers(
         click.echo(harmless(f"{one.label}: {one.model} on {one.address}{remark}"), err=True)
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    endpoint = options["endpoint"] or "chat"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results = runner.run(
-            _measure(contestants, workload, options["endpoint"] or "chat", num_rounds, options["timeout"])
-        )
+        results = runner.run(_measure(contestants, workload, endpoint, num_rounds, options["timeout"]))
     first, *others = results
     servers = [
         {**result.as_dict(), "url": str(one.address), "model": one.model}
@@ -77,7 +76,14 @@ def bench_servers(
         for metric in METRICS:
             spread = paired_ratios(first.rounds, other.rounds, metric)
             ratios[other.label][metric.name] = None if spread is None else asdict(spread)
-    report = {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}
+    report = {
+        "workload": asdict(workload),
+        "model": contestants[0].model,
+        "endpoint": endpoint,
+        "servers": servers,
+        "ratios": ratios,
+        "metrics": first.metrics(),
+    }
     return report, results
 
 

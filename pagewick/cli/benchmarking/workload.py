@@ -61,8 +61,11 @@ class Workload:
         yield self
 
     def prompts(self, round_index: int) -> list[str]:
-        """Return a round's prompts: new ones in each round, so that no cache has them; the same for every server."""
-        draw = random.Random(f"{self.seed}/{round_index}")
+        """Return a round's prompts: new ones in each round and for each concurrency, so that no cache has them.
+
+        They are the same for every server.
+        """
+        draw = random.Random(f"{self.seed}/{self.concurrency}/{round_index}")
         words = _WORDS.split()
         return [" ".join(draw.choices(words, k=self.input_len)) for _ in range(self.num_prompts)]
 
