@@ -253,8 +253,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 def ended(world: dict[str, str]) -> Iterator[Callable[[Mistake], Ended]]:
     """A function that waits for a mistake's process to end; two processes run at the same time."""
 
+    # Read here, not in the threads: pytest changes the environment with every test.
+    left = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PAGEWICK_"))}
+
     def run(mistake: Mistake) -> Ended:
-        left = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PAGEWICK_"))}
         own = {"HF_HOME": f"{world['here']}/hf", "HF_ENDPOINT": world["hub"], "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
         arguments = [part.format_map(world) for part in mistake.command]
         return subprocess.run(
