@@ -84,10 +84,16 @@ def check_processor(facts: Facts) -> list[Finding]:
             note(
                 "CPU",
                 f"the container may use {quota:g} of {cpu.num_allowed} cores at a time",
-                f"Pagewick computes with {max(1, int(quota))} threads; give the container more for speed",
+                f"Pagewick computes with {_num_usable(facts)} threads; give the container more for speed",
             )
         )
     return findings
+
+
+def _num_usable(facts: Facts) -> int:
+    """Return the number of cores that the affinity and the container's quota leave, at least 1."""
+    allowed, quota = facts.processor.num_allowed, facts.limits.cores
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def check_threads(facts: Facts) -> list[Finding]:
@@ -98,8 +104,7 @@ def check_threads(facts: Facts) -> list[Finding]:
     if not text.isdigit() or int(text) < 1:
         fix = "set it to a number of cores, or unset it"
         return [problem("threads", f"OMP_NUM_THREADS={text!r} is no number above 0, so one thread computes", fix)]
-    quota = facts.limits.cores
-    usable = facts.processor.num_allowed if quota is None else min(facts.processor.num_allowed, max(1, int(quota)))
+    usable = _num_usable(facts)
     cores, threads = min(facts.processor.num_physical, usable), int(text)
     if threads > usable:
         shown = f"OMP_NUM_THREADS={threads} is more than the {usable} cores that may be used"

@@ -26,7 +26,7 @@ def read_rules(settings: Settings) -> PackedRules:
     packing = _packing(settings)
     settings.demand("data_type", ("int",))
     if settings.get("rotation_config"):
-        settings.demand("rotation_config", ())
+        raise settings.wrong("rotation_config", "empty: it is not supported")
     settings.demand("super_bits", ())
     whole, suffixes = _format(settings, packing, None), awq.SUFFIXES if "awq" in packing else gptq.SUFFIXES
     assert whole is not None, "only extra_config leaves weights out"
