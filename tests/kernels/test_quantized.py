@@ -83,6 +83,18 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: Native
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+def test_a_nan_makes_its_row_nan_and_no_other(name: str, native: NativeKernels) -> None:
+    columns = 2 * max(BLOCKS[name][0], 128)
+    matrix = matrix_of(name, random_rows(name, 70, columns), columns)
+    for column in (0, 1, columns // 4 - 1, columns // 2, columns - 1):
+        x = random_x(columns)[:7].clone()
+        x[2, column] = float("nan")
+        found = native.quantized_linear(x, matrix)
+        assert found[2].isnan().all(), column
+        assert found[[0, 1, 3, 4, 5, 6]].isfinite().all(), column
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_threads_change_no_bit(name: str) -> None:
     required_library()
     # So many panels that they are divided even among a few rows.

@@ -129,5 +129,8 @@ def test_rows_that_do_not_fit(native: NativeKernels) -> None:
     experts, ids = weight_of("Q8_0", 4, 6, 64), torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match="32 inputs and 6 outputs do not fit"):
         experts.linear(random(1, 32), ids)
+    # 70 columns fill as many whole blocks as 64.
+    with pytest.raises(ValueError, match="70 inputs and 6 outputs do not fit"):
+        experts.linear(random(1, 70), ids)
     with pytest.raises(ValueError, match="no native product"):
         experts.linear(random(1, 64).double(), ids)

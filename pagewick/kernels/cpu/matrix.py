@@ -77,7 +77,7 @@ def linear(
     in_features, dtype = x.shape[-1], x.dtype
     if dtype not in DTYPES or data.dtype != dtype or not data.is_contiguous():
         raise ValueError(f"no native product of {dtype} with {data.dtype}")
-    if data.shape != packed_shape(out_features, in_features, dtype):
+    if in_features != weight.num_columns or data.shape != packed_shape(out_features, in_features, dtype):
         raise ValueError(f"x {list(x.shape)} does not fit a weight packed as {list(data.shape)}")
     out = product_memory(x, out_features, bias, out_dtype, out)
     if not in_features or not out.numel():

@@ -153,7 +153,7 @@ def _linear_args(
     shape: tuple[int, ...] = packed_shape(out_features, in_features, x.dtype)
     if weight.format is not None:
         shape = LAYOUTS[weight.format].packed_shape(out_features, in_features)
-    if data.shape != (num_experts, *shape):
+    if (in_features, out_features) != (weight.num_columns, weight.num_rows) or data.shape != (num_experts, *shape):
         raise ValueError(f"{in_features} inputs and {out_features} outputs do not fit weights {list(data.shape)}")
     if expert_ids.dtype != torch.int32 or not expert_ids.is_contiguous():
         raise ValueError("expert_ids must be contiguous torch.int32")

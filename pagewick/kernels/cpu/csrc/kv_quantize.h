@@ -46,8 +46,7 @@ float quantize_row(const float* row, int64_t size, float constant, T* target) {
     const WordVec magnitude = (WordVec)load_count(row + i, count()) & 0x7fffffff;
     largest = magnitude > largest ? magnitude : largest;
   });
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
+  const uint32_t bits = hmax(largest);
   float magnitude;
   memcpy(&magnitude, &bits, sizeof(magnitude));
   const bool is_finite = bits < 0x7f800000;

@@ -112,7 +112,7 @@ Status linear(const Kernels& kernels, const LinearArgs& args) {
   void* prepared = nullptr;
   if (row_bytes > 0 && args.num_rows > 0) {
     prepared = thread_scratch(Scratch::kPrepared, static_cast<size_t>(row_bytes * args.num_rows));
-    parallel_ranges(args.num_rows, kGrain / row_bytes,
+    parallel_ranges(args.num_rows, kGrain / std::max<int64_t>(1, row_bytes),
                     [&](int64_t begin, int64_t end) { matrix.prepare(args, begin, end, prepared); });
   }
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);

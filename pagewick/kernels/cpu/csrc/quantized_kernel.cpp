@@ -18,17 +18,23 @@ inline void store_low_bytes(int8_t* target, IntVec words) {
 #endif
 }
 
-// Quantizes kColumns numbers: whole numbers and their scale.
+// Quantizes kColumns numbers: whole numbers and their scale. A NaN makes the scale NaN: magnitudes are compared as
+// integers, in whose order NaNs come last.
 template <int kColumns, class T>
 void quantize(const T* x, int8_t* out, float& scale) {
   constexpr int kParts = kColumns / kLanes;
-  Vec values[kParts], largest = zero();
+  Vec values[kParts];
+  WordVec largest = {};
 #pragma GCC unroll 16
   for (int i = 0; i < kParts; ++i) {
     values[i] = load(x + i * kLanes);
-    largest = max(largest, (Vec)((WordVec)values[i] & 0x7fffffff));
+    const WordVec magnitude = (WordVec)values[i] & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
   }
-  const float amax = hmax(largest), factor = amax > 0.0f ? 127.0f / amax : 0.0f;
+  const uint32_t bits = hmax(largest);
+  float amax;
+  memcpy(&amax, &bits, sizeof(amax));
+  const float factor = amax > 0.0f ? 127.0f / amax : 0.0f;
 #pragma GCC unroll 16
   for (int i = 0; i < kParts; ++i) {
     // Adding 1.5 * 2^23 rounds to the nearest whole number, the even one of two.

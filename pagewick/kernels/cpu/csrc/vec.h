@@ -164,6 +164,16 @@ inline float hmax(Vec value) {
 #endif
 }
 
+inline uint32_t hmax(WordVec words) {
+#if defined(PW_ISA_AVX512)
+  return _mm512_reduce_max_epu32((__m512i)words);
+#else
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) words[i] = words[i] > words[i + width] ? words[i] : words[i + width];
+  return words[0];
+#endif
+}
+
 // Merge two inputs lane by lane (a0 b0 a1 b1 ...): the first half of the result, and the second half.
 inline Vec interleave_low(Vec a, Vec b) {
 #if defined(PW_ISA_AVX512)
