@@ -26,6 +26,7 @@ struct Int4Tile : LevelTile<4> {
   using Prepared = PreparedBlock<32>;
   using D = Dot<4>;
   static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
+  static constexpr bool kIsPacked = kStored == L::kBits;
   // If no zero point of a chunk is above this, as in nearly all chunks, its expanded levels are level + kShift - zero
   // point, which takes 5 bits, as in a format without zero points.
   static constexpr int32_t kShift = 16;
@@ -62,8 +63,8 @@ struct Int4Tile : LevelTile<4> {
           scales[v] = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
         }
         for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
-          if (is_reading) prefetch<kStored * kWordsBytes>(unit - col * kQuad);
-          add_unit(x, block * chunk.num_units + i, unit, zeros, scales, total);
+          const QuadAhead<kIsPacked ? kStored * kWordsBytes : 0> ahead(unit, is_reading);
+          add_unit(x, block * chunk.num_units + i, unit, zeros, scales, ahead, total);
         }
       };
       add_blocks<R, V>(chunk, col, sums, add);
@@ -104,7 +105,7 @@ struct Int4Tile : LevelTile<4> {
         typename Shifted::Sum run[R][V];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) run[r][v] = Shifted::begin(products[r][v]);
-        add_products<5, kStored, Shifted::kQuads, R, V>(unit, quad, values, run);
+        add_products<5, kStored, Shifted::kQuads, R, V>(unit, quad, values, QuadAhead<0>(nullptr, false), run);
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = Shifted::end(products[r][v], run[r][v]);
       }
@@ -122,8 +123,9 @@ struct Int4Tile : LevelTile<4> {
       return -(ShortVec)(zeros | zeros << 16);
     }
 
+    template <class Ahead>
     static void add_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const ShortVec (&zeros)[V],
-                         const Vec (&scales)[V], Vec (&total)[R][V]) {
+                         const Vec (&scales)[V], const Ahead& ahead, Vec (&total)[R][V]) {
       const int8_t* values[R];
       IntVec starts[R][V];
       typename D::Sum sums[R][V];
@@ -135,7 +137,7 @@ struct Int4Tile : LevelTile<4> {
           sums[r][v] = D::begin(starts[r][v]);
         }
       }
-      add_products<4, kStored, kUnitQuads, R, V>(unit, 0, values, sums);
+      add_products<4, kStored, kUnitQuads, R, V>(unit, 0, values, ahead, sums);
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v)
           total[r][v] = madd(__builtin_convertvector(D::end(starts[r][v], sums[r][v]), Vec),

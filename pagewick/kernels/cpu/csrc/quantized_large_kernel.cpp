@@ -12,6 +12,7 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
   using L = Layout<kName>;
   using Prepared = PreparedBlock<256>;
   using D = Dot<L::kBits>;
+  static constexpr bool kIsPacked = kStored == L::kBits;
   static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad;
   static constexpr int64_t kGroups = L::kBlock.columns / L::kBlock.group_columns;
   // Bytes of a panel's block that each of its 8 units prefetches, in whole cache lines.
@@ -35,8 +36,8 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
       const bool is_reading = chunk.is_reading && col == 0;
       const uint8_t* unit = chunk.levels + col * kQuad;
       for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += kStored * kWordsBytes) {
-        if (is_reading) prefetch<kPartBytes>(chunk.heads + i * kPartBytes);
-        add_unit(x, unit, i, factors, products);
+        const QuadAhead<kIsPacked ? kPartBytes : 0> ahead(chunk.heads + i * kPartBytes, is_reading);
+        add_unit(x, unit, i, factors, ahead, products);
       }
       for (int v = 0; v < V; ++v) {
         const Vec scale = load(reinterpret_cast<const Float16*>(chunk.heads) + col + v * kLanes);
@@ -79,14 +80,15 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
       }
     }
 
+    template <class Ahead>
     static void add_unit(const Prepared* const* x, const uint8_t* unit, int64_t index,
-                         const typename D::Factor (&factors)[kGroups][V], IntVec (&products)[R][V]) {
+                         const typename D::Factor (&factors)[kGroups][V], const Ahead& ahead, IntVec (&products)[R][V]) {
       const int8_t* values[R];
       for (int r = 0; r < R; ++r) values[r] = x[r]->values + index * kUnitColumns;
 #pragma GCC unroll 4
       for (int64_t quad = 0; quad < kUnitQuads; quad += kRun) {
         typename D::Sum run[R][V] = {};
-        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, run);
+        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, ahead, run);
         const auto& factor = factors[(index * kUnitQuads + quad) / kGroupQuads];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = D::add_scaled(products[r][v], run[r][v], factor[v]);

@@ -21,7 +21,7 @@ constexpr int64_t kUnitColumns = 32;
 constexpr int64_t kUnitQuads = kUnitColumns / kQuad;
 constexpr int64_t kWordsBytes = kPanelRows * 4;  // of a word of each row of a panel
 // Bytes ahead of the current ones that are prefetched while a panel is read for the first rows.
-constexpr int64_t kAhead = 4608;
+constexpr int64_t kAhead = 9216;
 constexpr int kTileRows = 6;
 
 template <QuantizedFormat kFormat>
@@ -81,12 +81,42 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
   else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
 }
 
-// sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit.
-template <int kBits, int kStored, int kQuads, int R, int V>
+// Prefetches kBytes bytes further on. A line that is left out would stall everything after it: processors read a stream
+// in hardware only some lines ahead.
+template <int64_t kBytes>
+inline void prefetch(const uint8_t* from) {
+#pragma GCC unroll 4
+  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, 3);
+}
+
+// Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. Asking for them at once would take
+// all the buffers for outstanding reads, and nothing would be asked for while the unit is multiplied.
+template <int64_t kBytes>
+class QuadAhead {
+ public:
+  QuadAhead(const uint8_t* from, bool is_reading) : from_(is_reading ? from + kAhead : nullptr) {}
+
+  void share(int64_t quad) const {
+    if (kBytes == 0 || from_ == nullptr) return;
+    constexpr int64_t kLines = (kBytes + 63) / 64;
+    asm volatile("");  // compilers would move all shares to the first
+#pragma GCC unroll 8
+    for (int64_t line = quad * kLines / kUnitQuads; line < (quad + 1) * kLines / kUnitQuads; ++line)
+      __builtin_prefetch(from_ + line * 64, 0, 3);
+  }
+
+ private:
+  const uint8_t* from_;
+};
+
+// sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit. Each quad
+// prefetches its share.
+template <int kBits, int kStored, int kQuads, int R, int V, class Ahead>
 inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R],
-                         typename Dot<kBits>::Sum (&sums)[R][V]) {
+                         const Ahead& ahead, typename Dot<kBits>::Sum (&sums)[R][V]) {
 #pragma GCC unroll 8
   for (int64_t quad = first; quad < first + kQuads; ++quad) {
+    ahead.share(quad);
     IntVec levels[V];
     for (int v = 0; v < V; ++v) levels[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
     for (int r = 0; r < R; ++r) {
@@ -94,14 +124,6 @@ inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const
       for (int v = 0; v < V; ++v) sums[r][v] = Dot<kBits>::add(sums[r][v], levels[v], x);
     }
   }
-}
-
-// Prefetches kBytes bytes further on. A line that is left out would stall everything after it: processors read a stream
-// in hardware only some lines ahead.
-template <int64_t kBytes>
-inline void prefetch(const uint8_t* from) {
-#pragma GCC unroll 4
-  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, 3);
 }
 
 // Prefetches the next chunk, a share with each tile, so that memory is read while many rows are multiplied.

@@ -18,6 +18,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<L::kBits>;
+  static constexpr bool kIsPacked = kStored == L::kBits;
   static constexpr int kParts = L::kBlock.num_scales;
   static constexpr int64_t kPartQuads = kUnitQuads / kParts;
   static constexpr int64_t kRun = D::kQuads < kPartQuads ? D::kQuads : kPartQuads;
@@ -33,15 +34,16 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
-        if (is_reading) prefetch<L::kBlock.bytes * kPanelRows>(head);
-        for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, total);
+        const QuadAhead<kIsPacked ? L::kBlock.bytes * kPanelRows : 0> ahead(head, is_reading);
+        for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, ahead, total);
         if constexpr (L::kBlock.has_minimum()) add_minima(x, block, head + L::kMinimaAt, col, total);
       };
       add_blocks<R, V>(chunk, col, sums, add);
     }
 
+    template <class Ahead>
     static void add_part(const Prepared* const* x, int64_t block, const uint8_t* head, const uint8_t* unit, int64_t col,
-                         int part, Vec (&total)[R][V]) {
+                         int part, const Ahead& ahead, Vec (&total)[R][V]) {
       const int8_t* values[R];
       IntVec products[R][V];
       for (int r = 0; r < R; ++r) {
@@ -53,7 +55,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
         typename D::Sum run[R][V];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) run[r][v] = D::begin(products[r][v]);
-        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, run);
+        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, ahead, run);
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = D::end(products[r][v], run[r][v]);
       }
