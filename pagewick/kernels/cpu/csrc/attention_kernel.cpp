@@ -70,7 +70,7 @@ class UnitKernel {
     for (int current = 0; start < end; start += kTile, current = 1 - current) {
       if (!finder_.find(start + kTile, begin, end, tiles[1 - current])) return false;
       const Tile<C>&tile = tiles[current], &next = tiles[1 - current];
-      if (unit_.num_kv_heads > 1 && multiplies_cache() && tile.is_in_place() && is_seen_by_all(start, tile)) {
+      if (unit_.num_kv_heads > 1 && multiplies_cache() && is_seen_by_all(start, tile) && can_stay_in_place(tile)) {
         add_tile_of_all_heads(start, tile, next, state);
         continue;
       }
@@ -119,18 +119,32 @@ class UnitKernel {
     return common.begin <= tile.begin && common.end >= tile.end;
   }
 
-  // Adds a tile that all rows see and whose pieces can be multiplied where they lie: first the keys of all heads, a few blocks at a time, then
-  // their values. So memory is read in the order of its addresses, except from one block to the next.
+  // Whether the pieces of a tile can be multiplied where they lie. The last may have keys that no row sees: their
+  // products are hidden, and their values, multiplied by 0, must be finite.
+  bool can_stay_in_place(const Tile<C>& tile) const {
+    if (!tile.is_in_place()) return false;
+    if (tile.end == tile.end_key()) return true;
+    const C* const values = tile.runs[tile.num_runs - 1].values;
+    return is_finite(values, unit_.num_kv_heads * finder_.layout.head_elements());
+  }
+
+  // Adds a tile that all rows see and whose pieces can be multiplied where they lie: first the keys of all heads, a few
+  // blocks at a time, then their values. So memory is read in the order of its addresses within a block, and what is
+  // read next is always prefetched.
   void add_tile_of_all_heads(int64_t start, const Tile<C>& tile, const Tile<C>& next, const State& state) {
     const KvLayout& layout = finder_.layout;
-    const int64_t heads = unit_.num_kv_heads, ahead = layout.head_elements() * sizeof(C);
+    const int64_t heads = unit_.num_kv_heads, head_bytes = layout.head_elements() * sizeof(C);
     const KeySpan common = common_keys(start);
-    const C* starts[kTile / kPiece];
+    const C* starts[kPiecesTogether];
     if constexpr (kIsByte<C>) prefetch_scales(layout, next, heads);
     for (int64_t run = 0; run < tile.num_runs; run += kPiecesTogether) {
-      const int64_t count = minimum(kPiecesTogether, tile.num_runs - run);
+      const int64_t count = minimum(kPiecesTogether, tile.num_runs - run), following = run + count;
       for (int64_t head = 0; head < heads; ++head) {
-        for (int64_t i = 0; i < count; ++i) starts[i] = tile.runs[run + i].keys + head * layout.head_elements();
+        int64_t ahead[kPiecesTogether];
+        for (int64_t i = 0; i < count; ++i) {
+          starts[i] = tile.runs[run + i].keys + head * layout.head_elements();
+          ahead[i] = head < heads - 1 ? head_bytes : distance(starts[i], after_keys(tile, following, i));
+        }
         multiply_keys(rows_of(head, head), Pieces<C>{starts, count, layout.dim}, layout.block_size,
                       tile.runs[run].first, ahead);
       }
@@ -138,14 +152,31 @@ class UnitKernel {
     for (int64_t head = 0; head < heads; ++head) {
       const HeadRows rows = rows_of(head, head);
       if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *rows.scales);
-      add_probs(start, tile.begin, tile.end, common, state, rows);
+      add_probs(start, tile.begin, tile.end_key(), common, state, rows);
     }
-    for (int64_t run = 0; run < tile.num_runs; ++run)
+    for (int64_t run = 0; run < tile.num_runs; ++run) {
+      const C* const later = run + 1 < tile.num_runs ? tile.runs[run + 1].values
+                             : next.num_runs > 0     ? next.runs[0].keys
+                                                     : nullptr;
       for (int64_t head = 0; head < heads; ++head) {
         starts[0] = tile.runs[run].values + head * layout.head_elements();
         const int64_t key = tile.runs[run].first;
-        multiply_values(starts, key, key + kPiece, 0, unit_.num_rows, state, rows_of(head, head), ahead);
+        multiply_values(starts, key, key + kPiece, 0, unit_.num_rows, state, rows_of(head, head),
+                        head < heads - 1 ? head_bytes : distance(starts[0], later));
       }
+    }
+  }
+
+  // What is read after the last head of a block's keys, the block being number i of those beside each other: the first
+  // head of a later block, or the first values. following: the first block after these. Null: nothing.
+  static const C* after_keys(const Tile<C>& tile, int64_t following, int64_t i) {
+    if (following == tile.num_runs) return tile.runs[i].values;
+    return following + i < tile.num_runs ? tile.runs[following + i].keys : nullptr;
+  }
+
+  // Bytes from one address to another; 0 if that is null.
+  static int64_t distance(const C* from, const C* to) {
+    return to == nullptr ? 0 : reinterpret_cast<const char*>(to) - reinterpret_cast<const char*>(from);
   }
 
   // Adds the keys of one head of a tile, as elements of type E. Prefetches the next head, or the first head of the next
@@ -158,9 +189,11 @@ class UnitKernel {
     const HeadRows rows = rows_of(head, 0);
     const KeySpan common = common_keys(start);
     const E *keys[kTile / kPiece], *values[kTile / kPiece];
+    int64_t distances[kTile / kPiece];
     // The distance to the next head, which follows in each block, where the cache itself is multiplied.
     const bool is_read_ahead = kIsSame<E, C> && next_head > 0 && unit_.num_rows <= kFewRows;
     const int64_t ahead = is_read_ahead ? layout.head_elements() * sizeof(C) : 0;
+    for (int64_t& bytes : distances) bytes = ahead;
     if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *rows.scales);
     if (kIsByte<C> && next_head == 0) prefetch_scales(layout, next, unit_.num_kv_heads);
     int64_t key = first;
@@ -177,7 +210,7 @@ class UnitKernel {
         values[key / kPiece] = piece.values;
       }
       const Pieces<E> pieces = {keys + begin / kPiece, (key - begin) / kPiece, layout.dim};
-      multiply_keys(rows, pieces, keys_per_row, begin, ahead);
+      multiply_keys(rows, pieces, keys_per_row, begin, ahead == 0 ? nullptr : distances);
     }
     add_probs(start, first, end, common, state, rows);
     if constexpr (!kIsByte<C>)
@@ -222,7 +255,8 @@ class UnitKernel {
 
   // products[:, first_key .. ) = q x the keys of pieces beside each other.
   template <class E>
-  void multiply_keys(const HeadRows& rows, Pieces<E> pieces, int64_t keys_per_row, int64_t first_key, int64_t ahead) {
+  void multiply_keys(const HeadRows& rows, Pieces<E> pieces, int64_t keys_per_row, int64_t first_key,
+                     const int64_t* ahead) {
     const int64_t dim = finder_.layout.dim;
     multiplier_.multiply_beside(q_ + rows.base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<E>,
                                 rows.products + first_key, kTile, ahead);

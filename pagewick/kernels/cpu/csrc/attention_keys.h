@@ -40,9 +40,9 @@ struct Tile {
   int64_t first_key() const { return begin / kPiece * kPiece; }
   int64_t end_key() const { return (end + kPiece - 1) / kPiece * kPiece; }
 
-  // Whether it has whole pieces, each of which lies in one block.
+  // Whether each of its pieces lies in one block. Of the last, there may be keys beyond `end`.
   bool is_in_place() const {
-    return begin == first_key() && end == end_key() && num_runs * kPiece == end - begin;
+    return begin == first_key() && num_runs * kPiece == end_key() - begin && runs[num_runs - 1].count == kPiece;
   }
 };
 

@@ -189,15 +189,15 @@ void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t f
 // has too few independent sums to hide the latency of an addition.
 template <int R, int V, int G, class T>
 void multiply_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, float* c, int64_t c_stride,
-                     int64_t ahead) {
+                     const int64_t* ahead) {
   Vec sums[G][R][V] = {};
-  ReadAhead read_ahead{ahead};
+  ReadAhead read_ahead[G];
   const T* rows[G];
-  for (int g = 0; g < G; ++g) rows[g] = b.starts[g];
+  for (int g = 0; g < G; ++g) rows[g] = b.starts[g], read_ahead[g].distance = ahead == nullptr ? 0 : ahead[g];
   for (int64_t k = 0; k < b.depth; k += kStep<T>)
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
-      read_ahead.step(rows[g], V * kLanes * kStep<T> * sizeof(T));
+      read_ahead[g].step(rows[g], V * kLanes * kStep<T> * sizeof(T));
       add_step(a + k, a_stride, rows[g], sums[g]);
       rows[g] += b_stride;
     }
@@ -209,9 +209,11 @@ void multiply_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_
 
 template <int R, int V, int G, class T>
 void multiply_all_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, float* c, int64_t c_stride,
-                         int64_t ahead) {
-  for (; b.count >= G; b.starts += G, b.count -= G, c += G * V * kLanes)
+                         const int64_t* ahead) {
+  for (; b.count >= G; b.starts += G, b.count -= G, c += G * V * kLanes) {
     multiply_pieces<R, V, G>(a, a_stride, b, b_stride, c, c_stride, ahead);
+    if (ahead != nullptr) ahead += G;
+  }
   if constexpr (G > 1) multiply_all_pieces<R, V, G / 2>(a, a_stride, b, b_stride, c, c_stride, ahead);
 }
 
@@ -295,15 +297,15 @@ class Multiplier {
   }
 
   // Multiplies pieces of kPieceCols columns beside each other: c[r][i * kPieceCols + n] = sum over k of a[r][k] *
-  // B_i[k][n].
+  // B_i[k][n]. ahead: for each piece, the bytes from it to the memory to prefetch; null: none.
   template <class T>
   void multiply_beside(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, float* c,
-                       int64_t c_stride, int64_t ahead) {
+                       int64_t c_stride, const int64_t* ahead) {
 #if defined(PW_HAS_AMX)
     if constexpr (kIsSame<T, BFloat16>) {
       for (int64_t i = 0; i < b.count; ++i)
         tiles_.multiply(a, a_stride, rows, {b.starts + i, 1, b.depth}, b_stride, kPieceCols, c + i * kPieceCols,
-                        c_stride, false, ahead);
+                        c_stride, false, ahead == nullptr ? 0 : ahead[i]);
       return;
     }
 #endif
@@ -312,10 +314,10 @@ class Multiplier {
       if constexpr (V == kPieceCols / kLanes) {
         constexpr int G = tile_vectors(R * V, 8);
         multiply_all_pieces<R, V, G>(a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride,
-                                     tile == 0 ? ahead : 0);
+                                     tile == 0 ? ahead : nullptr);
       } else {
         for (int64_t i = 0; i < b.count; ++i) {
-          ReadAhead part{tile == 0 ? ahead : 0};
+          ReadAhead part{tile == 0 && ahead != nullptr ? ahead[i] : 0};
           multiply_columns<R, V>(a + row * a_stride, a_stride, Pieces<T>{b.starts + i, 1, b.depth}, 0, b_stride,
                                  kPieceCols, c + row * c_stride + i * kPieceCols, c_stride, false, part);
         }
