@@ -9,6 +9,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from pagewick import kernels
+from pagewick.engine.device_copies import Array
 from pagewick.engine.slots import Batch, HostBatch
 from pagewick.models.decoder import Decoder
 
@@ -27,7 +28,8 @@ class ForwardOutput:
 
     hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. most_likely, highest: at
     stage MOST_LIKELY, the ids [T] int64 of the most likely tokens and their logits [T]; see kernels.argmax_rows.
-    extras: those of the batch, on the device.
+    extras: those of the batch, on the device. arrays: most_likely and highest, if they are in host memory. A recorded
+    step makes them once, while a call of PyTorch costs each step more than reading them.
     """
 
     hidden_states: Tensor
@@ -35,6 +37,7 @@ class ForwardOutput:
     most_likely: Tensor | None = None
     highest: Tensor | None = None
     extras: Sequence[Tensor] = ()
+    arrays: tuple[Array, Array] | None = None
 
 
 def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, ...]:
@@ -52,7 +55,10 @@ def output_of(results: Sequence[Tensor], extras: Sequence[Tensor] = ()) -> Forwa
     """Return results of `forward` as a ForwardOutput."""
     hidden_states, *others = results
     logits, most_likely, highest, *_ = *others, None, None, None
-    return ForwardOutput(hidden_states, logits, most_likely, highest, extras)
+    arrays = None
+    if most_likely is not None and highest is not None and most_likely.device.type == "cpu":
+        arrays = most_likely.numpy(), highest.numpy()
+    return ForwardOutput(hidden_states, logits, most_likely, highest, extras, arrays)
 
 
 def closed(batch: HostBatch, stage: ForwardStage) -> ForwardOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -220,12 +220,16 @@ class Slots:
                 slot_mappings.append(mapping + 1)
             else:
                 return None
-        return replace(
-            latest.batch,
-            input_ids=latest.batch.input_ids if self._last_on_host is None else self._last_on_host[streams.slots],
+        # dataclasses.replace would take longer than all of the above.
+        batch = latest.batch
+        return HostBatch(
+            input_ids=batch.input_ids if self._last_on_host is None else self._last_on_host[streams.slots],
             positions=positions,
-            context_lens=latest.batch.context_lens + np.int32(1),
+            cu_seqlens_q=batch.cu_seqlens_q,
+            context_lens=batch.context_lens + np.int32(1),
             slot_mappings=slot_mappings,
+            block_tables=batch.block_tables,
+            last_sampled=batch.last_sampled,
         )
 
     def _build(self, plan: StepPlan) -> HostBatch:

@@ -200,10 +200,10 @@ class SlotSampler:
             is_valid = highest.isfinite()
             self._leave(streams, pairs, logits, token_ids, (is_valid, ~is_valid), found, output.extras)
             return
-        copies = download([token_ids, highest])
+        arrays = output.arrays or [copy.numpy() for copy in download([token_ids, highest])]
         self._wait()
-        valid = np.isfinite(copies[1].tolist()).tolist()
-        drawn = Drawn(logits, token_ids, copies[0].tolist(), valid, [not one for one in valid])
+        valid = np.isfinite(arrays[1]).tolist()
+        drawn = Drawn(logits, token_ids, arrays[0].tolist(), valid, [not one for one in valid])
         self._take_all(streams, pairs, drawn, found)
 
     def _wait(self) -> None:
@@ -265,9 +265,11 @@ class SlotSampler:
 
     def _take_streams(self, streams: Streams, drawn: Drawn, found: StepResults) -> list[tuple[int, SlotResult]]:
         """Store the tokens of the streams; return (slot, result) for those that report more than a token."""
-        self._slots.remember_last(streams.slots, drawn.on_device[: len(streams.slots)])
+        num_streams = len(streams.slots)
+        of_streams = drawn.on_device if num_streams == len(drawn.token_ids) else drawn.on_device[:num_streams]
+        self._slots.remember_last(streams.slots, of_streams)
         is_rare = self._slots.columns.has_details[streams.slots] | self._slots.has_history[streams.slots]
-        valid = drawn.is_valid[: len(streams.slots)]
+        valid = drawn.is_valid[:num_streams]
         if not all(valid):
             is_rare |= ~np.array(valid)
         taken = []
