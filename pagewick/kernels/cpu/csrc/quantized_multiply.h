@@ -22,6 +22,14 @@ constexpr int64_t kUnitQuads = kUnitColumns / kQuad;
 constexpr int64_t kWordsBytes = kPanelRows * 4;  // of a word of each row of a panel
 // Bytes ahead of the current ones that are prefetched while a panel is read for the first rows.
 constexpr int64_t kAhead = 9216;
+// The locality of prefetched weights, which a step reads once: with 0, an AMD processor keeps them out of the caches in
+// which keys, values and the host's own data may stay. Among processors with bf16 products and no tile registers, AMD's
+// are the usual ones.
+#if defined(PW_HAS_BF16_DOT) && !defined(PW_HAS_AMX)
+constexpr int kLocality = 0;
+#else
+constexpr int kLocality = 3;
+#endif
 constexpr int kTileRows = 6;
 
 template <QuantizedFormat kFormat>
@@ -86,7 +94,7 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
 template <int64_t kBytes>
 inline void prefetch(const uint8_t* from) {
 #pragma GCC unroll 4
-  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, 3);
+  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, kLocality);
 }
 
 // Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. Asking for them at once would take
@@ -102,7 +110,7 @@ class QuadAhead {
     asm volatile("");  // compilers would move all shares to the first
 #pragma GCC unroll 8
     for (int64_t line = quad * kLines / kUnitQuads; line < (quad + 1) * kLines / kUnitQuads; ++line)
-      __builtin_prefetch(from_ + line * 64, 0, 3);
+      __builtin_prefetch(from_ + line * 64, 0, kLocality);
   }
 
  private:
