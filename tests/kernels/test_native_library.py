@@ -249,6 +249,13 @@ def test_a_rank_may_have_no_share_of_a_weight(shape: tuple[int, int], num_rows: 
 
 
 @pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
+def test_rows_that_are_one_number_too_wide() -> None:
+    # Packed bfloat16 lies in pairs, so that 37 columns take as much memory as 38.
+    with pytest.raises(ValueError, match=r"x \[1, 38\] does not fit"):
+        Matrix.empty(8, 37, torch.bfloat16, "cpu").linear(torch.zeros(1, 38, dtype=torch.bfloat16))
+
+
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 def test_only_the_calls_of_the_recording_thread_are_recorded() -> None:
     """Results that another thread computes meanwhile are neither recorded nor put into the memory of the step."""
     matrix = Matrix.empty(64, 32, torch.float32, "cpu")
