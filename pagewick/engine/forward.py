@@ -29,7 +29,7 @@ class ForwardOutput:
     hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. most_likely, highest: at
     stage MOST_LIKELY, the ids [T] int64 of the most likely tokens and their logits [T]; see kernels.argmax_rows.
     extras: those of the batch, on the device. arrays: most_likely and highest, if they are in host memory. A recorded
-    step makes them once, while a call of PyTorch costs each step more than reading them.
+    step makes these arrays once: to read the tensors instead, every step would call PyTorch several times.
     """
 
     hidden_states: Tensor

@@ -167,8 +167,8 @@ class UnitKernel {
     }
   }
 
-  // What is read after the last head of a block's keys, the block being number i of those beside each other: the first
-  // head of a later block, or the first values. following: the first block after these. Null: nothing.
+  // Returns what a thread reads after the keys of block i of a group of blocks for its last head: the keys of a block
+  // of the next group, which begins with block `following`, or the values of block i. Null: nothing.
   static const C* after_keys(const Tile<C>& tile, int64_t following, int64_t i) {
     if (following == tile.num_runs) return tile.runs[i].values;
     return following + i < tile.num_runs ? tile.runs[following + i].keys : nullptr;

@@ -97,8 +97,8 @@ inline void prefetch(const uint8_t* from) {
   for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, kLocality);
 }
 
-// Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. Asking for them at once would take
-// all the buffers for outstanding reads, and nothing would be asked for while the unit is multiplied.
+// Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. If all were requested at once,
+// reading and multiplying would hardly overlap (docs/decisions/0025-quantized-kernels.md).
 template <int64_t kBytes>
 class QuadAhead {
  public:
