@@ -1,10 +1,12 @@
 """Measures the part of a decode step around its matrix products, for benchmarks/step_overhead.py.
 
-A step of one stream is recorded (pagewick/engine/graph.py), and its operations can be repeated one kind at a time: they
-read the same memory, and compute the same again. In each round a step of the engine, its recorded operations, and the
-operations of each kind are timed by the clock right after each other. What they leave of the step is the engine's own
-time. Parts are medians of the rounds' parts, since a shared machine changes from second to second. Small operations are
-shown faster than they are in a step, because they find their numbers in caches that products have not overwritten.
+A step of one stream is recorded (pagewick/engine/graph/recorded.py), and its operations can be repeated one kind at a
+time: they read the same memory, and compute the same again. In each round a step of the engine, its recorded
+operations, and the operations of each kind are timed by the clock right after each other. What the operations leave of
+the step is the engine's own time, as far as the step does not run ahead meanwhile. The repeated operations keep the
+next step from running ahead, so a round begins with a step that is not timed. Parts are medians of the rounds' parts,
+since a shared machine changes from second to second. Small operations are shown faster than they are in a step, because
+they find their numbers in caches that products have not overwritten.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def measure_around_products(engine: Any, num_rounds: int) -> StepTimes:
     """Decode one stream greedily; `engine` is an Engine with native kernels and a model whose steps are recorded."""
     native = cpu.library()
     assert native is not None, "there are no recorded steps without it"
-    params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_STEPS + num_rounds + 2, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_STEPS + 2 * num_rounds + 2, ignore_eos=True)
     (prompt,) = Scenario("stream", NUM_PROMPT_TOKENS, 1).prompts(engine.info.vocab_size, 0)
     engine.add(EngineRequest(request_id="stream", prompt_token_ids=prompt, params=params, seed=0))
     for _ in range(WARM_UP_STEPS):
@@ -91,7 +93,10 @@ def measure_around_products(engine: Any, num_rounds: int) -> StepTimes:
 
     times = StepTimes()
     for _ in range(num_rounds):
-        times.add(_seconds(engine.step), _seconds(replay(every)), {n: _seconds(replay(c)) for n, c in kinds.items()})
+        engine.step()
+        step = _seconds(engine.step)
+        native.stop_ahead()
+        times.add(step, _seconds(replay(every)), {n: _seconds(replay(c)) for n, c in kinds.items()})
     while engine.has_work:
         engine.step()
     return times

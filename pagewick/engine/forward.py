@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.engine.device_copies import Array
-from pagewick.engine.slots import Batch, HostBatch
+from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.models.decoder import Decoder
 
 

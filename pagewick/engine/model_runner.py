@@ -31,6 +31,7 @@ from pagewick.engine.speculation.drafting import Drafter, DraftRequest
 from pagewick.engine.step_memory import StepLimits, gpu_graph_bytes, gpu_step_bytes
 from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
 from pagewick.engine.streams import stream_of
+from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
@@ -231,6 +232,8 @@ class ModelRunner:
         """Run the transfers; return the keys of the blocks that some rank could not read from disk."""
         if not plan.transfers:
             return []
+        # A step that runs ahead writes to a block that may be another sequence's by now.
+        recorded_steps.stop_ahead()
         unreadable = self._store.run(plan.transfers)
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
         if keys and self._collectives.tp_size > 1:

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.binding import NativeLibrary
-from pagewick.kernels.cpu.recorded_calls import RecordedCalls, StepMemory, recording
+from pagewick.kernels.cpu.recorded_calls import NextInputs, RecordedCalls, StepMemory, recording
 
-__all__ = ["RecordedStep", "StepMemory", "can_record", "record"]
+__all__ = ["NextInputs", "RecordedStep", "StepMemory", "can_record", "record", "stop_ahead"]
 
 # These give memory another shape and compute nothing.
 _VIEWS = frozenset({
@@ -38,14 +38,36 @@ class RecordedStep:
         self._array = calls.array()
         self._address = ctypes.addressof(self._array)
 
-    def replay(self, progress: int | None = None) -> None:
+    def replay(self, progress: int | None = None, next_inputs: NextInputs | None = None) -> None:
         """Repeat the calls; the results lie where the first ones did.
 
-        progress: address of a 64-bit word that is increased by one after every call. Raises RuntimeError if an
-        operation rejects its arguments.
+        progress: address of a 64-bit word that is increased by one after every call. next_inputs: if given, the inputs
+        are then set to the next ones, and the calls begin to run once more, beside the caller. Until `resume`, `replay`
+        of any step, another native operation or `stop_ahead`, the inputs must stay as they are, the results must not be
+        read, and the tensors that the calls use must exist. Raises RuntimeError if an operation rejects its arguments.
         """
-        if status := self._native.replay(self._address, len(self._array), progress):
+        self._check(self._native.replay(self._address, len(self._array), progress, _address(next_inputs)))
+
+    def resume(self, progress: int | None = None, next_inputs: NextInputs | None = None) -> None:
+        """Do as `replay` does, but only with the calls that have not run ahead; with all if another step came between.
+
+        The inputs must be those that the last `replay` or `resume` of this step has set.
+        """
+        self._check(self._native.resume(self._address, len(self._array), progress, _address(next_inputs)))
+
+    def _check(self, status: int) -> None:
+        if status:
             raise RuntimeError(f"a recorded operation failed with status {status}")
+
+
+def _address(next_inputs: NextInputs | None) -> int | None:
+    return None if next_inputs is None else next_inputs.address
+
+
+def stop_ahead() -> None:
+    """Stop the step that runs ahead, if any."""
+    if (native := cpu.library()) is not None:
+        native.stop_ahead()
 
 
 def can_record(device: torch.device) -> bool:

@@ -11,7 +11,8 @@ import torch
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
-from pagewick.engine.slots import Batch, Slots, ragged_batch
+from pagewick.engine.host_batch import Batch, ragged_batch
+from pagewick.engine.slots import Slots
 from pagewick.sampling_params import SamplingParams
 from tests.engine.all_works import works_of
 from tests.engine.requests import full_spec, recurrent_spec, window_spec

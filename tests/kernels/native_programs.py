@@ -59,10 +59,10 @@ def build_sanitized_test(output: Path, isas: Collection[str]) -> None:
 
 
 def build_pool_test(output: Path) -> None:
-    """Compile the test program of the thread pool with the thread sanitizer."""
+    """Compile the test program of the thread pool and of replays with the thread sanitizer."""
     flags = (*COMPILE_FLAGS, *THREAD_SANITIZE_FLAGS, f"-I{SOURCE_DIR}")
-    sources = (str(SOURCES / POOL_TEST), str(SOURCE_DIR / "parallel.cpp"))
-    run((find_compiler(), *flags, *sources, "-pthread", "-o", str(output)))
+    sources = (SOURCES / POOL_TEST, SOURCE_DIR / "parallel.cpp", SOURCE_DIR / "replay.cpp")
+    run((find_compiler(), *flags, *map(str, sources), "-pthread", "-o", str(output)))
 
 
 def _jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:

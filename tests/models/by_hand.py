@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pagewick.engine.cache.kv_cache import allocate_cache, cache_groups
-from pagewick.engine.slots import Batch, ragged_batch
+from pagewick.engine.host_batch import Batch, ragged_batch
 from pagewick.layers.context import LayerContext
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config

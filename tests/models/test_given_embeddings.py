@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from pagewick.engine.cache.kv_cache import allocate_cache, cache_groups
-from pagewick.engine.slots import Batch, ragged_batch
+from pagewick.engine.host_batch import Batch, ragged_batch
 from pagewick.layers.context import LayerContext
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder

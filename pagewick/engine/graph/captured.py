@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
 from pagewick.engine.graph.static_batch import PaddedSize, StaticBatch
-from pagewick.engine.slots import Batch, HostBatch
+from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.engine.step_memory import GRAPH_TOKENS, MAX_GRAPHS
 from pagewick.engine.streams import DeviceStream, Graph
 from pagewick.errors import EngineDeadError

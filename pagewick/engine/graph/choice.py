@@ -14,8 +14,8 @@ from pagewick.engine.forward import ForwardOutput, ForwardStage, run
 from pagewick.engine.graph.captured import CapturedSteps
 from pagewick.engine.graph.recorded import StepGraph
 from pagewick.engine.graph.static_batch import StaticBatch
+from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.progress import Progress
-from pagewick.engine.slots import HostBatch
 from pagewick.engine.streams import stream_of
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger

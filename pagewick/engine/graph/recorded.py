@@ -3,20 +3,26 @@
 A step of few tokens does little work in many operations, so most of its time would go into calling them. The size of a
 step is its number of tokens, its number of sequences and its ForwardStage. Everything else in a batch may differ from
 step to step.
+
+The step after a steady one runs ahead: its inputs are known as soon as the most likely tokens are, long before the
+scheduler has seen them. Other threads than the engine's begin with it, and if the scheduler then asks for that step,
+the engine's thread joins them. If it asks for another, nothing is lost but the work of other threads.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from pagewick.engine.device_copies import Array
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
+from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.progress import Progress
-from pagewick.engine.slots import HostBatch
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
 from pagewick.models.decoder import Decoder
@@ -49,9 +55,22 @@ class StepGraph:
         self._results = recorded_steps.StepMemory()
         self._recorded: OrderedDict[_Size, _Recorded] = OrderedDict()
         self._memory = _batch_memory(max_blocks)
+        self._ahead: _Ahead | None = None
+        # Other threads must not read the model once its memory is free.
+        weakref.finalize(self, recorded_steps.stop_ahead)
 
     def __call__(self, batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
-        """Return forward(model, batch, stage). The next call overwrites the result."""
+        """Return forward(model, batch, stage). The next call overwrites the result.
+
+        If the batch is steady, the stage is MOST_LIKELY and the step is replayed, only the most likely tokens and their
+        logits may be read.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and stage == ForwardStage.MOST_LIKELY and ahead.is_for(batch):
+            ahead.recorded.step.resume(self._progress_count, ahead.recorded.inputs_after(batch))
+            return self._output(ahead.recorded, batch)
+        if ahead is not None:
+            recorded_steps.stop_ahead()
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
         # A step with an image is long and comes once for each image; the steps after it are text again.
         if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:
@@ -60,13 +79,20 @@ class StepGraph:
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
-            found.step.replay(self._progress_count)
-            return found.output
+            found.step.replay(self._progress_count, found.inputs_after(batch))
+            return self._output(found, batch)
         # Recording is slower than running, so a size is recorded only when it comes a second time.
         if size not in self._seen:
             self._seen.add(size)
             return run(self._model, batch.to(_CPU), stage)
         return self._record(batch, size)
+
+    def _output(self, found: _Recorded, batch: HostBatch) -> ForwardOutput:
+        """Return the output of a step that was replayed."""
+        if found.inputs_after(batch) is None:
+            return found.output
+        self._ahead = _Ahead(found, batch)
+        return found.kept
 
     def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
         num_tokens, num_seqs, stage = size
@@ -79,7 +105,7 @@ class StepGraph:
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False
             return output
-        self._recorded[size] = _Recorded(own, recorded, output)
+        self._recorded[size] = _recorded(own, recorded, output)
         if len(self._recorded) > MAX_RECORDED_STEPS:
             self._recorded.popitem(last=False)
         return output
@@ -87,11 +113,65 @@ class StepGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A recorded step. It reads from `batch` and writes to `output`."""
+    """A recorded step. It reads from `batch` and writes to `output`.
+
+    next_inputs: from its results to those inputs of the next step with which streams continue; None if it does not
+    compute the most likely tokens. kept: these tokens and their logits, where the next step does not overwrite them.
+    """
 
     batch: HostBatch
     step: recorded_steps.RecordedStep
     output: ForwardOutput
+    kept: ForwardOutput
+    next_inputs: recorded_steps.NextInputs | None
+
+    def inputs_after(self, batch: HostBatch) -> recorded_steps.NextInputs | None:
+        """Return the inputs of the step after this batch, which then runs ahead; None if they are not known."""
+        return self.next_inputs if batch.is_steady else None
+
+
+def _recorded(batch: HostBatch, step: recorded_steps.RecordedStep, output: ForwardOutput) -> _Recorded:
+    if output.arrays is None:
+        return _Recorded(batch, step, output, output, None)
+    token_ids, highest = output.arrays
+    kept_token_ids, kept_highest = np.empty_like(token_ids), np.empty_like(highest)
+    next_inputs = recorded_steps.NextInputs(
+        copies=[(token_ids, kept_token_ids), (highest, kept_highest), (token_ids, batch.input_ids)],
+        increments=[batch.positions, batch.context_lens, *batch.slot_mappings],
+    )
+    kept = replace(
+        output,
+        most_likely=torch.from_numpy(kept_token_ids),
+        highest=torch.from_numpy(kept_highest),
+        arrays=(kept_token_ids, kept_highest),
+    )
+    return _Recorded(batch, step, output, kept, next_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A step that runs ahead. before: the steady batch of the step before it."""
+
+    recorded: _Recorded
+    before: HostBatch
+
+    def is_for(self, batch: HostBatch) -> bool:
+        """Whether this is the step's batch."""
+        expected, before = self.recorded.batch, self.before
+        return (
+            # Slots hands these on from one steady batch to the next.
+            batch.block_tables is before.block_tables
+            and batch.cu_seqlens_q is before.cu_seqlens_q
+            and batch.is_text
+            and _is_same(batch.input_ids, expected.input_ids)
+            and _is_same(batch.positions, expected.positions)
+            and _is_same(batch.context_lens, expected.context_lens)
+            and all(map(_is_same, batch.slot_mappings, expected.slot_mappings))
+        )
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return one.tobytes() == other.tobytes()
 
 
 def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:

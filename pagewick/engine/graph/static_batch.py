@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.device_copies import Array, lay_out
-from pagewick.engine.slots import HostBatch
+from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.step_memory import GRAPH_TOKENS
 from pagewick.engine.streams import DeviceStream, Event
 

@@ -22,12 +22,12 @@ from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
 from pagewick.engine.device_copies import upload
 from pagewick.engine.forward import ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
+from pagewick.engine.host_batch import HostBatch, ragged_batch
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.sampler import sample
 from pagewick.engine.sampling.traits import SampleRow
-from pagewick.engine.slots import HostBatch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.drafting import DraftRequest
 from pagewick.errors import ConfigError

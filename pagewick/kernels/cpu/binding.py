@@ -42,7 +42,9 @@ class NativeLibrary:
         handle.pw_select_isa.argtypes = [ctypes.c_char_p]
         handle.pw_operation.argtypes = [ctypes.c_char_p]
         handle.pw_run.argtypes = [ctypes.c_int32, ctypes.c_void_p]
-        handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+        handle.pw_resume.argtypes = handle.pw_replay.argtypes
+        handle.pw_stop_ahead.restype = None
         self._handle = handle
         # Takes the number of an operation and the address of its arguments.
         self.run: Callable[[int, int], int] = handle.pw_run
@@ -80,13 +82,25 @@ class NativeLibrary:
             raise ValueError(f"the native library has no operation {name!r}")
         return number
 
-    def replay(self, calls: int, num_calls: int, progress: int | None = None) -> int:
+    def replay(self, calls: int, num_calls: int, progress: int | None = None, next_inputs: int | None = None) -> int:
         """Run recorded calls, in order; return the first Status that is not OK, or OK.
 
         calls: address of an array of them. progress: address of a 64-bit word that each call increases by one.
+        next_inputs: address of the struct in NextInputs. If given, a worker then begins to run the calls once more. It
+        stops after a few milliseconds, and as soon as this process runs, replays or resumes anything. Until then the
+        caller must neither change what the calls read nor use what they write.
         """
-        status: int = self._handle.pw_replay(calls, num_calls, progress)
+        status: int = self._handle.pw_replay(calls, num_calls, progress, next_inputs)
         return status
+
+    def resume(self, calls: int, num_calls: int, progress: int | None = None, next_inputs: int | None = None) -> int:
+        """Do as `replay` does, but leave out the calls that have run ahead, if these were the last to run ahead."""
+        status: int = self._handle.pw_resume(calls, num_calls, progress, next_inputs)
+        return status
+
+    def stop_ahead(self) -> None:
+        """Stop the calls that run ahead, after the one that is running. They cannot be resumed."""
+        self._handle.pw_stop_ahead()
 
 
 Args = TypeVar("Args", bound=ctypes.Structure)

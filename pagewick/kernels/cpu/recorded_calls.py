@@ -5,7 +5,8 @@ import ctypes
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,63 @@ from torch import Tensor
 
 ALIGNMENT = 64
 
+_Array = np.ndarray[Any, np.dtype[Any]]
 _Block = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class _Call(ctypes.Structure):
-    """The struct Call of csrc/ops.cpp."""
+    """The struct Call of csrc/replay.h."""
 
     _fields_ = (("operation", ctypes.c_int64), ("args", ctypes.c_void_p))
+
+
+class _Copy(ctypes.Structure):
+    """The struct Copy of csrc/replay.h."""
+
+    _fields_ = (("source", ctypes.c_void_p), ("target", ctypes.c_void_p), ("num_bytes", ctypes.c_int64))
+
+
+class _Increment(ctypes.Structure):
+    """The struct Increment of csrc/replay.h."""
+
+    _fields_ = (("integers", ctypes.c_void_p), ("count", ctypes.c_int64), ("num_bytes", ctypes.c_int64))
+
+
+class _NextInputs(ctypes.Structure):
+    """The struct NextInputs of csrc/replay.h."""
+
+    _fields_ = (
+        ("copies", ctypes.c_void_p),
+        ("num_copies", ctypes.c_int64),
+        ("increments", ctypes.c_void_p),
+        ("num_increments", ctypes.c_int64),
+    )
+
+
+class NextInputs:
+    """How the inputs of a recorded step's next repetition come from its results.
+
+    copies: sources and targets, of the same size. increments: int32 or int64, which grow by one. All arrays must be
+    contiguous.
+    """
+
+    def __init__(self, copies: Sequence[tuple[_Array, _Array]], increments: Sequence[_Array]) -> None:
+        arrays = [*increments, *(array for pair in copies for array in pair)]
+        assert all(array.flags.c_contiguous for array in arrays)
+        assert all(source.nbytes == target.nbytes for source, target in copies)
+        assert all(array.dtype in (np.int32, np.int64) for array in increments)
+        # The structs hold the addresses of these, and of each other.
+        self._arrays = arrays
+        self._copies = (_Copy * len(copies))(
+            *(_Copy(source.ctypes.data, target.ctypes.data, source.nbytes) for source, target in copies)
+        )
+        self._increments = (_Increment * len(increments))(
+            *(_Increment(array.ctypes.data, array.size, array.itemsize) for array in increments)
+        )
+        self._struct = _NextInputs(
+            ctypes.addressof(self._copies), len(copies), ctypes.addressof(self._increments), len(increments)
+        )
+        self.address = ctypes.addressof(self._struct)
 
 
 class StepMemory:

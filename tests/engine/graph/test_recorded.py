@@ -12,8 +12,8 @@ from torch import Tensor
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
 from pagewick.engine.graph import recorded as graph
 from pagewick.engine.graph.recorded import MAX_TOKENS, StepGraph
+from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.engine.progress import Progress
-from pagewick.engine.slots import Batch, HostBatch
 from pagewick.kernels import cpu
 from pagewick.kernels.matrix import Matrix
 

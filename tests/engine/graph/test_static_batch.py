@@ -11,7 +11,7 @@ import torch
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.graph.static_batch import PaddedSize, StaticBatch, padded_number
-from pagewick.engine.slots import HostBatch, LastSampled, ragged_batch
+from pagewick.engine.host_batch import HostBatch, LastSampled, ragged_batch
 from pagewick.engine.step_memory import GRAPH_TOKENS
 from tests.engine.graph.late_device import DEVICE, LateDevice, late_device
 from tests.engine.requests import full_spec, window_spec

@@ -1,5 +1,5 @@
 // A separate program for the thread sanitizer: the thread pool with jobs of all sizes, several callers at the same
-// time, and a number of threads that changes between the jobs.
+// time, tasks and replays beside the caller, and a number of threads that changes between the jobs.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "replay.h"
 
 using namespace pagewick;
 
@@ -50,6 +51,64 @@ void use_scratch() {
   });
 }
 
+int num_tasks = 0;
+
+// A task gives jobs while its caller does something else or helps, and has ended when help_with_task returns.
+void run_tasks(int threads) {
+  int expected = num_tasks;
+  for (int task = 0; task < 30; ++task) {
+    const bool is_started = start_task([] {
+      run_jobs(20);
+      ++num_tasks;
+    });
+    require(is_started == (threads > 1), "a task starts if there are workers");
+    if (is_started) ++expected;
+    if (task % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(task * 10));
+    if (task % 3 == 1) run_jobs(3);
+    if (task % 5 == 4) set_num_threads(threads);
+    help_with_task();
+    help_with_task();
+    require(num_tasks == expected, "a task has not run once");
+  }
+}
+
+// An operation on plain numbers: each call adds the input to all of them, in parallel.
+struct AddArgs {
+  const int* input;
+  std::vector<int>* numbers;
+};
+
+Status add(const Kernels&, const void* args) {
+  const AddArgs& own = *static_cast<const AddArgs*>(args);
+  parallel_for(static_cast<int64_t>(own.numbers->size()),
+               [&](int64_t index) { (*own.numbers)[static_cast<size_t>(index)] += *own.input; });
+  return kOk;
+}
+
+// A caller handles what one replay has left in `kept` while the next one may run ahead.
+void replay_ahead_of_the_caller() {
+  const Operation operation = {"add", sizeof(AddArgs), add, nullptr};
+  const Kernels kernels{};
+  std::vector<int> numbers(50), kept(50);
+  int input = 0;
+  const AddArgs args = {&input, &numbers};
+  const std::vector<Call> calls(20, Call{0, &args});
+  const int64_t num_calls = static_cast<int64_t>(calls.size());
+  const Copy copy = {numbers.data(), kept.data(), static_cast<int64_t>(kept.size() * sizeof(int))};
+  const Increment increment = {&input, 1, sizeof(int)};
+  const NextInputs next = {&copy, 1, &increment, 1};
+  int expected = 0;
+  for (int step = 0; step < 100; ++step) {
+    const int64_t num_done = stop_replay_ahead(calls.data());
+    replay(&operation, kernels, calls.data() + num_done, num_calls - num_done, nullptr);
+    expected += static_cast<int>(num_calls) * input;
+    replay_ahead(&operation, kernels, calls.data(), num_calls, next);
+    if (step % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(step));
+    for (const int number : kept) require(number == expected, "a replay that runs ahead changes its result");
+  }
+  stop_replay_ahead();
+}
+
 }  // namespace
 
 int main() {
@@ -59,6 +118,8 @@ int main() {
     run_jobs(300);
     run_nested_jobs();
     use_scratch();
+    run_tasks(threads);
+    replay_ahead_of_the_caller();
     std::vector<std::thread> callers;
     for (int i = 0; i < 3; ++i) callers.emplace_back([] { run_jobs(200); });
     for (std::thread& caller : callers) caller.join();

@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "kernels.h"
+#include "replay.h"
 
-struct Call {
-  int64_t operation;
-  const void* args;
-};
+using pagewick::Call;
+using pagewick::NextInputs;
 
 extern "C" {
 int32_t pw_abi_version();
@@ -24,7 +23,9 @@ void pw_set_num_threads(int32_t count);
 int32_t pw_num_threads();
 int32_t pw_operation(const char* name);
 int32_t pw_run(int32_t operation, const void* args);
-int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress);
+int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress, const NextInputs* next);
+int32_t pw_resume(const Call* calls, int64_t num_calls, volatile uint64_t* progress, const NextInputs* next);
+void pw_stop_ahead();
 }
 
 namespace testing {

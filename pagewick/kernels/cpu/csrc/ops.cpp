@@ -15,6 +15,7 @@
 #include "processor.h"
 #include "quantized.h"
 #include "quantizers.h"
+#include "replay.h"
 #include "rope.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -96,13 +97,6 @@ std::atomic<const InstructionSet*>& chosen() {
   return choice;
 }
 
-struct Operation {
-  const char* name;
-  size_t args_size;
-  Status (*run)(const Kernels& kernels, const void* args);
-  void (*expect)(const void* args);  // announces that it runs soon; null: that would gain nothing
-};
-
 #define PW_RUN(name, Args) \
   [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }
 #define PW_OPERATION(name, Args) {#name, sizeof(Args), PW_RUN(name, Args), nullptr}
@@ -147,34 +141,15 @@ constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 
 using namespace pagewick;
 
-// One call of an operation. Its arguments must live as long as the list of calls.
-struct Call {
-  int64_t operation;
-  const void* args;
-};
-
 namespace {
 
-// While calls run in order, announces the next call whose operation has an `expect` function.
-class Lookahead {
- public:
-  Lookahead(const Call* calls, int64_t num_calls) : calls_(calls), num_calls_(num_calls) {}
-  ~Lookahead() { expect_reading(nullptr, 0, 0); }
-
-  // To be called before call i.
-  void pass(int64_t i) {
-    if (announced_ > i) return;
-    for (announced_ = i + 1; announced_ < num_calls_; ++announced_) {
-      const Call& call = calls_[announced_];
-      if (const auto expect = kOperations[call.operation].expect) return expect(call.args);
-    }
-  }
-
- private:
-  const Call* calls_;
-  int64_t num_calls_;
-  int64_t announced_ = 0;  // the call that was announced last
-};
+Status replay_from(int64_t first, const Call* calls, int64_t num_calls, volatile uint64_t* progress,
+                   const NextInputs* next) {
+  const Kernels& kernels = chosen().load()->kernels;
+  const Status status = replay(kOperations, kernels, calls + first, num_calls - first, progress);
+  if (status == kOk && next != nullptr) replay_ahead(kOperations, kernels, calls, num_calls, *next);
+  return status;
+}
 
 }  // namespace
 
@@ -184,6 +159,7 @@ PW_EXPORT const char* pw_isa() { return chosen().load()->name; }
 
 // Returns 0, or -1 if this build or this processor lacks the instruction set. Must not be called while operations run.
 PW_EXPORT int32_t pw_select_isa(const char* name) {
+  stop_replay_ahead();
   for (const InstructionSet& candidate : kInstructionSets) {
     if (std::strcmp(candidate.name, name) == 0 && candidate.is_supported()) {
       chosen() = &candidate;
@@ -193,7 +169,10 @@ PW_EXPORT int32_t pw_select_isa(const char* name) {
   return -1;
 }
 
-PW_EXPORT void pw_set_num_threads(int32_t count) { set_num_threads(count); }
+PW_EXPORT void pw_set_num_threads(int32_t count) {
+  stop_replay_ahead();
+  set_num_threads(count);
+}
 
 PW_EXPORT int32_t pw_num_threads() { return num_threads(); }
 
@@ -209,19 +188,23 @@ PW_EXPORT int64_t pw_args_size(int32_t operation) { return static_cast<int64_t>(
 
 // Returns a Status.
 PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {
+  stop_replay_ahead();
   return kOperations[operation].run(chosen().load()->kernels, args);
 }
 
 // Runs the calls in order up to the first that fails; returns its Status. `progress`, unless null, is increased by one
-// after each call; another thread may read it meanwhile.
-PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress) {
-  const Kernels& kernels = chosen().load()->kernels;
-  Lookahead lookahead(calls, num_calls);
-  for (int64_t i = 0; i < num_calls; ++i) {
-    lookahead.pass(i);
-    const Status status = kOperations[calls[i].operation].run(kernels, calls[i].args);
-    if (status != kOk) return status;
-    if (progress != nullptr) *progress = *progress + 1;
-  }
-  return kOk;
+// after each call; another thread may read it meanwhile. Unless `next` is null, the calls then begin to run once more on
+// a worker, with the next inputs. Before one of these functions or pw_stop_ahead stops them, what they read must stay as
+// it is, and nothing may read or write what they write.
+PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress, const NextInputs* next) {
+  stop_replay_ahead();
+  return replay_from(0, calls, num_calls, progress, next);
 }
+
+// Does as pw_replay does, but without the calls that have run ahead.
+PW_EXPORT int32_t pw_resume(const Call* calls, int64_t num_calls, volatile uint64_t* progress, const NextInputs* next) {
+  const int64_t num_done = stop_replay_ahead(calls);
+  return replay_from(num_done, calls, num_calls, progress, next);
+}
+
+PW_EXPORT void pw_stop_ahead() { stop_replay_ahead(); }

@@ -105,6 +105,9 @@ struct alignas(64) Share {
   int64_t end = 0;
 };
 
+// The number of this thread in the pool. Threads that are not workers count as the first.
+thread_local int own_number = 0;
+
 // The pool runs one job at a time. `epoch_` is odd while a job is open. A worker announces itself in `active_`
 // and then looks at the epoch again; the caller closes the epoch and then waits for `active_` to be 0.
 // All four accesses are sequentially consistent, so either the worker sees the closed epoch and stays
@@ -113,6 +116,7 @@ struct alignas(64) Share {
 class Pool {
  public:
   void set_num_threads(int count) {
+    help_with_task();
     const std::lock_guard<std::mutex> job(job_mutex_);
     stop_workers();
     num_threads_ = count < 1 ? 1 : count;
@@ -134,15 +138,32 @@ class Pool {
       shares_[thread].next = count * thread / num_threads_;
       shares_[thread].end = count * (thread + 1) / num_threads_;
     }
-    open_job();
-    drain(0);
+    ++epoch_;
+    wake_sleepers();
+    drain(own_number);
     ++epoch_;
     wait_until_idle();
   }
 
+  bool start_task(void (*task)()) {
+    const std::lock_guard<std::mutex> job(job_mutex_);
+    if (num_threads_ < 2) return false;
+    start_workers();
+    if (num_threads_ < 2) return false;
+    is_task_open_ = true;
+    task_ = task;
+    wake_sleepers();
+    return true;
+  }
+
+  void help_with_task() {
+    uint32_t seen = 0;
+    ReadAhead read_ahead;
+    while (wait_for_job(0, seen, read_ahead, [this] { return !is_task_open_; })) help(0, seen);
+  }
+
  private:
-  void open_job() {
-    ++epoch_;
+  void wake_sleepers() {
     if (sleepers_ > 0) {
       { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
       wake_.notify_all();
@@ -162,32 +183,49 @@ class Pool {
   }
 
   void wait_until_idle() {
-    if (spin_until([this] { return active_ == 0; }, [this] { wait_a_little(0, read_ahead_); })) return;
+    if (spin_until([this] { return active_ == 0; }, [this] { wait_a_little(own_number, read_ahead_); })) return;
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     caller_sleeps_ = true;
     idle_.wait(lock, [this] { return active_ == 0; });
     caller_sleeps_ = false;
   }
 
-  void work(int thread) {
-    uint32_t seen = 0;
-    ReadAhead read_ahead;
-    while (wait_for_job(thread, seen, read_ahead)) {
-      ++active_;
-      if (epoch_ == seen) drain(thread);
-      if (--active_ == 0 && caller_sleeps_) {
-        { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
-        idle_.notify_one();
-      }
+  // Takes part in the job of this epoch, unless it is closed by now.
+  void help(int thread, uint32_t epoch) {
+    ++active_;
+    if (epoch_ == epoch) drain(thread);
+    if (--active_ == 0 && caller_sleeps_) {
+      { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
+      idle_.notify_one();
     }
   }
 
-  // Waits for a job other than `seen` and stores its epoch there; false when the pool stops.
-  bool wait_for_job(int thread, uint32_t& seen, ReadAhead& read_ahead) {
+  void work(int thread) {
+    own_number = thread;
+    uint32_t seen = 0;
+    ReadAhead read_ahead;
+    for (;;) {
+      const auto is_over = [&] { return stop_ || (thread == kTaskThread && task_ != nullptr); };
+      if (wait_for_job(thread, seen, read_ahead, is_over)) help(thread, seen);
+      else if (stop_) return;
+      else run_task();
+    }
+  }
+
+  void run_task() {
+    task_.exchange(nullptr)();
+    is_task_open_ = false;
+    wake_sleepers();
+  }
+
+  // Waits for a job other than `seen` and stores its epoch there; false once is_over().
+  template <class IsOver>
+  bool wait_for_job(int thread, uint32_t& seen, ReadAhead& read_ahead, const IsOver& is_over) {
     uint32_t epoch = 0;
+    bool ends = false;
     const auto ready = [&] {
       epoch = epoch_;
-      return stop_ || (epoch % 2 == 1 && epoch != seen);
+      return (ends = is_over()) || (epoch % 2 == 1 && epoch != seen);
     };
     if (!spin_until(ready, [&] { wait_a_little(thread, read_ahead); })) {
       std::unique_lock<std::mutex> lock(sleep_mutex_);
@@ -196,7 +234,7 @@ class Pool {
       --sleepers_;
     }
     seen = epoch;
-    return !stop_;
+    return !ends;
   }
 
   void start_workers() {
@@ -220,7 +258,10 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
     stop_ = false;
+    if (task_.exchange(nullptr) != nullptr) is_task_open_ = false;  // no worker has taken it
   }
+
+  static constexpr int kTaskThread = 1;
 
   std::mutex job_mutex_;
   std::atomic<int> num_threads_{1};
@@ -230,7 +271,7 @@ class Pool {
   const void* context_ = nullptr;
   // One for each thread, the caller's first.
   std::unique_ptr<Share[]> shares_;
-  ReadAhead read_ahead_;  // the caller's
+  ReadAhead read_ahead_;  // of the thread that has given the job
   std::atomic<uint32_t> epoch_{0};
   std::atomic<int> active_{0};
 
@@ -240,6 +281,9 @@ class Pool {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::atomic<bool> stop_{false};
+
+  std::atomic<void (*)()> task_{nullptr};  // until a worker takes it
+  std::atomic<bool> is_task_open_{false};  // until it has run
 };
 
 // Never destroyed: workers may still sleep in it when the process exits.
@@ -275,6 +319,10 @@ void set_num_threads(int num_threads) { pool().set_num_threads(num_threads); }
 int num_threads() { return pool().num_threads(); }
 
 void run_job(int64_t count, JobBody body, const void* context) { pool().run(count, body, context); }
+
+bool start_task(void (*task)()) { return pool().start_task(task); }
+
+void help_with_task() { pool().help_with_task(); }
 
 void expect_reading(const void* memory, int64_t count, int64_t piece_bytes) {
   expected().set(memory, count, piece_bytes);

@@ -47,6 +47,13 @@ void parallel_elements(int64_t num_rows, int64_t size, int64_t grain, const Body
   });
 }
 
+// Lets a worker call task(), which may give jobs of its own, while the caller goes on. There is one task at a time: call
+// help_with_task() before the next. Returns false if there are no workers.
+bool start_task(void (*task)());
+
+// Takes part in the jobs of the task, and returns once it has ended; at once if there is none.
+void help_with_task();
+
 // Tells the threads what one of the next jobs will read: `count` pieces of piece_bytes bytes each, piece i with index
 // i. A thread that waits meanwhile brings the beginning of its share into its cache. Null: nothing is known.
 void expect_reading(const void* memory, int64_t count, int64_t piece_bytes);
