@@ -80,11 +80,13 @@ def check_processor(facts: Facts) -> list[Finding]:
         findings.append(note("CPU", text, "start it without taskset, or give the container more cores, to use all"))
     quota = facts.limits.cores
     if quota is not None and quota < cpu.num_allowed:
+        count = _num_threads(facts)
+        threads = "1 thread" if count == 1 else f"{count} threads"
         findings.append(
             note(
                 "CPU",
                 f"the container may use {quota:g} of {cpu.num_allowed} cores at a time",
-                f"Pagewick computes with {_num_usable(facts)} threads; give the container more for speed",
+                f"Pagewick computes with {threads}; give the container more for speed",
             )
         )
     return findings
@@ -94,6 +96,14 @@ def _num_usable(facts: Facts) -> int:
     """Return the number of cores that the affinity and the container's quota leave, at least 1."""
     allowed, quota = facts.processor.num_allowed, facts.limits.cores
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def _num_threads(facts: Facts) -> int:
+    """Return the number of threads that compute on this machine; devices.num_cores counts alike for this process."""
+    text = facts.environ.get("OMP_NUM_THREADS")
+    if not text:
+        return min(facts.processor.num_physical, _num_usable(facts))
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 def check_threads(facts: Facts) -> list[Finding]:

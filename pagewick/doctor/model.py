@@ -140,7 +140,7 @@ def describe(
     else:
         scale, plan = None, best_plan(model, lambda size: weights_of(size).total, place, wishes, can_share)
     table = list(model_tensors(model))
-    formats = stored_formats(table)
+    formats = stored_formats(table, model)
     findings = [*refused, *hindrances]
     plan = replace(plan, tensor_parallel_sizes=tuple(filter(can_share, plan.tensor_parallel_sizes)))
     if (size := plan.tensor_parallel_size) not in plan.tensor_parallel_sizes:

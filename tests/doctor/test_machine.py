@@ -44,7 +44,7 @@ SEEDED: dict[str, tuple[Facts, str, str, tuple[str, ...]]] = {
     "no torch": (spoilt(torch=TorchView(error="No module named 'torch'")), "problem", "torch", ("No module", "pip")),
     "an old torch": (spoilt(torch=TorchView("2.9.1")), "problem", "torch", ("2.9.1", "torch>=2.11")),
     "affinity": (spoilt("processor", num_allowed=2), "note", "CPU", ("2 of 8", "taskset")),
-    "a quota of cores": (spoilt(limits=GroupLimits(cores=1.5)), "note", "CPU", ("1.5 of 8", "with 1 threads")),
+    "a quota of cores": (spoilt(limits=GroupLimits(cores=1.5)), "note", "CPU", ("1.5 of 8", "with 1 thread;")),
     "threads in words": (spoilt(environ={"OMP_NUM_THREADS": "four"}), "problem", "threads", ("'four'", "unset")),
     "threads by level": (spoilt(environ={"OMP_NUM_THREADS": "4,2"}), "problem", "threads", ("'4,2'",)),
     "no threads": (spoilt(environ={"OMP_NUM_THREADS": "0"}), "problem", "threads", ("'0'",)),
@@ -271,3 +271,9 @@ def test_threads_are_compared_with_the_quota() -> None:
     assert finding("2").level == "ok"
     assert "more than the 2 cores" in finding("8").text
     assert "leaves 1 cores idle" in finding("1").text
+
+
+def test_a_number_of_threads_counts_more_than_a_quota() -> None:
+    found = bad(spoilt(limits=GroupLimits(cores=2.5), environ={"OMP_NUM_THREADS": "4"}))
+    assert [subject for _, subject, _ in found] == ["CPU", "threads"]
+    assert "2.5 of 8" in found[0][2] and "computes with 4 threads;" in found[0][2]
