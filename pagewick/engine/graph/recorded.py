@@ -69,8 +69,8 @@ class StepGraph:
         if ahead is not None and stage == ForwardStage.MOST_LIKELY and ahead.is_for(batch):
             ahead.recorded.step.resume(self._progress_count, ahead.recorded.inputs_after(batch))
             return self._output(ahead.recorded, batch)
-        if ahead is not None:
-            recorded_steps.stop_ahead()
+        # Also without `ahead`: an interrupt may have come between the start of a step and the note of it.
+        recorded_steps.stop_ahead()
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
         # A step with an image is long and comes once for each image; the steps after it are text again.
         if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:

@@ -86,8 +86,8 @@ class NativeLibrary:
         """Run recorded calls, in order; return the first Status that is not OK, or OK.
 
         calls: address of an array of them. progress: address of a 64-bit word that each call increases by one.
-        next_inputs: address of the struct in NextInputs. If given, a worker then begins to run the calls once more. It
-        stops after a few milliseconds, and as soon as this process runs, replays or resumes anything. Until then the
+        next_inputs: address of the struct in NextInputs. If given, a worker then begins to run the calls once more, for
+        a few milliseconds at most. Until this process runs, replays or resumes something, or calls stop_ahead, the
         caller must neither change what the calls read nor use what they write.
         """
         status: int = self._handle.pw_replay(calls, num_calls, progress, next_inputs)

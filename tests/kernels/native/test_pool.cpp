@@ -72,6 +72,23 @@ void run_tasks(int threads) {
   }
 }
 
+// A task does not wait for another thread's job.
+void start_a_task_while_the_pool_is_occupied() {
+  set_num_threads(2);
+  std::atomic<bool> is_running{false}, may_end{false};
+  std::thread other([&] {
+    parallel_for(2, [&](int64_t) {
+      is_running = true;
+      while (!may_end) std::this_thread::yield();
+    });
+  });
+  while (!is_running) std::this_thread::yield();
+  require(!start_task([] { ++num_tasks; }), "a task starts although the pool is occupied");
+  help_with_task();
+  may_end = true;
+  other.join();
+}
+
 // An operation on plain numbers: each call adds the input to all of them, in parallel.
 struct AddArgs {
   const int* input;
@@ -109,6 +126,30 @@ void replay_ahead_of_the_caller() {
   stop_replay_ahead();
 }
 
+// The number of threads changes while another thread waits for a replay that no worker has taken yet.
+void change_the_number_of_threads_meanwhile() {
+  const Operation operation = {"add", sizeof(AddArgs), add, nullptr};
+  const Kernels kernels{};
+  std::vector<int> numbers(50);
+  const int input = 1;
+  const AddArgs args = {&input, &numbers};
+  const Call call = {0, &args};
+  const NextInputs next = {nullptr, 0, nullptr, 0};
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) {
+      replay_ahead(&operation, kernels, &call, 1, next);
+      stop_replay_ahead();
+    }
+  });
+  for (int change = 0; change < 3000; ++change) {
+    stop_replay_ahead();
+    set_num_threads(2);
+  }
+  is_over = true;
+  other.join();
+}
+
 }  // namespace
 
 int main() {
@@ -127,6 +168,8 @@ int main() {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     run_jobs(5);
   }
+  start_a_task_while_the_pool_is_occupied();
+  change_the_number_of_threads_meanwhile();
   set_num_threads(-3);
   require(num_threads() == 1, "at least one thread");
   std::printf("all tests passed\n");

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -255,6 +256,12 @@ void test_running_ahead_from_several_threads() {
   for (std::thread& caller : callers) caller.join();
 }
 
+void require_child_ends(pid_t child) {
+  require(child > 0, "fork");
+  int status = -1;
+  require(waitpid(child, &status, 0) == child && status == 0, "the child fails or hangs");
+}
+
 // A child process has no workers; it must not wait for them.
 void test_fork_while_running_ahead() {
   begin_case("a child process");
@@ -263,14 +270,37 @@ void test_fork_while_running_ahead() {
   Array<int64_t> token_ids(kRows);
   for (int64_t i = 0; i < kRows; ++i) token_ids[i] = i;
   Model::Run own(model, token_ids);
+  constexpr unsigned kDeadlineS = 20;
   for (int repeat = 0; repeat < 5; ++repeat) {
     require(pw_replay(own.calls.data(), 6, nullptr, &kSameInputs) == pagewick::kOk, "status");
     const pid_t child = fork();
-    if (child == 0) _exit(pw_resume(own.calls.data(), 6, nullptr, nullptr) == pagewick::kOk ? 0 : 1);
-    require(child > 0, "fork");
-    int status = -1;
-    require(waitpid(child, &status, 0) == child && status == 0, "the child fails");
+    if (child == 0) {
+      alarm(kDeadlineS);
+      for (int step = 0; step < 3; ++step)
+        if (pw_resume(own.calls.data(), 6, nullptr, &kSameInputs) != pagewick::kOk) _exit(1);
+      _exit(0);
+    }
+    require_child_ends(child);
   }
+
+  // Another thread forks. The child uses the library without memory of its own, which the fork may find in disorder.
+  std::atomic<bool> is_over{false};
+  std::thread decoding([&] {
+    while (!is_over)
+      require(pw_resume(own.calls.data(), 6, nullptr, &kSameInputs) == pagewick::kOk, "status");
+  });
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(kDeadlineS);
+      pw_stop_ahead();
+      _exit(0);
+    }
+    require_child_ends(child);
+  }
+  is_over = true;
+  decoding.join();
+  pw_stop_ahead();
 }
 
 }  // namespace

@@ -146,8 +146,8 @@ class Pool {
   }
 
   bool start_task(void (*task)()) {
-    const std::lock_guard<std::mutex> job(job_mutex_);
-    if (num_threads_ < 2) return false;
+    const std::unique_lock<std::mutex> job(job_mutex_, std::try_to_lock);
+    if (!job.owns_lock() || num_threads_ < 2) return false;
     start_workers();
     if (num_threads_ < 2) return false;
     is_task_open_ = true;
@@ -258,7 +258,9 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
     stop_ = false;
-    if (task_.exchange(nullptr) != nullptr) is_task_open_ = false;  // no worker has taken it
+    if (task_.exchange(nullptr) == nullptr) return;
+    is_task_open_ = false;  // no worker has taken it
+    wake_sleepers();
   }
 
   static constexpr int kTaskThread = 1;

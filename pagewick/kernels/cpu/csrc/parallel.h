@@ -48,7 +48,8 @@ void parallel_elements(int64_t num_rows, int64_t size, int64_t grain, const Body
 }
 
 // Lets a worker call task(), which may give jobs of its own, while the caller goes on. There is one task at a time: call
-// help_with_task() before the next. Returns false if there are no workers.
+// help_with_task() before the next. Returns false, and the task is not called, if there are no workers or a job of another
+// thread occupies the pool.
 bool start_task(void (*task)());
 
 // Takes part in the jobs of the task, and returns once it has ended; at once if there is none.

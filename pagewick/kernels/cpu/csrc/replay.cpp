@@ -40,9 +40,6 @@ class Lookahead {
 
 // The replay that runs ahead. Its fields are set before its task is started, and read after the task has ended.
 struct Ahead {
-  // A child process has no workers that would finish the replay.
-  Ahead() { pthread_atfork([] { stop_replay_ahead(); }, nullptr, nullptr); }
-
   const Operation* operations = nullptr;
   const Kernels* kernels = nullptr;
   const Call* calls = nullptr;
@@ -50,11 +47,38 @@ struct Ahead {
   int64_t num_done = 0;
   std::atomic<bool> stop{false};
   std::atomic<bool> exists{false};
-  std::mutex mutex;  // of starting and stopping
+  bool is_child = false;  // of a process that had loaded this library
+  std::mutex mutex;       // of starting, stopping and forking
 };
 
+Ahead& ahead();
+
+// The caller holds the mutex.
+void stop_now(Ahead& own) {
+  if (!own.exists) return;
+  own.stop = true;
+  help_with_task();
+  own.exists = false;
+}
+
+// A child process has no workers that would finish a replay, nor a thread that would unlock the mutex.
+void before_fork() {
+  ahead().mutex.lock();
+  stop_now(ahead());
+}
+
+void after_fork_in_parent() { ahead().mutex.unlock(); }
+
+void after_fork_in_child() {
+  ahead().is_child = true;
+  ahead().mutex.unlock();
+}
+
 Ahead& ahead() {
-  static Ahead* const instance = new Ahead;
+  static Ahead* const instance = [] {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return new Ahead;
+  }();
   return *instance;
 }
 
@@ -108,7 +132,7 @@ void replay_ahead(const Operation* operations, const Kernels& kernels, const Cal
   set_inputs(next);
   Ahead& own = ahead();
   const std::lock_guard<std::mutex> lock(own.mutex);
-  if (own.exists) return;  // of another thread, by now
+  if (own.is_child || own.exists) return;
   own.operations = operations, own.kernels = &kernels, own.calls = calls, own.num_calls = num_calls;
   own.num_done = 0;
   own.stop = false;
@@ -120,9 +144,7 @@ int64_t stop_replay_ahead(const Call* calls) {
   if (!own.exists) return 0;
   const std::lock_guard<std::mutex> lock(own.mutex);
   if (!own.exists) return 0;
-  own.stop = true;
-  help_with_task();
-  own.exists = false;
+  stop_now(own);
   return own.calls == calls ? own.num_done : 0;
 }
 

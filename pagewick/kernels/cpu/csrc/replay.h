@@ -45,7 +45,8 @@ Status replay(const Operation* operations, const Kernels& kernels, const Call* c
               volatile uint64_t* progress);
 
 // Sets the inputs of the next replay and begins to run the calls on a worker, for a few milliseconds at most, in place
-// of a replay that runs ahead already. Without workers it only sets the inputs.
+// of a replay that runs ahead already. Only sets the inputs if start_task refuses, another thread's replay runs ahead by
+// now, or this is a child process, which has no workers.
 void replay_ahead(const Operation* operations, const Kernels& kernels, const Call* calls, int64_t num_calls,
                   const NextInputs& next);
 
