@@ -84,17 +84,21 @@ def select_device(device: torch.device) -> None:
 
 
 def num_cores() -> int:
-    """Return the number of physical cores that this process may use, at least 1. OMP_NUM_THREADS overrides it.
+    """Return the number of physical cores that this process may use, at least 1. OMP_NUM_THREADS overrides it."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or allowed
+    return num_cores_of(os.environ.get("OMP_NUM_THREADS", ""), min(allowed, physical), read_limits().cores)
+
+
+def num_cores_of(omp_num_threads: str, num_cores: int, quota: float | None) -> int:
+    """Return the number of threads for a process that may use num_cores cores; OMP_NUM_THREADS, if set, decides.
 
     In a container with a CPU quota, the quota limits the number: the kernel would keep pausing additional threads, and
     the others would wait for them.
     """
-    if threads := os.environ.get("OMP_NUM_THREADS", ""):
-        return max(1, int(threads)) if threads.isdigit() else 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = read_limits().cores
-    shares = allowed if quota is None else int(quota)
-    return max(1, min(allowed, shares, psutil.cpu_count(logical=False) or allowed))
+    if omp_num_threads:
+        return max(1, int(omp_num_threads)) if omp_num_threads.isdigit() else 1
+    return max(1, num_cores if quota is None else min(num_cores, int(quota)))
 
 
 def available_memory(device: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagewick.devices import num_cores_of
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.facts import DEFAULT_PORT, Facts
 from pagewick.doctor.findings import Finding, format_memory, note, ok, problem
@@ -80,7 +81,7 @@ def check_processor(facts: Facts) -> list[Finding]:
         findings.append(note("CPU", text, "start it without taskset, or give the container more cores, to use all"))
     quota = facts.limits.cores
     if quota is not None and quota < cpu.num_allowed:
-        count = _num_threads(facts)
+        count = num_cores_of(facts.environ.get("OMP_NUM_THREADS", ""), min(cpu.num_allowed, cpu.num_physical), quota)
         threads = "1 thread" if count == 1 else f"{count} threads"
         findings.append(
             note(
@@ -96,14 +97,6 @@ def _num_usable(facts: Facts) -> int:
     """Return the number of cores that the affinity and the container's quota leave, at least 1."""
     allowed, quota = facts.processor.num_allowed, facts.limits.cores
     return allowed if quota is None else max(1, min(allowed, int(quota)))
-
-
-def _num_threads(facts: Facts) -> int:
-    """Return the number of threads that compute on this machine; devices.num_cores counts alike for this process."""
-    text = facts.environ.get("OMP_NUM_THREADS")
-    if not text:
-        return min(facts.processor.num_physical, _num_usable(facts))
-    return max(1, int(text)) if text.isdigit() else 1
 
 
 def check_threads(facts: Facts) -> list[Finding]:

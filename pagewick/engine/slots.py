@@ -19,15 +19,11 @@ from pagewick.engine.sampling.columns import SamplingColumns
 
 @dataclass(frozen=True, slots=True)
 class _StreamsBatch:
-    """The batch of a step with streams only. slots, next_starts: those of the streams, and where they continue.
-
-    can_be_steady: on a CPU, whether no stream reports more than its tokens, and no layer has a running state.
-    """
+    """The batch of a step with streams only. slots, next_starts: those of the streams, and where they continue."""
 
     batch: HostBatch
     slots: list[int]
     next_starts: list[int]
-    can_be_steady: bool
 
 
 class Slots:
@@ -57,6 +53,8 @@ class Slots:
         self.has_history = np.zeros(max_num_seqs, bool)
         self.mirostat_mu: list[float | None] = [None] * max_num_seqs
         self._latest: _StreamsBatch | None = None
+        # Whether batches that continue the latest one may be steady.
+        self._can_be_steady = False
 
     def sampling(self, slot: int) -> SlotSampling:
         params = self._sampling[slot]
@@ -104,15 +102,13 @@ class Slots:
 
     def build(self, plan: StepPlan) -> HostBatch:
         """Apply the plan and build the step's batch."""
-        streams, latest = plan.streams, self._latest
+        streams = plan.streams
         batch = self._continued(plan)
-        if batch is not None and latest is not None:
-            can_be_steady = latest.can_be_steady
-        else:
-            batch, can_be_steady = self._build(plan), self._can_be_steady(plan)
+        if batch is None:
+            batch = self._build(plan)
+            self._can_be_steady = self._are_plain(streams.slots)
         if not plan.work:
-            next_starts = [start + 1 for start in streams.starts]
-            self._latest = _StreamsBatch(batch, streams.slots, next_starts, can_be_steady)
+            self._latest = _StreamsBatch(batch, streams.slots, [start + 1 for start in streams.starts])
         return batch
 
     def _continued(self, plan: StepPlan) -> HostBatch | None:
@@ -126,7 +122,7 @@ class Slots:
         if streams.slots != latest.slots or streams.starts != latest.next_starts:
             return None
         positions = latest.batch.positions + 1
-        is_steady = latest.can_be_steady and int(positions.max()) + 1 < self._max_model_len
+        is_steady = self._can_be_steady and int(positions.max()) + 1 < self._max_model_len
         slot_mappings = []
         for spec, mapping in zip(self._specs, latest.batch.slot_mappings, strict=True):
             if spec.has_snapshots:
@@ -149,11 +145,11 @@ class Slots:
             is_steady=is_steady,
         )
 
-    def _can_be_steady(self, plan: StepPlan) -> bool:
-        """Return _StreamsBatch.can_be_steady of a plan."""
+    def _are_plain(self, slots: Sequence[int]) -> bool:
+        """Whether, on a CPU, none of these streams reports more than its tokens, and no layer has a running state."""
         if self._device.type != "cpu" or any(spec.has_snapshots for spec in self._specs):
             return False
-        return not self.columns.has_details[plan.streams.slots].any()
+        return not self.columns.has_details[slots].any()
 
     def _build(self, plan: StepPlan) -> HostBatch:
         self.apply(plan)

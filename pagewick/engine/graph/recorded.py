@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,8 @@ MAX_RECORDED_STEPS = 64
 _CPU = torch.device("cpu")
 # Number of tokens, number of sequences, and how far the forward pass goes.
 _Size = tuple[int, int, ForwardStage]
+# RecordedStep.replay or RecordedStep.resume.
+_Repeat = Callable[[int, recorded_steps.NextInputs | None], None]
 
 
 class StepGraph:
@@ -67,8 +69,7 @@ class StepGraph:
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and stage == ForwardStage.MOST_LIKELY and ahead.is_for(batch):
-            ahead.recorded.step.resume(self._progress_count, ahead.recorded.inputs_after(batch))
-            return self._output(ahead.recorded, batch)
+            return self._repeat(ahead.recorded, batch, ahead.recorded.step.resume)
         # Also without `ahead`: an interrupt may have come between the start of a step and the note of it.
         recorded_steps.stop_ahead()
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
@@ -79,17 +80,18 @@ class StepGraph:
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
-            found.step.replay(self._progress_count, found.inputs_after(batch))
-            return self._output(found, batch)
+            return self._repeat(found, batch, found.step.replay)
         # Recording is slower than running, so a size is recorded only when it comes a second time.
         if size not in self._seen:
             self._seen.add(size)
             return run(self._model, batch.to(_CPU), stage)
         return self._record(batch, size)
 
-    def _output(self, found: _Recorded, batch: HostBatch) -> ForwardOutput:
-        """Return the output of a step that was replayed."""
-        if found.inputs_after(batch) is None:
+    def _repeat(self, found: _Recorded, batch: HostBatch, repeat: _Repeat) -> ForwardOutput:
+        """Replay or resume a recorded step, and return its output. If the batch is steady, the next step runs ahead."""
+        next_inputs = found.next_inputs if batch.is_steady else None
+        repeat(self._progress_count, next_inputs)
+        if next_inputs is None:
             return found.output
         self._ahead = _Ahead(found, batch)
         return found.kept
@@ -124,10 +126,6 @@ class _Recorded:
     output: ForwardOutput
     kept: ForwardOutput
     next_inputs: recorded_steps.NextInputs | None
-
-    def inputs_after(self, batch: HostBatch) -> recorded_steps.NextInputs | None:
-        """Return the inputs of the step after this batch, which then runs ahead; None if they are not known."""
-        return self.next_inputs if batch.is_steady else None
 
 
 def _recorded(batch: HostBatch, step: recorded_steps.RecordedStep, output: ForwardOutput) -> _Recorded:

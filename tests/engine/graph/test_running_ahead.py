@@ -152,7 +152,7 @@ def test_a_step_that_fails_after_it_ran_ahead_is_an_error_and_the_next_one_runs(
     step, given = recorded(model, 5, 6)
     following = after(given, step(given, MOST_LIKELY))
     recorded_steps.stop_ahead()
-    # What ran ahead is gone, so that its inputs may change.
+    # Nothing runs ahead any more, so the test may change the inputs of the recorded step.
     ((_, kept),) = step._recorded.items()
     kept.batch.input_ids[:] = 1000
     broken = replace(following, input_ids=np.full(2, 1000))

@@ -47,8 +47,8 @@ struct Ahead {
   int64_t num_done = 0;
   std::atomic<bool> stop{false};
   std::atomic<bool> exists{false};
-  bool is_child = false;  // of a process that had loaded this library
-  std::mutex mutex;       // of starting, stopping and forking
+  bool is_child = false;  // Whether this process is a fork of one that had loaded the library.
+  std::mutex mutex;       // Held to start a replay, to stop one, and to fork.
 };
 
 Ahead& ahead();
