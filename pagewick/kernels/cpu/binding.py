@@ -1,6 +1,7 @@
 """The native library of `csrc/`, bound with ctypes: loaded once, or a sentence that says why not.
 
-PAGEWICK_NATIVE=0 turns it off; PAGEWICK_CPU_ISA=generic|avx2|avx512|avx512_bf16|amx|neon forces an instruction set.
+PAGEWICK_NATIVE=0 turns it off; PAGEWICK_CPU_ISA forces an instruction set: one of
+INSTRUCTION_SETS that the processor has.
 Every operation is one call with a struct of numbers and addresses. Calls can be recorded (recorded_calls.py) and then
 repeated all at once; results of calls that are being recorded lie in the memory of the recorded step.
 """
@@ -21,7 +22,10 @@ from pagewick.kernels.cpu.structs import ABI_VERSION, OPERATIONS, DType, Status
 from pagewick.kernels.options import AttentionMetadata
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
+# The best come last.
+INSTRUCTION_SETS = (
+    "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_i8mm",
+)  # fmt: skip
 DTYPES = {torch.float32: DType.FLOAT32.value, torch.bfloat16: DType.BFLOAT16.value, torch.float16: DType.FLOAT16.value}
 # Dtypes that only a KV cache may have; they come with scales.
 SCALED_DTYPES = {

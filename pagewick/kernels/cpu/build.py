@@ -34,11 +34,33 @@ SLOW_SOURCES = (
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
-AMX_FLAGS = (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
-# Only these have code for AMX; ops.cpp takes the other kernels from avx512_bf16.
-AMX_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
-X86_SETS = {"generic": (), "avx2": AVX2_FLAGS, "avx512": AVX512_FLAGS, "avx512_bf16": BF16_FLAGS, "amx": AMX_FLAGS}
+VNNI_FLAGS = (*AVX512_FLAGS, "-mavx512vnni")
+BF16_FLAGS = (*VNNI_FLAGS, "-mavx512bf16")
+# Instruction set -> compiler flags
+X86_SETS = {
+    "generic": (),
+    "avx2": AVX2_FLAGS,
+    "avx_vnni": (*AVX2_FLAGS, "-mavxvnni"),
+    "avx512": AVX512_FLAGS,
+    "avx512_vnni": VNNI_FLAGS,
+    "avx512_bf16": BF16_FLAGS,
+    "amx": (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+}
+ARM_SETS = {
+    "generic": (),
+    "neon": (),
+    "neon_dotprod": ("-march=armv8.2-a+dotprod",),
+    "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+}
+# Instruction sets with instructions for some kernels only. ops.cpp takes the others from another set.
+BYTE_PRODUCTS = tuple(source.name for source in KERNEL_SOURCES if source.name.startswith("quantized_"))
+PARTIAL_SETS = {
+    "avx_vnni": BYTE_PRODUCTS,
+    "avx512_vnni": BYTE_PRODUCTS,
+    "amx": ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", *BYTE_PRODUCTS),
+    "neon_dotprod": BYTE_PRODUCTS,
+    "neon_i8mm": BYTE_PRODUCTS,
+}
 
 
 def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
@@ -46,7 +68,7 @@ def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     if machine in ("x86_64", "AMD64"):
         return X86_SETS
     if machine in ("aarch64", "arm64"):
-        return {"generic": (), "neon": ()}
+        return ARM_SETS
     return {"generic": ()}
 
 
@@ -74,7 +96,7 @@ def library_jobs(directory: Path, flags: tuple[str, ...], machine: str) -> list[
     for isa, isa_flags in instruction_sets(machine).items():
         defines = (f"-DPW_ISA={isa}", f"-DPW_ISA_{isa.upper()}")
         for source in KERNEL_SOURCES:
-            if isa != "amx" or source.name in AMX_SOURCES:
+            if source.name in PARTIAL_SETS.get(isa, (source.name,)):
                 jobs.append((source, directory / f"{isa}_{source.name}.o", (*flags, *isa_flags, *defines)))
     return jobs
 

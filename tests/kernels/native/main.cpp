@@ -21,13 +21,24 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"moe", test_moe},
                                 {"recorded_steps", test_recorded_steps}};
 
+// multiplies_bytes_only: it has kernels of its own for products with quantized weights only.
+struct InstructionSet {
+  const char* name;
+  bool multiplies_bytes_only;
+};
+
+constexpr InstructionSet kInstructionSets[] = {
+    {"generic", false},
 #if defined(__x86_64__)
-constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+    {"avx2", false}, {"avx_vnni", true}, {"avx512", false}, {"avx512_vnni", true}, {"avx512_bf16", false}, {"amx", false},
 #elif defined(__aarch64__)
-constexpr const char* kInstructionSets[] = {"generic", "neon"};
-#else
-constexpr const char* kInstructionSets[] = {"generic"};
+    {"neon", false}, {"neon_dotprod", true}, {"neon_i8mm", true},
 #endif
+};
+
+bool has_own_kernels(const InstructionSet& isa, const Family& family) {
+  return !isa.multiplies_bytes_only || family.test == test_quantized || family.test == test_moe;
+}
 
 bool is_wanted(const Family& family, int argc, char** argv) {
   for (int i = 1; i < argc; ++i)
@@ -41,14 +52,15 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   testing::require(pw_abi_version() == pagewick::kAbiVersion, "the library is of another version");
   testing::require(pw_select_isa("sse9") == -1, "an instruction set of no processor");
-  for (const char* isa : kInstructionSets) {
+  for (const InstructionSet& set : kInstructionSets) {
+    const char* const isa = set.name;
     if (pw_select_isa(isa) != 0) {
       std::printf("%s: not run, this processor does not have it\n", isa);
       continue;
     }
     testing::require(std::strcmp(pw_isa(), isa) == 0, "another instruction set was selected");
     for (const Family& family : kFamilies)
-      if (is_wanted(family, argc, argv)) {
+      if (is_wanted(family, argc, argv) && has_own_kernels(set, family)) {
         const int64_t before = testing::num_cases();
         family.test();
         std::printf("%s: %s passed, %d cases\n", isa, family.name, static_cast<int>(testing::num_cases() - before));

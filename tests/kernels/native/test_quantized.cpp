@@ -79,5 +79,7 @@ void test_quantized() {
     weight.test(DType::kFloat32, 1);
     weight.test(DType::kBFloat16, 5);
     weight.test(DType::kFloat16, 7);
+    // Tiles of sixteen rows, the last of which is not full.
+    weight.test(DType::kFloat32, 45);
   }
 }

@@ -37,27 +37,47 @@ namespace pagewick {
   extern const QuantizerKernels kQuantizers;    \
   }
 
+// A set that has instructions for products only. Everything else is that of another set.
+#define PW_DECLARE_PRODUCTS(isa, other) \
+  namespace isa {                       \
+  extern const QuantizedKernels kQuantized; \
+  using other::kActivation;             \
+  using other::kElementwise;            \
+  using other::kLogits;                 \
+  using other::kMoe;                    \
+  using other::kNorm;                   \
+  using other::kQuantizers;             \
+  using other::kRope;                   \
+  }
+// Of these, a set whose instructions multiply nothing but bytes has those of another set as well.
+#define PW_USE_FLOAT_PRODUCTS(isa, other) \
+  namespace isa {                         \
+  using other::kAttention;                \
+  using other::kMatrix;                   \
+  using other::kMla;                      \
+  }
+
 PW_DECLARE(generic)
 #if defined(__x86_64__)
 PW_DECLARE(avx2)
+PW_DECLARE_PRODUCTS(avx_vnni, avx2)
+PW_USE_FLOAT_PRODUCTS(avx_vnni, avx2)
 PW_DECLARE(avx512)
+PW_DECLARE_PRODUCTS(avx512_vnni, avx512)
+PW_USE_FLOAT_PRODUCTS(avx512_vnni, avx512)
 PW_DECLARE(avx512_bf16)
-// Tiles multiply panels; everything else is compiled once for both.
+PW_DECLARE_PRODUCTS(amx, avx512_bf16)
 namespace amx {
-extern const MatrixKernels kMatrix;
 extern const AttentionKernels kAttention;
+extern const MatrixKernels kMatrix;
 extern const MlaKernels kMla;
-using avx512_bf16::kActivation;
-using avx512_bf16::kElementwise;
-using avx512_bf16::kLogits;
-using avx512_bf16::kMoe;
-using avx512_bf16::kNorm;
-using avx512_bf16::kQuantized;
-using avx512_bf16::kQuantizers;
-using avx512_bf16::kRope;
 }  // namespace amx
 #elif defined(__aarch64__)
 PW_DECLARE(neon)
+PW_DECLARE_PRODUCTS(neon_dotprod, neon)
+PW_USE_FLOAT_PRODUCTS(neon_dotprod, neon)
+PW_DECLARE_PRODUCTS(neon_i8mm, neon)
+PW_USE_FLOAT_PRODUCTS(neon_i8mm, neon)
 #endif
 
 namespace {
@@ -77,11 +97,15 @@ const InstructionSet kInstructionSets[] = {
     {"generic", always, PW_KERNELS(generic)},
 #if defined(__x86_64__)
     {"avx2", has_avx2, PW_KERNELS(avx2)},
+    {"avx_vnni", has_avx_vnni, PW_KERNELS(avx_vnni)},
     {"avx512", has_avx512, PW_KERNELS(avx512)},
+    {"avx512_vnni", has_avx512_vnni, PW_KERNELS(avx512_vnni)},
     {"avx512_bf16", has_avx512_bf16, PW_KERNELS(avx512_bf16)},
     {"amx", has_amx, PW_KERNELS(amx)},
 #elif defined(__aarch64__)
     {"neon", always, PW_KERNELS(neon)},
+    {"neon_dotprod", has_dotprod, PW_KERNELS(neon_dotprod)},
+    {"neon_i8mm", has_i8mm, PW_KERNELS(neon_i8mm)},
 #endif
 };
 

@@ -1,9 +1,17 @@
-// Which instruction sets the processor that runs this has.
+// Which instruction sets the processor that runs this has. With PW_STAND_INS, which only tests define, other instructions
+// stand in for those that the processor lacks (tests/kernels/native/stand_ins.h).
 #pragma once
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace pagewick {
@@ -21,24 +29,59 @@ inline bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-inline bool has_avx512_bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+inline bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+inline bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// The registers that CPUID writes for leaf 7: what each bit means is in the Intel 64 and IA-32 Architectures Software
+// Developer's Manual, volume 2, CPUID. All are 0 for a subleaf that the processor does not have.
+struct Leaf7 {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+
+  explicit Leaf7(unsigned subleaf) { __get_cpuid_count(7, subleaf, &a, &b, &c, &d); }
+};
+
+inline bool has_avx_vnni() {
+#if defined(PW_STAND_INS)
+  return has_avx512_vnni();
+#else
+  return has_avx2() && (Leaf7(1).a & 1u << 4) != 0;
+#endif
 }
 
 // Whether the processor has tile registers and the operating system lets this process use them. On Linux a process must
 // ask for them once, because they make a thread's state larger (Documentation/arch/x86/xstate.rst).
 inline bool has_amx() {
-#if defined(__linux__)
-  constexpr unsigned kTileBit = 1u << 24, kBf16Bit = 1u << 22;
-  unsigned a = 7, b = 0, c = 0, d = 0;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  if (!has_avx512_bf16() || (d & kTileBit) == 0 || (d & kBf16Bit) == 0) return false;
+#if defined(PW_STAND_INS)
+  return has_avx512_bf16();
+#elif defined(__linux__)
+  constexpr unsigned kTileBit = 1u << 24, kBf16Bit = 1u << 22, kInt8Bit = 1u << 25;
+  constexpr unsigned kWanted = kTileBit | kBf16Bit | kInt8Bit;
+  if (!has_avx512_bf16() || (Leaf7(0).d & kWanted) != kWanted) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
+#elif defined(__aarch64__)
+#if defined(__APPLE__)
+inline bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+inline bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+inline bool has_i8mm() { return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+// Bits of the auxiliary vector (Documentation/arch/arm64/elf_hwcaps.rst).
+inline bool has_dotprod() { return (getauxval(AT_HWCAP) & 1u << 20) != 0; }
+inline bool has_i8mm() { return has_dotprod() && (getauxval(AT_HWCAP2) & 1u << 13) != 0; }
+#else
+inline bool has_dotprod() { return false; }
+inline bool has_i8mm() { return false; }
+#endif
 #endif
 
 }  // namespace pagewick

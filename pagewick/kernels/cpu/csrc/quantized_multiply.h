@@ -117,11 +117,43 @@ class QuadAhead {
   const uint8_t* from_;
 };
 
+#if defined(PW_HAS_BYTE_MATRIX_DOT)
+// add_products for an even number of rows and of quads.
+template <int kStored, int kQuads, int R, int V, class Ahead>
+inline void add_pairs(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
+                      IntVec (&sums)[R][V]) {
+  PairDot pairs[R / 2][V];
+#pragma GCC unroll 4
+  for (int64_t quad = first; quad < first + kQuads; quad += 2) {
+    ahead.share(quad);
+    ahead.share(quad + 1);
+    IntVec low[V], high[V];
+    for (int v = 0; v < V; ++v) {
+      low[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
+      high[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad + 1);
+    }
+    for (int r = 0; r < R; r += 2) {
+      const int8_t *const x = values[r] + quad * kQuad, *const next = values[r + 1] + quad * kQuad;
+      const int8x16_t both = vcombine_s8(vld1_s8(x), vld1_s8(next));
+      for (int v = 0; v < V; ++v) pairs[r / 2][v].add(low[v], high[v], both);
+    }
+  }
+  for (int r = 0; r < R; r += 2)
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] += pairs[r / 2][v].of_first_row();
+      sums[r + 1][v] += pairs[r / 2][v].of_second_row();
+    }
+}
+#endif
+
 // sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit. Each quad
 // prefetches its share.
 template <int kBits, int kStored, int kQuads, int R, int V, class Ahead>
 inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R],
                          const Ahead& ahead, typename Dot<kBits>::Sum (&sums)[R][V]) {
+#if defined(PW_HAS_BYTE_MATRIX_DOT)
+  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_pairs<kStored, kQuads>(unit, first, values, ahead, sums);
+#endif
 #pragma GCC unroll 8
   for (int64_t quad = first; quad < first + kQuads; ++quad) {
     ahead.share(quad);

@@ -11,7 +11,7 @@
 
 #include "kernels.h"
 
-// Every set includes the sets before it.
+// A set includes the one whose macro it defines.
 #if defined(PW_ISA_AMX)
 #define PW_HAS_AMX
 #define PW_ISA_AVX512_BF16
@@ -19,8 +19,23 @@
 #if defined(PW_ISA_AVX512_BF16)
 // Every processor with dot products of bf16 also has those of bytes.
 #define PW_HAS_BF16_DOT
-#define PW_HAS_VNNI
+#define PW_ISA_AVX512_VNNI
+#endif
+#if defined(PW_ISA_AVX512_VNNI)
+#define PW_HAS_BYTE_DOT
 #define PW_ISA_AVX512
+#endif
+#if defined(PW_ISA_AVX_VNNI)
+#define PW_HAS_BYTE_DOT
+#define PW_ISA_AVX2
+#endif
+#if defined(PW_ISA_NEON_I8MM)
+#define PW_HAS_BYTE_MATRIX_DOT
+#define PW_ISA_NEON_DOTPROD
+#endif
+#if defined(PW_ISA_NEON_DOTPROD)
+#define PW_HAS_BYTE_DOT
+#define PW_ISA_NEON
 #endif
 
 #if defined(PW_ISA_AVX512) || defined(PW_ISA_AVX2)

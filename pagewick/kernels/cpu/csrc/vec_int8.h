@@ -60,17 +60,33 @@ inline IntVec dot_pairs(ShortVec a, ShortVec b) {
 // Sums of products of levels, unsigned bytes below 2^kBits, with signed bytes of x from -127 on. A Sum takes the
 // products of kQuads quads: four columns, whose bytes lie beside each other in a lane. A sum goes on from `total` and
 // becomes one again at its end. Where kIsCentred, levels count as 128 less.
-#if defined(PW_HAS_VNNI)
+#if defined(PW_HAS_BYTE_DOT)
 template <int kBits>
 struct Dot {
   using Sum = IntVec;
   using Factor = IntVec;
   static constexpr int kQuads = 8;
+#if defined(PW_ISA_NEON) && !defined(PW_HAS_BYTE_MATRIX_DOT)
+  static constexpr bool kIsCentred = kBits == 8;
+#else
   static constexpr bool kIsCentred = false;
+#endif
 
   static Sum begin(IntVec total) { return total; }
   static Sum add(Sum sum, IntVec levels, IntVec x) {
+#if defined(PW_ISA_AVX512)
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)x);
+#elif defined(__AVXVNNI__)
+    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)levels, (__m256i)x);
+#elif defined(PW_ISA_AVX2)
+    return (IntVec)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)levels, (__m256i)x);
+#elif defined(PW_HAS_BYTE_MATRIX_DOT)
+    return (IntVec)vusdotq_s32((int32x4_t)sum, (uint8x16_t)levels, (int8x16_t)x);
+#else
+    // Both factors are signed here.
+    const IntVec bytes = kIsCentred ? levels ^ (int32_t)0x80808080 : levels;
+    return (IntVec)vdotq_s32((int32x4_t)sum, (int8x16_t)bytes, (int8x16_t)x);
+#endif
   }
   static IntVec end(IntVec, Sum sum) { return sum; }
   // The signed byte of each lane with this number, as add_scaled wants it.
@@ -128,6 +144,25 @@ struct Dot<8> {
 #endif
   }
   static IntVec end(IntVec, Sum sum) { return sum; }
+};
+#endif
+
+#if defined(PW_HAS_BYTE_MATRIX_DOT)
+// Sums of products of two lanes of the weight with two rows of x, eight columns at a time: this instruction multiplies
+// twice as many bytes as a dot product does.
+class PairDot {
+ public:
+  // x: of eight columns, those of a row after those of the other. low, high: the levels of their first and second quads.
+  void add(IntVec low, IntVec high, int8x16_t x) {
+    const uint32x4_t first = (uint32x4_t)low, second = (uint32x4_t)high;
+    sums_[0] = vusmmlaq_s32(sums_[0], vreinterpretq_u8_u32(vzip1q_u32(first, second)), x);
+    sums_[1] = vusmmlaq_s32(sums_[1], vreinterpretq_u8_u32(vzip2q_u32(first, second)), x);
+  }
+  IntVec of_first_row() const { return (IntVec)vuzp1q_s32(sums_[0], sums_[1]); }
+  IntVec of_second_row() const { return (IntVec)vuzp2q_s32(sums_[0], sums_[1]); }
+
+ private:
+  int32x4_t sums_[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
 };
 #endif
 
