@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +17,11 @@ import torch
 from pagewick.errors import ConfigError
 from pagewick.kernels import TABLE, cpu, reference
 from pagewick.kernels.cpu import build
+
+# The library that the tests of this process load instead of the package's: native_programs.py builds it.
+STAND_IN_LIBRARY = "PAGEWICK_TEST_STAND_IN_LIBRARY"
+if _stand_in := os.environ.get(STAND_IN_LIBRARY):
+    importlib.import_module("pagewick.kernels.cpu.binding").LIBRARY_PATH = Path(_stand_in)
 
 ISAS = tuple(build.instruction_sets(platform.machine()))
 # No test is made for an instruction set that this processor lacks; test_native_library.py names those.

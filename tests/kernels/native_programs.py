@@ -10,6 +10,7 @@ from pathlib import Path
 from pagewick.kernels.cpu.build import (
     COMPILE_FLAGS,
     SOURCE_DIR,
+    VNNI_FLAGS,
     Job,
     compile_objects,
     find_compiler,
@@ -28,6 +29,9 @@ TEST_FLAGS = ("-O1",)
 # Not optimised: optimising instrumented code takes far longer than running it.
 SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
+STAND_IN_FLAGS = ("-DPW_STAND_INS", "-include", str(SOURCES / "stand_ins.h"))
+# Instruction sets that other instructions stand in for, and the flags that these need; None: those of the set.
+STAND_INS: dict[str, tuple[str, ...] | None] = {"avx_vnni": VNNI_FLAGS, "amx": None}
 
 
 def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
@@ -37,6 +41,21 @@ def build_native_test(output: Path, library: Path, machine: str | None = None) -
         objects = compile_objects(compiler, _jobs(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS)))
         library = library.resolve()
         run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
+
+
+def build_stand_in_library(output: Path) -> None:
+    """Compile a library whose instruction sets in STAND_INS run on any processor with AVX-512 BF16.
+
+    The kernels of other sets are not optimised: they are there because the library names them.
+    """
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = []
+        for source, target, flags in library_jobs(Path(directory), (*COMPILE_FLAGS, *STAND_IN_FLAGS), "x86_64"):
+            isa = next((isa for isa in STAND_INS if f"-DPW_ISA={isa}" in flags), None)
+            own = (*flags, *(STAND_INS.get(isa or "") or ()), "-O1" if isa else "-O0")
+            jobs.append((source, target, tuple(flag for flag in own if flag != "-mavxvnni")))
+        run((compiler, *compile_objects(compiler, jobs), "-shared", "-pthread", "-o", str(output)))
 
 
 def build_sanitized_test(output: Path, isas: Collection[str]) -> None:

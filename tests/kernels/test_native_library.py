@@ -23,8 +23,14 @@ from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
-from tests.kernels.conftest import ISAS, ISAS_HERE, required_library
-from tests.kernels.native_programs import build_native_test, build_pool_test, build_sanitized_test
+from tests.kernels.conftest import ISAS, ISAS_HERE, STAND_IN_LIBRARY, required_library
+from tests.kernels.native_programs import (
+    STAND_INS,
+    build_native_test,
+    build_pool_test,
+    build_sanitized_test,
+    build_stand_in_library,
+)
 from tests.kernels.paged import expected_attention, make_paged, plain_cache
 
 # `pagewick.kernels.cpu.binding` is also the name of a function.
@@ -169,6 +175,10 @@ FAMILIES = (
     "mla", "moe",
     "recorded_steps",
 )  # fmt: skip
+# The families of instruction sets that have only kernels for products with quantized weights.
+BYTE_FAMILIES = ("quantized", "moe")
+# Those of AMX: everything else is that of AVX-512 BF16.
+AMX_FAMILIES = ("matrix", "quantized", "attention", "mla", "moe")
 
 
 @pytest.fixture
@@ -187,9 +197,14 @@ def run_program(*command: str | Path) -> str:
     return result.stdout
 
 
-def assert_all_ran(output: str, ran: list[str], not_run: list[str]) -> None:
+def assert_all_ran(
+    output: str, ran: list[str], not_run: list[str], wanted: tuple[str, ...] = FAMILIES
+) -> None:
     for isa in ran:
-        assert [line.split()[1] for line in output.splitlines() if f"{isa}: " in line] == list(FAMILIES), output
+        has_only_bytes = build.PARTIAL_SETS.get(isa) == build.BYTE_PRODUCTS
+        expected = [family for family in wanted if not has_only_bytes or family in BYTE_FAMILIES]
+        found = [line.split()[1] for line in output.splitlines() if line.startswith(f"{isa}: ")]
+        assert found == expected, output
     for isa in not_run:
         assert f"{isa}: not run, this processor does not have it" in output.splitlines()
 
@@ -229,7 +244,26 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
     build.build_library(library, "aarch64")
     build_native_test(program, library, "aarch64")
-    assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), ["generic", "neon"], [])
+    assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), list(build.ARM_SETS), [])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.skipif("avx512_bf16" not in ISAS_HERE, reason="the stand-ins need a processor with AVX-512 BF16")
+@pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
+def test_kernels_for_instructions_that_the_processor_lacks(tmp_path: Path) -> None:
+    """AMX's tile registers are memory here, and AVX-VNNI is AVX-512 VNNI: see native/stand_ins.h."""
+    library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
+    build_stand_in_library(library)
+    build_native_test(program, library)
+    assert_all_ran(run_program(program, *AMX_FAMILIES), list(build.X86_SETS), [], AMX_FAMILIES)
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("quantized", "quantized_experts")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, STAND_IN_LIBRARY: str(library)}
+    result = subprocess.run(
+        [*command, "-k", " or ".join(STAND_INS)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "skipped" not in result.stdout
 
 
 def test_the_build_needs_no_installed_package() -> None:

@@ -128,9 +128,9 @@ def test_the_largest_sums_are_exact(name: str, byte: int, native: NativeKernels)
     rows = torch.full((64, num_bytes), byte, dtype=torch.uint8)
     for start in halves:
         rows[:, start : start + 2] = torch.ones(64, 1, dtype=torch.float16).view(torch.uint8)
-    signs = torch.ones(3, columns)
-    signs[1] = -1
-    signs[2, ::2] = -1
+    signs = torch.ones(45, columns)
+    signs[1::3] = -1
+    signs[2::3, ::2] = -1
     found = matrix_of(name, rows, columns).linear(signs)
     # Whole numbers times 1 / 127, the scale of x.
     torch.testing.assert_close(found, by_definition(name, rows, signs), rtol=1e-6, atol=0)
@@ -142,9 +142,9 @@ def test_the_largest_sums_with_zero_points_are_exact(byte: int, zero: int, nativ
     rows = torch.full((64, 69), byte, dtype=torch.uint8)
     rows[:, :4] = torch.ones(64, 1).view(torch.uint8)
     rows[:, 4] = zero
-    signs = torch.ones(9, 128)
-    signs[1] = -1
-    signs[2, ::2] = -1
+    signs = torch.ones(45, 128)
+    signs[1::3] = -1
+    signs[2::3, ::2] = -1
     found = matrix_of("int4_g128", rows, 128).linear(signs)
     torch.testing.assert_close(found, by_definition("int4_g128", rows, signs), rtol=1e-6, atol=1e-6)
 

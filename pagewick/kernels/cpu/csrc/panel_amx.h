@@ -1,11 +1,9 @@
 // Products of bf16 on the tile registers of AMX: sixteen rows at a time. Part of panel.h.
 //
-// Tile registers hold up to 16 rows of 64 bytes. Their numbers of rows and bytes are configured for all of them at
-// once. Tiles 0 to 3 are accumulators, tiles 4 and 5 hold rows of A, tiles 6 and 7 hold steps of B (Intel 64 and IA-32
-// Architectures Software Developer's Manual, volume 1, chapter 18).
+// Tiles 0 to 3 are accumulators, tiles 4 and 5 hold rows of A, tiles 6 and 7 hold steps of B.
 #pragma once
 
-#include "vec.h"
+#include "tile_registers.h"
 
 namespace pagewick {
 namespace PW_ISA {
@@ -14,13 +12,6 @@ namespace {
 class TileProduct {
  public:
   static constexpr int kTileRows = 16, kTileCols = 16, kTileDepth = 32;
-
-  TileProduct() = default;
-  TileProduct(const TileProduct&) = delete;
-  TileProduct& operator=(const TileProduct&) = delete;
-  ~TileProduct() {
-    if (config_ != 0) _tile_release();
-  }
 
   // Multiplier::multiply for bf16.
   void multiply(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t cols,
@@ -37,13 +28,10 @@ class TileProduct {
   }
 
  private:
-  // The intrinsics do not tell the compiler which memory tiles read, so everything must be written before.
-  static void read_memory() { asm volatile("" ::: "memory"); }
-
   // unit: the depth of a tile, which divides the depth of a piece.
   void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
            int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
-    read_memory();
+    TileRegisters::read_memory();
     int64_t row = 0;
     for (; row + kTileRows < rows; row += 2 * kTileRows) {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
@@ -74,21 +62,9 @@ class TileProduct {
     const uint32_t wanted = static_cast<uint32_t>(first_rows | second_rows << 8 | unit << 16);
     if (wanted == config_) return;
     config_ = wanted;
-    struct alignas(64) {
-      uint8_t palette, start_row, reserved[14];
-      uint16_t row_bytes[16];
-      uint8_t rows[16];
-    } config = {};
-    config.palette = 1;
-    const int64_t tile_rows[8] = {first_rows, first_rows, second_rows, second_rows,
-                                  first_rows, second_rows, unit / 2, unit / 2};
-    for (int i = 0; i < 8; ++i) {
-      // The accumulators are one row of four, or two rows of two.
-      config.rows[i] = static_cast<uint8_t>(tile_rows[i]);
-      config.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? unit * 2 : 64);
-    }
-    read_memory();
-    _tile_loadconfig(&config);
+    // The accumulators are one row of four, or two rows of two.
+    const TileShape above = {first_rows, 64}, below = {second_rows, 64}, steps = {unit / 2, 64};
+    registers_.configure({above, above, below, below, {first_rows, unit * 2}, {second_rows, unit * 2}, steps, steps});
   }
 
   // Calls f(tile of B, its k in the whole matrix) for the tiles at one column of B, from top to bottom.
@@ -123,7 +99,7 @@ class TileProduct {
 #pragma GCC unroll 4
         for (int tile = 0; tile < kTiles; ++tile) _mm512_store_si512(copy_ + (i * kTiles + tile) * kLine, lines[tile]);
       }
-      read_memory();
+      TileRegisters::read_memory();
       return copy_;
     }
 
@@ -225,6 +201,7 @@ class TileProduct {
 #undef PW_OPEN_TILE
 #undef PW_CLOSE_TILE
 
+  TileRegisters registers_;
   uint32_t config_ = 0;  // 0: none is loaded
 };
 

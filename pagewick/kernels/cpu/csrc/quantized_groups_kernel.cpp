@@ -1,5 +1,6 @@
 // Products with quantized weights of int4 and fp8 formats, whose blocks have 32 columns or a few times as many. Compiled
 // once per instruction set.
+#include "quantized_amx.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -30,6 +31,9 @@ struct Int4Tile : LevelTile<4> {
   // If no zero point of a chunk is above this, as in nearly all chunks, its expanded levels are level + kShift - zero
   // point, which takes 5 bits, as in a format without zero points.
   static constexpr int32_t kShift = 16;
+  static constexpr int64_t kPartQuads = kUnitQuads;
+  static constexpr bool kHasMinimum = false;
+  using InRegisters = InTileRegisters<PartsInRegisters<Int4Tile>>;
 
   static bool includes_zeros(const Chunk& chunk) {
     uint8_t above = 0;
@@ -43,10 +47,27 @@ struct Int4Tile : LevelTile<4> {
   static void expand(const Chunk& chunk, int64_t block, uint8_t* bytes) {
     const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
     LevelTile<4>::expand_levels(chunk, block, bytes, [&](int64_t byte) {
-      if (!chunk.is_shifted) return IntVec{};
-      return (kShift - (IntVec)load_widened(zeros + byte / kQuad)) * 0x01010101;
+      if (!chunk.is_shifted) return LevelVec{};
+      return kShift - zeros_of_bytes(zeros + byte / kQuad);
     });
   }
+
+  // As in SmallTile.
+  static bool is_centrable(const Chunk& chunk) { return includes_zeros(chunk); }
+  static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
+    const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
+    LevelTile<4>::expand_levels(chunk, block, bytes,
+                                [&](int64_t byte) { return -zeros_of_bytes(zeros + byte / kQuad); });
+  }
+  static const uint8_t* scales_of(const Chunk& chunk, int64_t part) {
+    return chunk.heads + part / chunk.num_units * chunk.head_stride;
+  }
+  static Vec load_scale(const uint8_t* scales, int64_t row) {
+    return load(reinterpret_cast<const float*>(scales) + row);
+  }
+
+  // The zero points of kLanes rows, one for each byte of a lane.
+  static LevelVec zeros_of_bytes(const uint8_t* zeros) { return (LevelVec)((IntVec)load_widened(zeros) * 0x01010101); }
 
   template <int R, int V>
   struct Of {
@@ -152,6 +173,7 @@ struct Fp8Tile {
   using Prepared = PreparedWide;
   static constexpr int kExpandedBits = 8 * sizeof(Wide), kRegisters = 1;
   static constexpr bool kExpandsAll = true;
+  using InRegisters = NoTileRegisters;
   static constexpr int64_t kChunkColumns = 128, kMaxRows = 256;
   static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
 

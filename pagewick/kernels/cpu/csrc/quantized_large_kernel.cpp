@@ -1,4 +1,5 @@
 // Products with quantized weights of K types, whose blocks have 256 columns. Compiled once per instruction set.
+#include "quantized_amx.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -18,6 +19,8 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
   // Bytes of a panel's block that each of its 8 units prefetches, in whole cache lines.
   static constexpr int64_t kPartBytes = (L::kBlock.bytes + 7) / 8 * kPanelRows;
   static constexpr int64_t kRun = D::kQuads < kGroupQuads ? D::kQuads : kGroupQuads;
+
+  using InRegisters = InTileRegisters<BlocksInRegisters<kName>>;
 
   static const int16_t* group_sums(const Prepared& x) {
     if constexpr (kGroups == 16) return x.sums_of_16;

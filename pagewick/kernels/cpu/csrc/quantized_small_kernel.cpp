@@ -1,4 +1,5 @@
 // Products with quantized weights whose blocks have 32 columns. Compiled once per instruction set.
+#include "quantized_amx.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -22,6 +23,25 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
   static constexpr int kParts = L::kBlock.num_scales;
   static constexpr int64_t kPartQuads = kUnitQuads / kParts;
   static constexpr int64_t kRun = D::kQuads < kPartQuads ? D::kQuads : kPartQuads;
+  static constexpr bool kHasMinimum = L::kBlock.has_minimum();
+  using InRegisters = InTileRegisters<PartsInRegisters<SmallTile>>;
+
+  static bool is_centrable(const Chunk&) { return true; }
+
+  // Expands the levels of a block to signed bytes.
+  static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
+    LevelTile<L::kBits>::expand_levels(chunk, block, bytes,
+                                       [](int64_t) { return LevelVec{} - static_cast<uint8_t>(L::kBlock.offset); });
+  }
+
+  // The scales of a part of a chunk for a panel's rows, and the minima of its block.
+  static const uint8_t* scales_of(const Chunk& chunk, int64_t part) {
+    return chunk.heads + part / kParts * chunk.head_stride + part % kParts * L::kBlock.scale_bytes * kPanelRows;
+  }
+  static const uint8_t* minima_of(const Chunk& chunk, int64_t part) {
+    return chunk.heads + part * chunk.head_stride + L::kMinimaAt;
+  }
+  static Vec load_scale(const uint8_t* scales, int64_t row) { return load_scales<kName>(scales, row); }
 
   // The sum that products begin with, so that levels count as signed numbers in the end.
   static int32_t start(const Prepared& x, int part) {
@@ -36,7 +56,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         const QuadAhead<kIsPacked ? L::kBlock.bytes * kPanelRows : 0> ahead(head, is_reading);
         for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, ahead, total);
-        if constexpr (L::kBlock.has_minimum()) add_minima(x, block, head + L::kMinimaAt, col, total);
+        if constexpr (kHasMinimum) add_minima(x, block, head + L::kMinimaAt, col, total);
       };
       add_blocks<R, V>(chunk, col, sums, add);
     }

@@ -12,6 +12,7 @@ namespace PW_ISA {
 namespace {
 
 typedef int16_t ShortVec __attribute__((vector_size(4 * kLanes)));
+typedef uint8_t LevelVec __attribute__((vector_size(4 * kLanes)));
 
 inline IntVec load_words(const void* source) {
   IntVec words;

@@ -1,0 +1,254 @@
+// What the tiles of a product with a quantized weight are made of: a chunk of a packed weight, its levels, and their
+// products with rows of x.
+#pragma once
+
+#include "matrix.h"
+#include "quantized.h"
+#include "sums.h"
+#include "vec_bytes.h"
+#include "vec_int8.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+constexpr int64_t kQuad = 4;  // columns whose bytes lie beside each other
+constexpr int64_t kUnitColumns = 32;
+constexpr int64_t kUnitQuads = kUnitColumns / kQuad;
+constexpr int64_t kWordsBytes = kPanelRows * 4;  // of a word of each row of a panel
+// Bytes ahead of the current ones that are prefetched while a panel is read for the first rows.
+constexpr int64_t kAhead = 9216;
+// The locality of prefetched weights, which a step reads once: with 0, an AMD processor keeps them out of the caches in
+// which keys, values and the host's own data may stay. Among processors with bf16 products and no tile registers, AMD's
+// are the usual ones.
+#if defined(PW_HAS_BF16_DOT) && !defined(PW_HAS_AMX)
+constexpr int kLocality = 0;
+#else
+constexpr int kLocality = 3;
+#endif
+constexpr int kTileRows = 6;
+constexpr int64_t kRegisterRows = 16;  // of a tile register
+
+template <QuantizedFormat kFormat>
+struct Layout {
+  static constexpr BlockFormat kBlock = block_format(kFormat);
+  static constexpr int kBits = kBlock.bits();
+  static constexpr int64_t kMinimaAt = kBlock.num_scales * kBlock.scale_bytes * kPanelRows;
+  static constexpr int64_t kZerosAt = kMinimaAt + (kBlock.has_minimum() ? 2 * kPanelRows : 0);
+  static constexpr int64_t kGroupsAt = kZerosAt + (kBlock.has_zero() ? kPanelRows : 0);
+  static constexpr int64_t kLevelsAt = kGroupsAt + kBlock.num_group_words * kWordsBytes;
+  static_assert(kLevelsAt + kBlock.columns / kUnitColumns * kBits * kWordsBytes == kBlock.bytes * kPanelRows,
+                "a panel takes the bytes of its rows");
+};
+
+// Activations are rounded to bf16 for fp8 formats; a float holds the result where there is no dot product of bf16.
+#if defined(PW_HAS_BF16_DOT)
+using Wide = BFloat16;
+#else
+using Wide = float;
+#endif
+struct PreparedWide {
+  static constexpr int kColumns = 32;
+  Wide values[kColumns];
+};
+
+// A chunk of a panel. levels: those of its first 32 columns.
+struct Chunk {
+  const uint8_t* heads;
+  const uint8_t* levels;
+  int64_t head_stride, level_stride;  // from a block to the next
+  int64_t num_blocks;
+  int64_t num_units;  // of a block: 32 columns each
+  bool is_reading;    // from memory
+  bool is_shifted;    // expanded levels include the zero points of their blocks
+};
+
+// Stands for products in tile registers where there are none.
+struct NoTileRegisters {
+  static bool takes(const Chunk&, int64_t) { return false; }
+};
+
+// kWidth bits of each level of a quad, shifted. words: those of a unit's plane.
+template <int kWidth, int kShift>
+inline IntVec plane_bits(const uint8_t* words, int64_t quad) {
+  constexpr int kPerWord = 8 / kWidth;
+  const IntVec word = load_words(words + quad / kPerWord * kWordsBytes);
+  if constexpr (kWidth == 8) {
+    return word;
+  } else {
+    constexpr uint32_t kMask = ((1u << kWidth) - 1) * 0x01010101u << kShift;
+    const int shift = static_cast<int>(quad % kPerWord) * kWidth - kShift;
+    return (shift < 0 ? word << -shift : word >> shift) & static_cast<int32_t>(kMask);
+  }
+}
+
+// The levels of a quad, stored with kBits bits each. unit: the words of 32 columns.
+template <int kBits>
+inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
+  constexpr int kLow = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
+  const IntVec low = plane_bits<kLow, 0>(unit, quad);
+  if constexpr (kBits == kLow) return low;
+  else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
+}
+
+// Prefetches kBytes bytes further on. A line that is left out would stall everything after it: processors read a stream
+// in hardware only some lines ahead.
+template <int64_t kBytes>
+inline void prefetch(const uint8_t* from) {
+#pragma GCC unroll 4
+  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, kLocality);
+}
+
+// Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. If all were requested at once,
+// reading and multiplying would hardly overlap (docs/decisions/0025-quantized-kernels.md).
+template <int64_t kBytes>
+class QuadAhead {
+ public:
+  QuadAhead(const uint8_t* from, bool is_reading) : from_(is_reading ? from + kAhead : nullptr) {}
+
+  void share(int64_t quad) const {
+    if (kBytes == 0 || from_ == nullptr) return;
+    constexpr int64_t kLines = (kBytes + 63) / 64;
+    asm volatile("");  // compilers would move all shares to the first
+#pragma GCC unroll 8
+    for (int64_t line = quad * kLines / kUnitQuads; line < (quad + 1) * kLines / kUnitQuads; ++line)
+      __builtin_prefetch(from_ + line * 64, 0, kLocality);
+  }
+
+ private:
+  const uint8_t* from_;
+};
+
+#if defined(PW_HAS_BYTE_MATRIX_DOT)
+// add_products for an even number of rows and of quads.
+template <int kStored, int kQuads, int R, int V, class Ahead>
+inline void add_pairs(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
+                      IntVec (&sums)[R][V]) {
+  PairDot pairs[R / 2][V];
+#pragma GCC unroll 4
+  for (int64_t quad = first; quad < first + kQuads; quad += 2) {
+    ahead.share(quad);
+    ahead.share(quad + 1);
+    IntVec low[V], high[V];
+    for (int v = 0; v < V; ++v) {
+      low[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
+      high[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad + 1);
+    }
+    for (int r = 0; r < R; r += 2) {
+      const int8_t *const x = values[r] + quad * kQuad, *const next = values[r + 1] + quad * kQuad;
+      const int8x16_t both = vcombine_s8(vld1_s8(x), vld1_s8(next));
+      for (int v = 0; v < V; ++v) pairs[r / 2][v].add(low[v], high[v], both);
+    }
+  }
+  for (int r = 0; r < R; r += 2)
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] += pairs[r / 2][v].of_first_row();
+      sums[r + 1][v] += pairs[r / 2][v].of_second_row();
+    }
+}
+#endif
+
+// sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit. Each quad
+// prefetches its share.
+template <int kBits, int kStored, int kQuads, int R, int V, class Ahead>
+inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R],
+                         const Ahead& ahead, typename Dot<kBits>::Sum (&sums)[R][V]) {
+#if defined(PW_HAS_BYTE_MATRIX_DOT)
+  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_pairs<kStored, kQuads>(unit, first, values, ahead, sums);
+#endif
+#pragma GCC unroll 8
+  for (int64_t quad = first; quad < first + kQuads; ++quad) {
+    ahead.share(quad);
+    IntVec levels[V];
+    for (int v = 0; v < V; ++v) levels[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
+    for (int r = 0; r < R; ++r) {
+      const IntVec x = broadcast(values[r] + quad * kQuad);
+      for (int v = 0; v < V; ++v) sums[r][v] = Dot<kBits>::add(sums[r][v], levels[v], x);
+    }
+  }
+}
+
+// Prefetches the next chunk, a share with each tile, so that memory is read while many rows are multiplied.
+class NextChunk {
+ public:
+  NextChunk(const uint8_t* begin, int64_t num_bytes, int64_t num_tiles)
+      : line_(begin), end_(begin + num_bytes), lines_((num_bytes / 64 + num_tiles - 1) / num_tiles) {}
+
+  // To be called before each tile.
+  void prefetch_share() {
+    for (int64_t i = 0; i < lines_ && line_ < end_; ++i, line_ += 64) __builtin_prefetch(line_, 0, 2);
+  }
+
+ private:
+  const uint8_t *line_, *end_;
+  int64_t lines_;
+};
+
+// The number of vectors beside each other for R rows, if each takes that many registers for a row.
+template <int R>
+constexpr int tile_vectors(int num_registers) {
+  int vectors = 1;
+  while (2 * num_registers * vectors * R <= kAccumulators && 2 * vectors * kLanes <= kPanelRows) vectors *= 2;
+  return vectors;
+}
+
+// Adds the products of R rows with a chunk, for all of the panel's rows, to sums. Tile::Of<R, V> does V vectors of them.
+template <class Tile, int R>
+void multiply_tile(const typename Tile::Prepared* const* x, const Chunk& chunk, float (*sums)[kPanelRows]) {
+  constexpr int kVectors = tile_vectors<R>(Tile::kRegisters);
+  for (int64_t col = 0; col < kPanelRows; col += kVectors * kLanes)
+    Tile::template Of<R, kVectors>::run(x, chunk, col, sums);
+}
+
+// Calls add(block, head, unit, total) for every block of a chunk, and adds the totals, V vectors for R rows, to sums.
+template <int R, int V, class Add>
+inline void add_blocks(const Chunk& chunk, int64_t col, float (*sums)[kPanelRows], const Add& add) {
+  Vec total[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
+  for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+    const uint8_t* const head = chunk.heads + block * chunk.head_stride;
+    add(block, head, chunk.levels + block * chunk.level_stride + col * kQuad, total);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
+}
+
+// The parts that tiles of whole numbers of kBits bits share.
+template <int kBits>
+struct LevelTile {
+  static constexpr int kExpandedBits = 8, kRegisters = 2;
+  // Whether rows that fill no tile of kTileRows take expanded levels as well, if there are any.
+  static constexpr bool kExpandsAll = false;
+  // Columns that are expanded at a time, and rows that share them.
+  static constexpr int64_t kChunkColumns = 256, kMaxRows = 256;
+
+  // Whether expanded levels of a chunk include zero points.
+  static bool includes_zeros(const Chunk&) { return false; }
+
+  // Expands the levels of a block of a panel to bytes.
+  static void expand(const Chunk& chunk, int64_t block, uint8_t* bytes) {
+    expand_levels(chunk, block, bytes, [](int64_t) { return LevelVec{}; });
+  }
+
+  // shift(byte): what is added to the levels of kLanes rows, whose words begin at a byte of a panel's.
+  template <class Shift>
+  static void expand_levels(const Chunk& chunk, int64_t block, uint8_t* bytes, const Shift& shift) {
+    const uint8_t* levels = chunk.levels + block * chunk.level_stride;
+    for (int64_t i = 0; i < chunk.num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
+      if (chunk.is_reading) prefetch<kBits * kWordsBytes>(levels);
+      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec)) {
+        const LevelVec added = shift(byte);
+#pragma GCC unroll 8
+        for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
+          const LevelVec found = (LevelVec)quad_levels<kBits>(levels + byte, quad) + added;
+          memcpy(bytes + quad * kWordsBytes + byte, &found, sizeof(found));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace PW_ISA
+}  // namespace pagewick
