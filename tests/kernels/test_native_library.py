@@ -26,6 +26,7 @@ from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS, ISAS_HERE, STAND_IN_LIBRARY, required_library
 from tests.kernels.native_programs import (
     STAND_INS,
+    TEST_FLAGS,
     build_native_test,
     build_pool_test,
     build_sanitized_test,
@@ -197,9 +198,7 @@ def run_program(*command: str | Path) -> str:
     return result.stdout
 
 
-def assert_all_ran(
-    output: str, ran: list[str], not_run: list[str], wanted: tuple[str, ...] = FAMILIES
-) -> None:
+def assert_all_ran(output: str, ran: list[str], not_run: list[str], wanted: tuple[str, ...] = FAMILIES) -> None:
     for isa in ran:
         has_only_bytes = build.PARTIAL_SETS.get(isa) == build.BYTE_PRODUCTS
         expected = [family for family in wanted if not has_only_bytes or family in BYTE_FAMILIES]
@@ -242,7 +241,8 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     assert emulator, f"there is no qemu-aarch64: `make test` installs it as root; {NO_AARCH64}=1 leaves this test out"
     library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
-    build.build_library(library, "aarch64")
+    # Optimising further would take more time than it saves in the emulator.
+    build.build_library(library, "aarch64", optimization=TEST_FLAGS)
     build_native_test(program, library, "aarch64")
     assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), list(build.ARM_SETS), [])
 

@@ -1,7 +1,6 @@
 """The native library of `csrc/`, bound with ctypes: loaded once, or a sentence that says why not.
 
-PAGEWICK_NATIVE=0 turns it off; PAGEWICK_CPU_ISA forces an instruction set: one of
-INSTRUCTION_SETS that the processor has.
+PAGEWICK_NATIVE=0 turns it off; PAGEWICK_CPU_ISA forces one of INSTRUCTION_SETS that the processor has.
 Every operation is one call with a struct of numbers and addresses. Calls can be recorded (recorded_calls.py) and then
 repeated all at once; results of calls that are being recorded lie in the memory of the recorded step.
 """

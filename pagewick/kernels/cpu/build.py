@@ -1,8 +1,9 @@
 """Compile the native library: `python -m pagewick.kernels.cpu.build`.
 
 This needs only a C++17 compiler (CXX, else c++, g++ or clang++). Every kernel file is compiled once for each
-instruction set of the processor's family. The library chooses among them when it is loaded, so one library serves every
-machine of that family. `--target aarch64` builds for another family, with a cross compiler.
+instruction set of the processor's family, or for those that have instructions for it (PARTIAL_SETS). The library
+chooses among them when it is loaded, so one library serves every machine of that family. `--target aarch64` builds for
+another family, with a cross compiler.
 """
 
 import argparse
@@ -116,7 +117,9 @@ def run(command: tuple[str, ...]) -> None:
         raise ConfigError(f"the C++ compiler failed: {' '.join(command)}\n{result.stderr.strip()}")
 
 
-def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> None:
+def build_library(
+    output: Path = LIBRARY_PATH, machine: str | None = None, optimization: tuple[str, ...] = RELEASE_FLAGS
+) -> None:
     """Compile and link the library for a processor family. An existing one is replaced in one step."""
     compiler = find_compiler(machine)
     link_flags = ["-shared", "-pthread"]
@@ -124,7 +127,7 @@ def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> No
         # The wheel must not depend on the C++ library of the machine that built it.
         link_flags += ["-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL"]
     with tempfile.TemporaryDirectory() as directory:
-        flags = (*COMPILE_FLAGS, *RELEASE_FLAGS)
+        flags = (*COMPILE_FLAGS, *optimization)
         objects = compile_objects(compiler, library_jobs(Path(directory), flags, machine or platform.machine()))
         staged = output.with_name(f".{output.name}.{os.getpid()}")
         run((compiler, *objects, *link_flags, "-o", str(staged)))
