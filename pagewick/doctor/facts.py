@@ -28,8 +28,9 @@ ONLINE_TIMEOUT_SECONDS = 10.0
 
 # Flags in /proc/cpuinfo of instruction sets for fast matrix products, on x86 and Arm.
 _INSTRUCTION_SETS = {
-    "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI",
-    "amx_bf16": "AMX", "asimd": "NEON", "sve": "SVE", "bf16": "BF16", "i8mm": "I8MM",
+    "avx2": "AVX2", "avx_vnni": "AVX-VNNI", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16",
+    "avx512_vnni": "AVX-512 VNNI", "amx_bf16": "AMX", "asimd": "NEON", "asimddp": "DOTPROD", "sve": "SVE",
+    "bf16": "BF16", "i8mm": "I8MM",
 }  # fmt: skip
 
 

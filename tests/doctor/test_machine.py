@@ -231,7 +231,8 @@ class TestCollect:
         ("text", "name", "sets"),
         [
             ("model name\t: Xeon\nflags\t\t: fpu avx2 avx512f amx_bf16\n", "Xeon", ("AVX2", "AVX-512", "AMX")),
-            ("processor\t: 0\nFeatures\t: fp asimd sve i8mm\n", None, ("NEON", "SVE", "I8MM")),
+            ("model name\t: Core\nflags\t\t: fpu avx2 avx_vnni\n", "Core", ("AVX2", "AVX-VNNI")),
+            ("processor\t: 0\nFeatures\t: fp asimd asimddp sve i8mm\n", None, ("NEON", "DOTPROD", "SVE", "I8MM")),
         ],
     )
     def test_processors(self, text: str, name: str | None, sets: tuple[str, ...], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -170,6 +171,8 @@ def test_a_missing_or_failing_compiler_is_explained(monkeypatch: pytest.MonkeyPa
 RUN_TIMEOUT_S = 600
 BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
+# Whether the stand-ins for instructions that this processor lacks can run (native/stand_ins.h).
+HAS_STAND_INS = "avx512_bf16" in ISAS_HERE
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
     "convert", "norm", "matrix", "quantized", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes",
@@ -178,8 +181,6 @@ FAMILIES = (
 )  # fmt: skip
 # The families of instruction sets that have only kernels for products with quantized weights.
 BYTE_FAMILIES = ("quantized", "moe")
-# Those of AMX: everything else is that of AVX-512 BF16.
-AMX_FAMILIES = ("matrix", "quantized", "attention", "mla", "moe")
 
 
 @pytest.fixture
@@ -223,7 +224,9 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "test_native"
     supported = required_library().supported_isas()
-    build_sanitized_test(program, supported)
+    if has_stand_ins := HAS_STAND_INS:
+        supported = [isa for isa in ISAS if isa in {*supported, *STAND_INS}]
+    build_sanitized_test(program, supported, has_stand_ins=has_stand_ins)
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
 
@@ -245,25 +248,55 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     build.build_library(library, "aarch64", optimization=TEST_FLAGS)
     build_native_test(program, library, "aarch64")
     assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), list(build.ARM_SETS), [])
+    found = instructions_by_set("aarch64-linux-gnu-objdump", library)
+    assert {"usdot", "usmmla"} <= found["neon_i8mm"] and "sdot" in found["neon_dotprod"]
+    assert not {"sdot", "usdot", "usmmla"} & (found["neon"] | found["generic"])
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.skipif("avx512_bf16" not in ISAS_HERE, reason="the stand-ins need a processor with AVX-512 BF16")
+@pytest.mark.skipif(not HAS_STAND_INS, reason="the stand-ins need a processor with AVX-512 BF16")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_kernels_for_instructions_that_the_processor_lacks(tmp_path: Path) -> None:
     """AMX's tile registers are memory here, and AVX-VNNI is AVX-512 VNNI: see native/stand_ins.h."""
-    library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
+    library = tmp_path / "libpagewick_cpu.so"
     build_stand_in_library(library)
-    build_native_test(program, library)
-    assert_all_ran(run_program(program, *AMX_FAMILIES), list(build.X86_SETS), [], AMX_FAMILIES)
-    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("quantized", "quantized_experts")]
+    names = ("quantized", "quantized_experts", "tile_registers")
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, STAND_IN_LIBRARY: str(library)}
     result = subprocess.run(
-        [*command, "-k", " or ".join(STAND_INS)], env=environment, capture_output=True, text=True, check=False
-    )
+        [*command, "-k", " or ".join((*STAND_INS, "tile_registers"))],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert "skipped" not in result.stdout
+
+
+def instructions_by_set(objdump: str, library: Path) -> dict[str, set[str]]:
+    """Disassemble a library; return the names of the instructions in the kernels of each instruction set."""
+    command = (objdump, "-d", "-C", "--no-show-raw-insn", str(library))
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[str, set[str]] = {}
+    current: set[str] = set()
+    for line in listing.splitlines():
+        if line.endswith(">:"):
+            isa = re.search(r"pagewick::(\w+)::", line)
+            current = found.setdefault(isa[1] if isa else "", set())
+        elif len(parts := line.split("\t")) > 1:
+            # An instruction in VEX's encoding that has another one is listed as "{vex} name".
+            current.add(parts[1].removeprefix("{vex} ").split(" ")[0])
+    return found
+
+
+@pytest.mark.skipif("avx2" not in ISAS, reason="these are instructions of x86")
+@pytest.mark.usefixtures("compiler")
+def test_each_instruction_set_has_its_products_of_bytes() -> None:
+    """Without them, results would be the same."""
+    objdump = shutil.which("objdump")
+    assert objdump, "objdump comes with the assembler that compilers need (Debian: binutils)"
+    found = instructions_by_set(objdump, LIBRARY_PATH)
+    assert {"tdpbssd", "tdpbsud", "vpdpbusd"} <= found["amx"]
+    assert [isa for isa in ISAS if "vpdpbusd" in found[isa]] == ["avx_vnni", "avx512_vnni", "avx512_bf16", "amx"]
 
 
 def test_the_build_needs_no_installed_package() -> None:

@@ -82,6 +82,15 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: Native
         assert torch.equal(matrix.linear(x[-count:]), together[-count:])
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "int4_g64", "fp8_g128"])
+def test_a_row_has_the_same_bits_beyond_the_rows_that_share_a_chunk(name: str, native: NativeKernels) -> None:
+    x = torch.randn(290, 512, generator=torch.Generator().manual_seed(4))
+    matrix = matrix_of(name, random_rows(name, 65, 512), 512)
+    together = matrix.linear(x)
+    for count in (255, 257, 272):
+        assert torch.equal(matrix.linear(x[:count]), together[:count])
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_nan_makes_its_row_nan_and_no_other(name: str, native: NativeKernels) -> None:
     columns = 2 * max(BLOCKS[name][0], 128)

@@ -4,16 +4,27 @@
 //   - AVX-VNNI's dot products are those of AVX-512 VNNI: the compiler encodes the same operation in another way.
 #pragma once
 
+#if defined(PW_ISA_AVX_VNNI)
+#include <immintrin.h>
+
+#define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32
+#endif
+
 #if defined(__AMX_TILE__)
 #include <immintrin.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+// The number of products of tiles so far.
+extern "C" {
+__attribute__((visibility("default"), used)) inline std::atomic<int64_t> pw_num_tile_products{0};
+}
+
 namespace stand_ins {
-namespace {
 
 struct Tile {
   int rows, row_bytes;
@@ -43,7 +54,8 @@ inline Tiles& of_thread() {
 inline void load_config(const void* source) {
   uint8_t config[64];
   std::memcpy(config, source, sizeof(config));
-  require(config[0] == 1 && config[1] == 0);
+  require(config[0] == 1);
+  for (int i = 1; i < 64; ++i) require((i >= 16 && i < 32) || (i >= 48 && i < 56) || config[i] == 0);
   Tiles& tiles = of_thread();
   for (int i = 0; i < 8; ++i) {
     uint16_t row_bytes;
@@ -74,9 +86,11 @@ inline void store(int index, void* target, int64_t stride) {
     std::memcpy(static_cast<char*>(target) + row * stride, tile.bytes[row], tile.row_bytes);
 }
 
-// sums[m][n] += the sum over k of dot(word k of row m of a, word n of row k of b).
-template <class Sum, class Dot>
-void multiply(int sums_index, int a_index, int b_index, const Dot& dot) {
+// sums[m][n] = add(sums[m][n], rows of b, words of row m of a, words of b from word n of its first row on).
+template <class Sum, class Add>
+void multiply(int sums_index, int a_index, int b_index, const Add& add) {
+  require(sums_index != a_index && sums_index != b_index && a_index != b_index);
+  ++pw_num_tile_products;
   Tile& sums = of_thread().at(sums_index);
   const Tile &a = of_thread().at(a_index), &b = of_thread().at(b_index);
   require(sums.rows == a.rows && sums.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows);
@@ -84,15 +98,16 @@ void multiply(int sums_index, int a_index, int b_index, const Dot& dot) {
     for (int n = 0; n < sums.row_bytes / 4; ++n) {
       Sum sum;
       std::memcpy(&sum, sums.bytes[m] + 4 * n, sizeof(sum));
-      for (int k = 0; k < b.rows; ++k) sum = dot(sum, a.bytes[m] + 4 * k, b.bytes[k] + 4 * n);
+      sum = add(sum, b.rows, a.bytes[m], b.bytes[0] + 4 * n);
       std::memcpy(sums.bytes[m] + 4 * n, &sum, sizeof(sum));
     }
 }
 
 template <class Right>
 void multiply_bytes(int sums, int a, int b) {
-  multiply<int32_t>(sums, a, b, [](int32_t sum, const uint8_t* left, const uint8_t* right) {
-    for (int i = 0; i < 4; ++i) sum += static_cast<int8_t>(left[i]) * static_cast<Right>(right[i]);
+  multiply<int32_t>(sums, a, b, [](int32_t sum, int depth, const uint8_t* left, const uint8_t* right) {
+    for (int k = 0; k < depth; ++k)
+      for (int i = 0; i < 4; ++i) sum += static_cast<int8_t>(left[4 * k + i]) * static_cast<Right>(right[64 * k + i]);
     return sum;
   });
 }
@@ -109,14 +124,18 @@ inline float widened(const uint8_t* source) {
   return flushed(value);
 }
 
+// The even and the odd columns have a sum each, and both are added to that of the tile (TDPBF16PS in volume 2 of the
+// Software Developer's Manual).
 inline void multiply_bfloat16(int sums, int a, int b) {
-  multiply<float>(sums, a, b, [](float sum, const uint8_t* left, const uint8_t* right) {
-    for (int i = 0; i < 4; i += 2) sum = flushed(std::fma(widened(left + i), widened(right + i), sum));
-    return sum;
+  multiply<float>(sums, a, b, [](float sum, int depth, const uint8_t* left, const uint8_t* right) {
+    float parts[2] = {};
+    for (int k = 0; k < depth; ++k)
+      for (int i = 0; i < 2; ++i)
+        parts[i] = flushed(std::fma(widened(left + 4 * k + 2 * i), widened(right + 64 * k + 2 * i), parts[i]));
+    return flushed(sum + flushed(parts[0] + parts[1]));
   });
 }
 
-}  // namespace
 }  // namespace stand_ins
 
 #undef _tile_loadconfig

@@ -38,18 +38,18 @@ namespace pagewick {
   }
 
 // A set that has instructions for products only. Everything else is that of another set.
-#define PW_DECLARE_PRODUCTS(isa, other) \
-  namespace isa {                       \
+#define PW_DECLARE_PRODUCTS(isa, other)     \
+  namespace isa {                           \
   extern const QuantizedKernels kQuantized; \
-  using other::kActivation;             \
-  using other::kElementwise;            \
-  using other::kLogits;                 \
-  using other::kMoe;                    \
-  using other::kNorm;                   \
-  using other::kQuantizers;             \
-  using other::kRope;                   \
+  using other::kActivation;                 \
+  using other::kElementwise;                \
+  using other::kLogits;                     \
+  using other::kMoe;                        \
+  using other::kNorm;                       \
+  using other::kQuantizers;                 \
+  using other::kRope;                       \
   }
-// Of these, a set whose instructions multiply nothing but bytes has those of another set as well.
+// For those that multiply only bytes: products of floats are those of the other set, too.
 #define PW_USE_FLOAT_PRODUCTS(isa, other) \
   namespace isa {                         \
   using other::kAttention;                \

@@ -31,7 +31,7 @@ class TileProduct {
   // unit: the depth of a tile, which divides the depth of a piece.
   void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
            int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
-    TileRegisters::read_memory();
+    TileRegisters::finish_writes();
     int64_t row = 0;
     for (; row + kTileRows < rows; row += 2 * kTileRows) {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
@@ -99,7 +99,7 @@ class TileProduct {
 #pragma GCC unroll 4
         for (int tile = 0; tile < kTiles; ++tile) _mm512_store_si512(copy_ + (i * kTiles + tile) * kLine, lines[tile]);
       }
-      TileRegisters::read_memory();
+      TileRegisters::finish_writes();
       return copy_;
     }
 

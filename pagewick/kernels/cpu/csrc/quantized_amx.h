@@ -17,8 +17,12 @@ namespace {
 
 #if defined(PW_HAS_AMX)
 
+// Names the kernel for tile registers, or NoTileRegisters where there are none.
 template <class Kernel>
 using InTileRegisters = Kernel;
+
+// Unsigned, since products of 16 bits may wrap around.
+typedef uint16_t PairVec __attribute__((vector_size(4 * kLanes)));
 
 using TileSums = int32_t[kRegisterRows][kLanes];
 
@@ -52,7 +56,7 @@ struct RowsBeside {
 
 inline IntVec load_sums(const TileSums& sums, int64_t row) { return load_words(sums[row]); }
 
-// A number of tile is part of an instruction, so these must be macros.
+// The number of a tile is part of the instruction, so these must be macros.
 #define PW_MULTIPLY_BYTES(sums, x_tile, x, x_stride, level_tile, levels, multiply)  \
   _tile_loadd(x_tile, x, x_stride);                                                 \
   _tile_loadd(level_tile, levels, kWordsBytes);                                     \
@@ -79,7 +83,7 @@ class PartsInRegisters {
     configure();
     const int64_t num_units = chunk.num_blocks * chunk.num_units, num_parts = num_units * kUnitQuads / kPartQuads;
     const RowsBeside rows(x, count, num_units);
-    TileRegisters::read_memory();
+    TileRegisters::finish_writes();
     for (int64_t col = 0; col < kPanelRows; col += kLanes) {
       Vec total[kRegisterRows];
 #pragma GCC unroll 16
@@ -106,10 +110,9 @@ class PartsInRegisters {
   static constexpr int64_t kTiles = 4, kPartQuads = Tile::kPartQuads, kPartColumns = kPartQuads * kQuad;
 
   void configure() {
-    if (is_configured_) return;
+    if (registers_.is_configured()) return;
     const TileShape sums = {kRegisterRows, 64}, x = {kRegisterRows, kPartColumns}, levels = {kPartQuads, 64};
     registers_.configure({sums, sums, sums, sums, x, x, levels, levels});
-    is_configured_ = true;
   }
 
   static void multiply_part(const RowsBeside& rows, int64_t part, const uint8_t* levels, TileSums& products) {
@@ -156,15 +159,15 @@ class PartsInRegisters {
   }
 
   TileRegisters registers_;
-  bool is_configured_ = false;
 };
 
 // Products of K types. A level times the scale of its group does not fit a byte, so scales are taken apart into digits,
 // 8 being the base: a level times a digit fits, and a tile adds up such products over all groups of a block. Each digit
 // has a tile; the whole sum is theirs, times powers of 8.
 //
-// Digits are 0 to 7 where levels are unsigned. Levels of a format with an offset are stored as offset - level, of which
-// -4 to 3 times as much fits a signed byte, for offset * -4 = -128; a scale of q3_k, from -32 to 31, is a single digit.
+// Digits are 0 to 7 where levels are unsigned. Levels of a format with an offset are stored as offset - level. Digits of
+// q6_k are -4 to 3, since 32 * -4 = -128 just fits a signed byte; q3_k's scales, from -32 to 31, are single digits, since
+// 4 * -32 = -128.
 template <QuantizedFormat kName>
 class BlocksInRegisters {
   using L = Layout<kName>;
@@ -185,10 +188,9 @@ class BlocksInRegisters {
       read_groups(chunk, byte, scales, minima);
       for (int64_t unit = 0; unit < kUnits; ++unit) {
         const uint8_t* const levels = chunk.levels + unit * L::kBits * kWordsBytes;
-        if (chunk.is_reading && byte == 0) prefetch<L::kBits * kWordsBytes>(levels);
 #pragma GCC unroll 2
         for (int64_t quad = 0; quad < kUnitQuads; quad += kRunQuads) {
-          ShortVec digits[kDigits];
+          PairVec digits[kDigits];
           split_digits(scales, (unit * kUnitQuads + quad) / kGroupQuads, digits);
 #pragma GCC unroll 8
           for (int64_t k = quad; k < quad + kRunQuads; ++k)
@@ -204,7 +206,7 @@ class BlocksInRegisters {
                 float (*sums)[kPanelRows]) {
     configure();
     const RowsBeside rows(x, count);
-    TileRegisters::read_memory();
+    TileRegisters::finish_writes();
     for (int64_t col = 0; col < kPanelRows; col += kLanes) {
       alignas(64) TileSums products[kDigits];
       multiply_digits(rows, levels + col * kQuad, products);
@@ -228,13 +230,12 @@ class BlocksInRegisters {
   static constexpr int64_t kDigitBytes = kMaxColumns * kPanelRows;
 
   void configure() {
-    if (is_configured_) return;
+    if (registers_.is_configured()) return;
     constexpr TileShape kTile = {kRegisterRows, 64};
     registers_.configure({kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile});
-    is_configured_ = true;
   }
 
-  // byte: of the words of a panel's rows, from which on kLanes of them are read.
+  // Reads the words of kLanes rows, which begin at this byte of a word of the panel.
   static void read_groups(const Chunk& chunk, int64_t byte, IntVec (&scales)[kWords], IntVec (&minima)[kWords]) {
     IntVec packed[4];
     for (int i = 0; i < L::kBlock.num_group_words; ++i)
@@ -243,7 +244,7 @@ class BlocksInRegisters {
   }
 
   // The digits of the scales of a group, two for each lane.
-  static void split_digits(const IntVec (&scales)[kWords], int64_t group, ShortVec (&digits)[kDigits]) {
+  static void split_digits(const IntVec (&scales)[kWords], int64_t group, PairVec (&digits)[kDigits]) {
     const int shift = static_cast<int>(24 - group % 4 * 8);
     IntVec scale = scales[group / 4] << shift >> 24;
 #pragma GCC unroll 3
@@ -251,19 +252,19 @@ class BlocksInRegisters {
       constexpr int kLeast = kIsSigned ? -4 : 0;
       const IntVec digit = i == kDigits - 1 ? scale : ((scale - kLeast) & 7) + kLeast;
       scale = (scale - digit) >> 3;
-      digits[i] = (ShortVec)((digit & 0xffff) | digit << 16);
+      digits[i] = (PairVec)((digit & 0xffff) | digit << 16);
     }
   }
 
-  static void expand_quad(IntVec levels, const ShortVec (&digits)[kDigits], uint8_t* bytes) {
+  static void expand_quad(IntVec levels, const PairVec (&digits)[kDigits], uint8_t* bytes) {
     if constexpr (kIsSigned) levels = (IntVec)(static_cast<uint8_t>(L::kBlock.offset) - (LevelVec)levels);
 #pragma GCC unroll 3
     for (int i = 0; i < kDigits; ++i) {
-      // Products of two neighbours in 16 bits. That of the lower one, if negative, would take one from the upper.
-      ShortVec products = (ShortVec)levels * digits[i];
+      // Products of two neighbours in 16 bits. A negative lower product would borrow from the upper one.
+      PairVec products = (PairVec)levels * digits[i];
       if constexpr (kIsSigned) {
-        const ShortVec upper = ((ShortVec)levels & static_cast<int16_t>(0xff00)) * digits[i];
-        products = (products & static_cast<int16_t>(0xff)) | upper;
+        const PairVec upper = ((PairVec)levels & static_cast<uint16_t>(0xff00)) * digits[i];
+        products = (products & static_cast<uint16_t>(0xff)) | upper;
       }
       memcpy(bytes + i * kDigitBytes, &products, sizeof(products));
     }
@@ -312,7 +313,6 @@ class BlocksInRegisters {
   }
 
   TileRegisters registers_;
-  bool is_configured_ = false;
 };
 
 #undef PW_MULTIPLY_DIGIT

@@ -72,9 +72,9 @@ constexpr BlockFormat kFormats[] = {
 constexpr const BlockFormat& block_format(QuantizedFormat format) { return kFormats[static_cast<int>(format)]; }
 
 // Splits the words that hold the scales and minima of a K type's groups into words of four bytes each, signed scales
-// included. Word: int32_t, or a vector of them.
+// included. Word: int32_t, or a vector of them. Always inlined, so that instruction sets share no code.
 template <QuantizedFormat kFormat, class Word>
-inline void split_groups(const Word* packed, Word* scales, Word* minima) {
+__attribute__((always_inline)) inline void split_groups(const Word* packed, Word* scales, Word* minima) {
   if constexpr (kFormat == QuantizedFormat::kQ2_K) {
     for (int i = 0; i < 4; ++i) {
       scales[i] = packed[i] & 0x0f0f0f0f;

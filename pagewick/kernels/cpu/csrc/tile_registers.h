@@ -33,13 +33,15 @@ class TileRegisters {
       config.rows[i] = static_cast<uint8_t>(shapes[i].rows);
       config.row_bytes[i] = static_cast<uint16_t>(shapes[i].row_bytes);
     }
-    read_memory();
+    finish_writes();
     _tile_loadconfig(&config);
     is_configured_ = true;
   }
 
-  // The intrinsics do not tell the compiler which memory tiles read, so everything must be written before.
-  static void read_memory() { asm volatile("" ::: "memory"); }
+  bool is_configured() const { return is_configured_; }
+
+  // GCC's intrinsics do not tell the compiler which memory a tile is loaded from: everything must be written before.
+  static void finish_writes() { asm volatile("" ::: "memory"); }
 
  private:
   bool is_configured_ = false;

@@ -77,10 +77,8 @@ struct Dot {
   static Sum add(Sum sum, IntVec levels, IntVec x) {
 #if defined(PW_ISA_AVX512)
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)x);
-#elif defined(__AVXVNNI__)
-    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)levels, (__m256i)x);
 #elif defined(PW_ISA_AVX2)
-    return (IntVec)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)levels, (__m256i)x);
+    return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)levels, (__m256i)x);
 #elif defined(PW_HAS_BYTE_MATRIX_DOT)
     return (IntVec)vusdotq_s32((int32x4_t)sum, (uint8x16_t)levels, (int8x16_t)x);
 #else
@@ -153,7 +151,8 @@ struct Dot<8> {
 // twice as many bytes as a dot product does.
 class PairDot {
  public:
-  // x: of eight columns, those of a row after those of the other. low, high: the levels of their first and second quads.
+  // x: eight columns of one row, then the same columns of the next. low, high: the levels of the first four and the last
+  // four.
   void add(IntVec low, IntVec high, int8x16_t x) {
     const uint32x4_t first = (uint32x4_t)low, second = (uint32x4_t)high;
     sums_[0] = vusmmlaq_s32(sums_[0], vreinterpretq_u8_u32(vzip1q_u32(first, second)), x);
