@@ -88,9 +88,10 @@ struct InstructionSet {
   Kernels kernels;
 };
 
-#define PW_KERNELS(isa)                                                                                     \
+#define PW_KERNELS(isa) PW_KERNELS_OF(isa, isa)
+#define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla, &isa::kQuantized, &isa::kQuantizers}
+   &isa::kElementwise, &isa::kMla, &quantized::kQuantized, &isa::kQuantizers}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -101,6 +102,9 @@ const InstructionSet kInstructionSets[] = {
     {"avx512", has_avx512, PW_KERNELS(avx512)},
     {"avx512_vnni", has_avx512_vnni, PW_KERNELS(avx512_vnni)},
     {"avx512_bf16", has_avx512_bf16, PW_KERNELS(avx512_bf16)},
+    // Hints in avx512_bf16's kernels for quantized weights are for AMD's processors (quantized_tiles.h). An Intel
+    // processor gets here if its tile registers are hidden or forbidden.
+    {"avx512_bf16", is_intel_with_avx512_bf16, PW_KERNELS_OF(avx512_bf16, avx512_vnni)},
     {"amx", has_amx, PW_KERNELS(amx)},
 #elif defined(__aarch64__)
     {"neon", always, PW_KERNELS(neon)},
@@ -184,13 +188,12 @@ PW_EXPORT const char* pw_isa() { return chosen().load()->name; }
 // Returns 0, or -1 if this build or this processor lacks the instruction set. Must not be called while operations run.
 PW_EXPORT int32_t pw_select_isa(const char* name) {
   stop_replay_ahead();
-  for (const InstructionSet& candidate : kInstructionSets) {
-    if (std::strcmp(candidate.name, name) == 0 && candidate.is_supported()) {
-      chosen() = &candidate;
-      return 0;
-    }
-  }
-  return -1;
+  const InstructionSet* found = nullptr;
+  for (const InstructionSet& candidate : kInstructionSets)
+    if (std::strcmp(candidate.name, name) == 0 && candidate.is_supported()) found = &candidate;
+  if (found == nullptr) return -1;
+  chosen() = found;
+  return 0;
 }
 
 PW_EXPORT void pw_set_num_threads(int32_t count) {

@@ -33,6 +33,8 @@ inline bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("a
 
 inline bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
+inline bool is_intel_with_avx512_bf16() { return has_avx512_bf16() && __builtin_cpu_is("intel"); }
+
 // The registers that CPUID writes for leaf 7: what each bit means is in the Intel 64 and IA-32 Architectures Software
 // Developer's Manual, volume 2, CPUID. All are 0 for a subleaf that the processor does not have.
 struct Leaf7 {
