@@ -11,30 +11,36 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.engine.device_copies import Array
 from pagewick.engine.host_batch import Batch, HostBatch
+from pagewick.kernels.options import DrawOptions
 from pagewick.models.decoder import Decoder
 
 
 class ForwardStage(IntEnum):
-    """How far a forward pass goes. LOGITS and MOST_LIKELY are computed for every token of the batch."""
+    """How far a forward pass goes. All but HIDDEN_STATES are computed for every token of the batch.
+
+    At DRAWN, the batch's extras are the arrays of SamplingColumns.draws_ahead, and kernels.sample_tokens draws tokens.
+    """
 
     HIDDEN_STATES = 0
     LOGITS = 1
     MOST_LIKELY = 2
+    DRAWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
     """The results of a forward pass.
 
-    hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. most_likely, highest: at
-    stage MOST_LIKELY, the ids [T] int64 of the most likely tokens and their logits [T]; see kernels.argmax_rows.
-    extras: those of the batch, on the device. arrays: most_likely and highest, if they are in host memory. A recorded
-    step makes these arrays once: to read the tensors instead, every step would call PyTorch several times.
+    hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. token_ids: at stage
+    MOST_LIKELY or DRAWN, the ids [T] int64 of the tokens. highest: the logits [T] of the most likely ones; see
+    kernels.argmax_rows. extras: those of the batch, on the device. arrays: token_ids and highest, if they are in host
+    memory. A recorded step makes these arrays once: to read the tensors instead, every step would call PyTorch several
+    times.
     """
 
     hidden_states: Tensor
     logits: Tensor | None = None
-    most_likely: Tensor | None = None
+    token_ids: Tensor | None = None
     highest: Tensor | None = None
     extras: Sequence[Tensor] = ()
     arrays: tuple[Array, Array] | None = None
@@ -48,17 +54,20 @@ def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, 
     logits = model.compute_logits(hidden_states, batch)
     if stage == ForwardStage.LOGITS:
         return hidden_states, logits
-    return hidden_states, logits, *kernels.argmax_rows(logits)
+    token_ids, highest = kernels.argmax_rows(logits)
+    if stage == ForwardStage.DRAWN:
+        token_ids = kernels.sample_tokens(logits, DrawOptions(*batch.extras[: len(DrawOptions._fields)]))
+    return hidden_states, logits, token_ids, highest
 
 
 def output_of(results: Sequence[Tensor], extras: Sequence[Tensor] = ()) -> ForwardOutput:
     """Return results of `forward` as a ForwardOutput."""
     hidden_states, *others = results
-    logits, most_likely, highest, *_ = *others, None, None, None
+    logits, token_ids, highest, *_ = *others, None, None, None
     arrays = None
-    if most_likely is not None and highest is not None and most_likely.device.type == "cpu":
-        arrays = most_likely.numpy(), highest.numpy()
-    return ForwardOutput(hidden_states, logits, most_likely, highest, extras, arrays)
+    if token_ids is not None and highest is not None and token_ids.device.type == "cpu":
+        arrays = token_ids.numpy(), highest.numpy()
+    return ForwardOutput(hidden_states, logits, token_ids, highest, extras, arrays)
 
 
 def closed(batch: HostBatch, stage: ForwardStage) -> ForwardOutput:

@@ -131,12 +131,12 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     Temperature 0 gives the argmax (the lowest id on ties). Otherwise tokens are sorted by falling
     logit (equal ones by id); top_k of them are kept, then the shortest prefix whose renormalised
     probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among these.
-    Each row is a function of that row alone.
+    Each row is a function of that row alone. If its greatest logit is not finite, its token is meaningless.
     """
     if masks is not None:
         logits = mask_rows(logits, masks)
-    token_ids, _ = argmax_rows(logits)
-    rows = (draw.temperature > 0).nonzero().squeeze(1)
+    token_ids, highest = argmax_rows(logits)
+    rows = ((draw.temperature > 0) & highest.isfinite()).nonzero().squeeze(1)
     if not rows.numel():
         return token_ids
     logits, (temperature, top_k, top_p, uniform) = logits[rows], (column[rows].unsqueeze(1) for column in draw)

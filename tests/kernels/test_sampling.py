@@ -265,3 +265,20 @@ def test_extreme_temperatures(sample: Sampler) -> None:
         torch.tensor([0.99, 0.99]),
     )
     assert drawn.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_cannot_be_drawn_from_changes_no_other(sample: Sampler, value: float) -> None:
+    logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))
+    columns = (
+        torch.full((5,), 0.9),
+        torch.tensor([0, 0, 40, 0, 0]),
+        torch.tensor([1.0, 0.8, 1.0, 0.5, 1.0]),
+        uniforms(5),
+    )
+    expected = sample(logits, *columns)
+    for row in (1, 4):
+        logits[row] = value
+    found = sample(logits, *columns)
+    assert found[[0, 2, 3]].tolist() == expected[[0, 2, 3]].tolist()
+    assert bool(((found >= 0) & (found < 1000)).all())

@@ -4,7 +4,7 @@ A step of few tokens does little work in many operations, so most of its time wo
 step is its number of tokens, its number of sequences and its ForwardStage. Everything else in a batch may differ from
 step to step.
 
-The step after a steady one runs ahead: its inputs are known as soon as the most likely tokens are, long before the
+The step after a steady one runs ahead: its inputs are known as soon as the tokens are, long before the
 scheduler has seen them. Other threads than the engine's begin with it, and if the scheduler then asks for that step,
 the engine's thread joins them. If it asks for another, nothing is lost but the work of other threads.
 """
@@ -23,6 +23,7 @@ from pagewick.engine.device_copies import Array
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
 from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.progress import Progress
+from pagewick.engine.sampling.columns import DRAW_DTYPES
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
 from pagewick.models.decoder import Decoder
@@ -64,11 +65,13 @@ class StepGraph:
     def __call__(self, batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
         """Return forward(model, batch, stage). The next call overwrites the result.
 
-        If the batch is steady, the stage is MOST_LIKELY and the step is replayed, only the most likely tokens and their
-        logits may be read.
+        If the batch is steady, the stage is MOST_LIKELY or DRAWN and the step is replayed, only `token_ids` and
+        `highest` may be read.
         """
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and stage == ForwardStage.MOST_LIKELY and ahead.is_for(batch):
+        if ahead is not None and ahead.is_for(batch, stage):
+            if batch.extras:
+                ahead.recorded.next_noise[:] = batch.extras[-1]
             return self._repeat(ahead.recorded, batch, ahead.recorded.step.resume)
         # Also without `ahead`: an interrupt may have come between the start of a step and the note of it.
         recorded_steps.stop_ahead()
@@ -98,7 +101,7 @@ class StepGraph:
 
     def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
         num_tokens, num_seqs, stage = size
-        own = _part_of(self._memory, num_tokens, num_seqs)
+        own = _part_of(self._memory, num_tokens, num_seqs, has_draws=stage == ForwardStage.DRAWN)
         _copy(batch, own)
         tensors = own.to(_CPU)
         results, recorded = recorded_steps.record(lambda: forward(self._model, tensors, stage), self._results)
@@ -107,7 +110,7 @@ class StepGraph:
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False
             return output
-        self._recorded[size] = _recorded(own, recorded, output)
+        self._recorded[size] = _recorded(own, stage, recorded, output)
         if len(self._recorded) > MAX_RECORDED_STEPS:
             self._recorded.popitem(last=False)
         return output
@@ -117,33 +120,45 @@ class StepGraph:
 class _Recorded:
     """A recorded step. It reads from `batch` and writes to `output`.
 
-    next_inputs: from its results to those inputs of the next step with which streams continue; None if it does not
-    compute the most likely tokens. kept: these tokens and their logits, where the next step does not overwrite them.
+    next_inputs: from its results to those inputs of the next step with which streams continue; None if it computes no
+    tokens. kept: these tokens and their logits, where the next step does not overwrite them.
     """
 
     batch: HostBatch
+    stage: ForwardStage
     step: recorded_steps.RecordedStep
     output: ForwardOutput
     kept: ForwardOutput
     next_inputs: recorded_steps.NextInputs | None
 
+    @property
+    def next_noise(self) -> Array:
+        """The random numbers of the step after this one, at stage DRAWN. Nothing reads them while a step runs."""
+        return self.batch.extras[-1]
 
-def _recorded(batch: HostBatch, step: recorded_steps.RecordedStep, output: ForwardOutput) -> _Recorded:
+
+def _recorded(
+    batch: HostBatch, stage: ForwardStage, step: recorded_steps.RecordedStep, output: ForwardOutput
+) -> _Recorded:
     if output.arrays is None:
-        return _Recorded(batch, step, output, output, None)
+        return _Recorded(batch, stage, step, output, output, None)
     token_ids, highest = output.arrays
     kept_token_ids, kept_highest = np.empty_like(token_ids), np.empty_like(highest)
+    copies = [(token_ids, kept_token_ids), (highest, kept_highest), (token_ids, batch.input_ids)]
+    if stage == ForwardStage.DRAWN:
+        *_, noise, next_noise = batch.extras
+        copies.append((next_noise, noise))
     next_inputs = recorded_steps.NextInputs(
-        copies=[(token_ids, kept_token_ids), (highest, kept_highest), (token_ids, batch.input_ids)],
+        copies=copies,
         increments=[batch.positions, batch.context_lens, *batch.slot_mappings],
     )
     kept = replace(
         output,
-        most_likely=torch.from_numpy(kept_token_ids),
+        token_ids=torch.from_numpy(kept_token_ids),
         highest=torch.from_numpy(kept_highest),
         arrays=(kept_token_ids, kept_highest),
     )
-    return _Recorded(batch, step, output, kept, next_inputs)
+    return _Recorded(batch, stage, step, output, kept, next_inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +168,20 @@ class _Ahead:
     recorded: _Recorded
     before: HostBatch
 
-    def is_for(self, batch: HostBatch) -> bool:
-        """Whether this is the step's batch."""
+    def is_for(self, batch: HostBatch, stage: ForwardStage) -> bool:
+        """Whether this is the step's batch, and stage."""
         expected, before = self.recorded.batch, self.before
         return (
+            stage == self.recorded.stage
             # Slots hands these on from one steady batch to the next.
-            batch.block_tables is before.block_tables
+            and batch.block_tables is before.block_tables
             and batch.cu_seqlens_q is before.cu_seqlens_q
             and batch.is_text
             and _is_same(batch.input_ids, expected.input_ids)
             and _is_same(batch.positions, expected.positions)
             and _is_same(batch.context_lens, expected.context_lens)
             and all(map(_is_same, batch.slot_mappings, expected.slot_mappings))
+            and all(map(_is_same, batch.extras[:-1], expected.extras[:-1]))
         )
 
 
@@ -181,10 +198,11 @@ def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
         context_lens=np.zeros(MAX_TOKENS, np.int32),
         slot_mappings=[np.zeros(MAX_TOKENS, np.int64) for _ in max_blocks],
         block_tables=[np.zeros((MAX_TOKENS, max(1, count)), np.int32) for count in max_blocks],
+        extras=[np.zeros(MAX_TOKENS, dtype) for dtype in DRAW_DTYPES],
     )
 
 
-def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int) -> HostBatch:
+def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int, *, has_draws: bool) -> HostBatch:
     return HostBatch(
         input_ids=memory.input_ids[:num_tokens],
         positions=memory.positions[:, :num_tokens],
@@ -192,6 +210,7 @@ def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int) -> HostBatch:
         context_lens=memory.context_lens[:num_seqs],
         slot_mappings=[slots[:num_tokens] for slots in memory.slot_mappings],
         block_tables=[tables[:num_seqs] for tables in memory.block_tables],
+        extras=[extra[:num_seqs] for extra in memory.extras] if has_draws else [],
     )
 
 
@@ -204,3 +223,5 @@ def _copy(source: HostBatch, target: HostBatch) -> None:
         ours[:] = theirs
     for ours, theirs in zip(target.block_tables, source.block_tables, strict=True):
         ours[:, : theirs.shape[1]] = theirs
+    for ours, theirs in zip(target.extras, source.extras, strict=True):
+        ours[:] = theirs

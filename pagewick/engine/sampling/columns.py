@@ -16,6 +16,8 @@ from pagewick.engine.device_copies import Array
 from pagewick.engine.sampling.traits import SampleRow, noise_from, traits_of
 from pagewick.kernels.options import DrawOptions
 
+# The dtypes of the arrays of SamplingColumns.draws_ahead, in which a CPU draws.
+DRAW_DTYPES = (np.float32, np.int64, np.float64, np.float64, np.float64)
 # Random numbers depend only on the seed and the position of the token, so they are computed in groups of this size.
 NUM_NOISE_AHEAD = 64
 
@@ -84,6 +86,14 @@ class SamplingColumns:
         self._seeds[slot] = sampling.seed, sampling.choice_index
         # No position is that far ahead of this one, so that all noise is computed when it is needed.
         self._noise_start[slot] = -NUM_NOISE_AHEAD
+
+    def draws_ahead(self, slots: Array, positions: Array) -> list[Array]:
+        """Return the fields of DrawOptions for these tokens, [N] each, and the random numbers of those after them."""
+        draws = self.draws(slots, positions)
+        drawn, following = np.flatnonzero(draws.is_drawn), np.zeros(len(slots))
+        following[drawn] = self.noise(slots[drawn], positions[drawn] + 1)
+        columns = [*draws.options, following]
+        return [column.astype(dtype, copy=False) for column, dtype in zip(columns, DRAW_DTYPES, strict=True)]
 
     def draws(self, slots: Array, positions: Array) -> Draws:
         """Return the draws of the tokens at these positions of the sequences in these slots, [N] each."""

@@ -58,32 +58,36 @@ class SlotSampler:
         """Return how far the forward pass must go for all of its tokens."""
         streams = self._streams = Streams.of(plan.streams)
         columns, slots = self._slots.columns, streams.slots
-        is_early = streams.starts + 1 < columns.min_position[slots]
-        is_changed = columns.is_drawn[slots] | columns.is_edited[slots] | is_early
-        stage = ForwardStage.LOGITS if is_changed.any() else ForwardStage.MOST_LIKELY
+        is_drawn = columns.is_drawn[slots]
+        is_changed = columns.is_edited[slots] | (streams.starts + 1 < columns.min_position[slots])
+        is_changed |= is_drawn & columns.needs_row[slots]
+        any_changed, any_drawn = bool(is_changed.any()), bool(is_drawn.any())
         for work in plan.work:
             if work.num_tokens != 1 or not work.is_sampled or work.prompt_targets or self._params(work).use_beam_search:
                 return ForwardStage.HIDDEN_STATES
-            if (
-                work.awaits_mask
-                or traits_of(self._slots.sampling(work.slot)).is_drawn
-                or has_edits(self._row(work, None))
-            ):
-                stage = ForwardStage.LOGITS
-        return stage
+            traits = traits_of(self._slots.sampling(work.slot))
+            any_drawn = any_drawn or traits.is_drawn
+            any_changed = any_changed or work.awaits_mask or has_edits(self._row(work, None))
+            any_changed = any_changed or (traits.is_drawn and traits.is_truncated)
+        if any_changed or (any_drawn and (self._is_lazy or self._device.type != "cpu")):
+            return ForwardStage.LOGITS
+        return ForwardStage.DRAWN if any_drawn else ForwardStage.MOST_LIKELY
 
     def extras(self, plan: StepPlan, stage: ForwardStage) -> list[Array]:
-        """Return arrays that travel with a plan's batch, so that sampling needs no copy of its own.
+        """Return arrays that travel with a plan's batch: [B] each, for its sequences.
 
-        These are the slot of each sequence and, if logits are not only compared, its fields of DrawOptions. Nothing, if
-        the device does not compute beside the host, or not every sequence samples one token.
+        At stage DRAWN they are those of SamplingColumns.draws_ahead. On a device that computes beside the host, they
+        are what sampling would otherwise copy there by itself: the slots and, at stage LOGITS, the fields of
+        DrawOptions.
         """
-        if self._stream is None or stage == ForwardStage.HIDDEN_STATES:
+        if stage == ForwardStage.HIDDEN_STATES or (self._stream is None and stage != ForwardStage.DRAWN):
             return []
         slots = np.array([*plan.streams.slots, *(work.slot for work in plan.work)], np.int64)
         if stage == ForwardStage.MOST_LIKELY:
             return [slots]
         starts = np.array([*plan.streams.starts, *(work.start for work in plan.work)], np.int64)
+        if stage == ForwardStage.DRAWN:
+            return self._slots.columns.draws_ahead(slots, starts + 1)
         return [slots, *self._slots.columns.draws(slots, starts + 1).options]
 
     def sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> StepResults:
@@ -94,10 +98,10 @@ class SlotSampler:
             self._sample_some(plan, streams, output.hidden_states, masks, found)
             return found
         pairs = list(zip(plan.work, found.results, strict=True))
-        if output.most_likely is None or output.highest is None:
+        if output.token_ids is None or output.highest is None:
             self._sample(streams, pairs, output.logits, masks, found, output.extras)
         else:
-            self._take_most_likely(streams, pairs, output, found)
+            self._take_given(streams, pairs, output, found)
         return found
 
     def _sample_some(
@@ -186,15 +190,15 @@ class SlotSampler:
         drawn = Drawn(logits, sampled.token_ids, token_ids, is_valid, is_poisoned, sampled.mirostat_mu)
         self._take_all(streams, pairs, drawn, found)
 
-    def _take_most_likely(
+    def _take_given(
         self,
         streams: Streams,
         pairs: Sequence[tuple[SlotWork, SlotResult]],
         output: ForwardOutput,
         found: StepResults,
     ) -> None:
-        """Take the most likely token of each row; no sampling parameter has changed these logits."""
-        logits, token_ids, highest = output.logits, output.most_likely, output.highest
+        """Take the tokens that the forward pass has chosen; no sampling parameter has changed the logits."""
+        logits, token_ids, highest = output.logits, output.token_ids, output.highest
         assert logits is not None and token_ids is not None and highest is not None
         if self._can_wait(streams, pairs):
             is_valid = highest.isfinite()

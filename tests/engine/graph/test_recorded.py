@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewick.engine.device_copies import Array
 from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
 from pagewick.engine.graph import recorded as graph
 from pagewick.engine.graph.recorded import MAX_TOKENS, StepGraph
@@ -64,17 +65,25 @@ def batch(*token_ids: int, num_seqs: int | None = None) -> HostBatch:
     )
 
 
+def draws_at(positions: Array) -> list[Array]:
+    """Arrays of draws for tokens at these positions. Each stream draws in its own way, the second one not at all."""
+    rows = np.arange(len(positions))
+    noise = [(at * 0.618034 + rows * 0.27) % 1 for at in (positions + 1, positions + 2)]
+    temperature = np.where(rows == 1, 0.0, 50.0 + rows).astype(np.float32)
+    return [temperature, np.where(rows == 2, 5, 0), np.where(rows == 0, 0.9, 1.0), *noise]
+
+
 def check(found: ForwardOutput, model: Model, given: HostBatch, stage: ForwardStage) -> None:
     expected = ForwardOutput(*forward(model, given.to(CPU), stage))  # type: ignore[arg-type]
     assert torch.equal(found.hidden_states, expected.hidden_states)
-    for name in ("logits", "most_likely", "highest"):
+    for name in ("logits", "token_ids", "highest"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert (ours is None) == (theirs is None), name
         assert ours is None or torch.equal(ours, theirs), name
     assert (found.logits is not None) == (stage >= ForwardStage.LOGITS)
     if stage == ForwardStage.MOST_LIKELY:
-        assert found.logits is not None and found.most_likely is not None and found.highest is not None
-        assert torch.equal(found.most_likely, found.logits.argmax(-1))
+        assert found.logits is not None and found.token_ids is not None and found.highest is not None
+        assert torch.equal(found.token_ids, found.logits.argmax(-1))
         assert torch.equal(found.highest, found.logits.amax(-1))
 
 
@@ -84,6 +93,8 @@ def test_a_size_is_run_then_recorded_then_replayed(stage: ForwardStage) -> None:
     step = make_graph(model)
     for turn in range(6):
         given = batch(turn, 7 * turn, 82 - turn)
+        if stage == ForwardStage.DRAWN:
+            given = replace(given, extras=draws_at(given.positions[0]))
         check(step(given, stage), other, given, stage)
         assert model.num_calls == min(turn + 1, 2)
 
@@ -96,8 +107,12 @@ def test_sizes_and_stages_have_separate_recorded_steps() -> None:
         for first in (0, 9, 30)
         for size, num_seqs in ((1, 1), (2, 2), (2, 1), (6, 3), (MAX_TOKENS - 30, 1))
         for stage in ForwardStage
+        # Where tokens are drawn, each sequence has one.
+        if stage != ForwardStage.DRAWN or size == num_seqs
     ]
     for given, stage in asked:
+        if stage == ForwardStage.DRAWN:
+            given = replace(given, extras=draws_at(given.positions[0]))
         check(step(given, stage), other, given, stage)
     assert model.num_calls == 2 * len(asked) // 3
 

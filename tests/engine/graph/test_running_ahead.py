@@ -19,7 +19,7 @@ from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.messages import EngineRequest
 from pagewick.kernels import cpu, recorded_steps
 from pagewick.kernels.recorded_steps import RecordedStep
-from tests.engine.graph.test_recorded import Model, batch, check, make_graph
+from tests.engine.graph.test_recorded import Model, batch, check, draws_at, make_graph
 from tests.engine.serving import Answers, assert_same, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(cpu.library() is None, reason="needs the native 
 
 # Longer than a step may run ahead.
 LONG_S = 0.02
-MOST_LIKELY = ForwardStage.MOST_LIKELY
+MOST_LIKELY, DRAWN = ForwardStage.MOST_LIKELY, ForwardStage.DRAWN
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,9 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list[RecordedStep]:
     return steps
 
 
-def check_kept(found: ForwardOutput, given: HostBatch) -> None:
+def check_kept(found: ForwardOutput, given: HostBatch, stage: ForwardStage = MOST_LIKELY) -> None:
     """A step leaves only these results when the next one may run ahead."""
-    expected = make_graph(Model())(given, MOST_LIKELY)
+    expected = make_graph(Model())(given, stage)
     assert found.arrays is not None and expected.arrays is not None
     for ours, theirs in zip(found.arrays, expected.arrays, strict=True):
         assert ours.tolist() == theirs.tolist() and ours.dtype == theirs.dtype
@@ -63,37 +63,60 @@ def check_kept(found: ForwardOutput, given: HostBatch) -> None:
 
 def after(given: HostBatch, found: ForwardOutput) -> HostBatch:
     """The batch that continues the streams of this one."""
-    assert found.most_likely is not None
+    assert found.token_ids is not None
+    positions = given.positions + 1
     return replace(
         given,
-        input_ids=found.most_likely.numpy().copy(),
-        positions=given.positions + 1,
+        extras=draws_at(positions[0]) if given.extras else [],
+        input_ids=found.token_ids.numpy().copy(),
+        positions=positions,
         context_lens=given.context_lens + np.int32(1),
         slot_mappings=[slots + 1 for slots in given.slot_mappings],
     )
 
 
-def recorded(model: Model, *token_ids: int) -> tuple[StepGraph, HostBatch]:
+def recorded(model: Model, *token_ids: int, stage: ForwardStage = MOST_LIKELY) -> tuple[StepGraph, HostBatch]:
     """A graph with a recorded step of this size, and a steady batch of it."""
     step, given = make_graph(model), replace(batch(*token_ids), is_steady=True)
+    if stage == DRAWN:
+        given = replace(given, extras=draws_at(given.positions[0]))
     for _ in range(2):
-        step(given, MOST_LIKELY)
+        step(given, stage)
     return step, given
 
 
+@pytest.mark.parametrize("stage", [MOST_LIKELY, DRAWN])
 @pytest.mark.parametrize("pause_s", [0.0, 0.0002, LONG_S])
-def test_streams_that_continue(pause_s: float, resumed: list[RecordedStep]) -> None:
-    step, given = recorded(Model(), 3, 14, 15)
+def test_streams_that_continue(pause_s: float, stage: ForwardStage, resumed: list[RecordedStep]) -> None:
+    step, given = recorded(Model(), 3, 14, 15, stage=stage)
     # Comparing calls native operations, which stop what runs ahead: it comes last.
     batches, results = [given], []
     for turn in range(12):
-        found = step(batches[-1], MOST_LIKELY)
+        found = step(batches[-1], stage)
         time.sleep(pause_s)
         assert len(resumed) == turn and found.arrays is not None
         results.append(replace(found, arrays=(found.arrays[0].copy(), found.arrays[1].copy())))
         batches.append(after(batches[-1], found))
     for given, found in zip(batches, results, strict=False):
-        check_kept(found, given)
+        check_kept(found, given, stage)
+    if stage == DRAWN:
+        # The draws mattered.
+        for given, found in zip(batches, results, strict=False):
+            most_likely = make_graph(Model())(replace(given, extras=[]), MOST_LIKELY)
+            assert found.arrays is not None and most_likely.arrays is not None
+            assert found.arrays[0].tolist() != most_likely.arrays[0].tolist()
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_draws_that_are_not_those_of_the_step_that_ran_ahead(column: int, resumed: list[RecordedStep]) -> None:
+    step, given = recorded(Model(), 3, 14, 15, stage=DRAWN)
+    following = after(given, step(given, DRAWN))
+    extras = list(following.extras)
+    extras[column] = (extras[column] * 0.5).astype(extras[column].dtype)
+    other = replace(following, extras=extras, is_steady=False)
+    found = step(other, DRAWN)
+    assert not resumed
+    check(found, Model(), other, DRAWN)
 
 
 def with_other_tables(given: HostBatch) -> HostBatch:
@@ -124,15 +147,19 @@ def test_another_step_than_the_one_that_ran_ahead(
     assert not resumed
 
 
-@pytest.mark.parametrize("stage", [ForwardStage.HIDDEN_STATES, ForwardStage.LOGITS])
+@pytest.mark.parametrize("stage", [ForwardStage.HIDDEN_STATES, ForwardStage.LOGITS, DRAWN])
 def test_another_stage_than_the_one_that_ran_ahead(stage: ForwardStage, resumed: list[RecordedStep]) -> None:
     step, given = recorded(Model(), 5, 6, 7)
+    drawing = replace(given, extras=draws_at(given.positions[0]))
     for _ in range(2):
-        step(given, stage)
-    following = after(given, step(given, MOST_LIKELY))
-    check(step(following, stage), Model(), following, stage)
-    # Nor does a step of that stage run ahead.
-    check(step(following, stage), Model(), following, stage)
+        step(drawing if stage == DRAWN else given, stage)
+    following = after(drawing if stage == DRAWN else given, step(given, MOST_LIKELY))
+    other = replace(following, is_steady=False)
+    check(step(other, stage), Model(), other, stage)
+    if stage != DRAWN:
+        # Nor does a step of that stage run ahead.
+        check(step(following, stage), Model(), following, stage)
+        check(step(following, stage), Model(), following, stage)
     assert not resumed
 
 
@@ -181,13 +208,15 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
 
 
 def requests() -> list[EngineRequest]:
-    """Greedy ones of different lengths, with others beside them that keep a step from running ahead."""
+    """Greedy and drawn ones of different lengths, with others beside them that keep a step from running ahead."""
     kinds: list[dict[str, Any]] = [
         {"max_tokens": 40},
         {"max_tokens": 77},  # ends at the longest context
         {"max_tokens": 30, "stop_token_ids": tuple(range(2, 12))},
         {"max_tokens": 12, "logprobs": 2},
-        {"max_tokens": 12, "temperature": 0.9},
+        {"max_tokens": 40, "temperature": 0.9, "seed": 5},
+        {"max_tokens": 30, "temperature": 1.5, "top_k": 20, "top_p": 0.9, "n": 2, "seed": 6},
+        {"max_tokens": 12, "temperature": 1.2, "min_p": 0.05, "seed": 7},
         {"max_tokens": 12, "repetition_penalty": 1.3},
         {"max_tokens": 20, "n": 2},
     ]
@@ -215,9 +244,9 @@ def test_answers(
     with engine_of(checkpoint, max_steps_in_flight=depth, num_kv_blocks=num_kv_blocks) as engine:
         for each in requests():
             assert_same(serve(engine, [each]), {key: expected[key] for key in expected if key[0] == each.request_id})
-        assert len(resumed) > 60
+        assert len(resumed) > 120
         # Later ones come while the first ones run ahead, and find their prompts in the prefix cache.
-        assert_same(serve(engine, requests(), arrivals=[0, 0, 9, 14, 40, 55, 61]), expected)
+        assert_same(serve(engine, requests(), arrivals=[0, 0, 9, 14, 40, 55, 58, 61, 61]), expected)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, LONG_S])

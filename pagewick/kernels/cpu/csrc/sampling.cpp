@@ -1,6 +1,7 @@
 // Draws tokens without sorting the vocabulary: tokens are counted and their weights summed in buckets of similar
 // weight. Only the buckets in which top_k, top_p or the drawn token falls are sorted.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "logits.h"
@@ -129,6 +130,7 @@ Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
     if (args.temperature[i] <= 0.0f) return;
     const float* const row = allowed_logits(*kernels.logits, args, i);
     const float max = row[args.token_ids[i]];
+    if (!std::isfinite(max)) return;  // there is nothing to draw from
     args.token_ids[i] = draw(Row(*kernels.logits, row, args.vocab_size, max, args.temperature[i]), args.top_k[i],
                              args.top_p[i], args.uniform[i]);
   });
