@@ -18,7 +18,8 @@ from pagewick.models.decoder import Decoder
 class ForwardStage(IntEnum):
     """How far a forward pass goes. All but HIDDEN_STATES are computed for every token of the batch.
 
-    At DRAWN, the batch's extras are the arrays of SamplingColumns.draws_ahead, and kernels.sample_tokens draws tokens.
+    At DRAWN, which is for CPUs only, the batch's extras are the arrays of SamplingColumns.draws_ahead, and
+    kernels.sample_tokens draws tokens.
     """
 
     HIDDEN_STATES = 0

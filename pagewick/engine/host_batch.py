@@ -53,8 +53,8 @@ class HostBatch:
     last_sampled: None if the host knows all tokens. extras: further arrays that travel with the batch, with an element
         for each sequence.
     is_steady: on a CPU, whether the step continues the sequences of the step before by a token each, the next token of
-        each has a slot in the same cache block, and no sequence reports more than its tokens. If the most likely tokens
-        are computed, nothing else is then read of the results but the logits of these.
+        each has a slot in the same cache block, and no sequence reports more than its tokens. If the forward pass
+        chooses tokens, nothing else is then read of the results but the logits of the most likely ones.
     block_tables: [B, max_blocks] int32 per cache group. slot_mappings: [T] int64 per cache group.
     inputs_embeds: a tensor of the model's dtype on any device, as returned by an encoder.
 

@@ -131,7 +131,8 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     Temperature 0 gives the argmax (the lowest id on ties). Otherwise tokens are sorted by falling
     logit (equal ones by id); top_k of them are kept, then the shortest prefix whose renormalised
     probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among these.
-    Each row is a function of that row alone. If its greatest logit is not finite, its token is meaningless.
+    Each row is a function of that row alone. If its greatest logit is not finite, its token is that of argmax_rows, or
+    on a GPU any one.
     """
     if masks is not None:
         logits = mask_rows(logits, masks)

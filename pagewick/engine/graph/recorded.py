@@ -4,9 +4,9 @@ A step of few tokens does little work in many operations, so most of its time wo
 step is its number of tokens, its number of sequences and its ForwardStage. Everything else in a batch may differ from
 step to step.
 
-The step after a steady one runs ahead: its inputs are known as soon as the tokens are, long before the
-scheduler has seen them. Other threads than the engine's begin with it, and if the scheduler then asks for that step,
-the engine's thread joins them. If it asks for another, nothing is lost but the work of other threads.
+The step after a steady one runs ahead: its inputs are known as soon as the tokens are, long before the scheduler has
+seen them. Other threads than the engine's begin with it, and if the scheduler then asks for that step, the engine's
+thread joins them. If it asks for another, nothing is lost but the work of other threads.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def _has_finite_greatest(logits: Tensor) -> Tensor:
     On a CPU, PyTorch's amax would start threads that wait for more work beside those of the native library, on the same
     processors: it makes a step of one stream several milliseconds longer.
     """
-    return kernels.argmax_rows(logits)[1].isfinite()
+    highest = kernels.argmax_rows(logits)[1] if logits.is_cpu else logits.amax(dim=-1)
+    return highest.isfinite()
 
 
 def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,8 +18,10 @@ from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.graph.recorded import StepGraph
 from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.messages import EngineRequest
+from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.kernels import cpu, recorded_steps
 from pagewick.kernels.recorded_steps import RecordedStep
+from pagewick.quantization.unquantized import UnquantizedMethod
 from tests.engine.graph.test_recorded import Model, batch, check, draws_at, make_graph
 from tests.engine.serving import Answers, assert_same, request, running, serve
 from tests.models.checkpoints import write_checkpoint
@@ -228,9 +231,11 @@ def requests() -> list[EngineRequest]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> Answers:
-    """On one thread nothing runs ahead."""
+    """On one thread nothing runs ahead. Here, no token is drawn in the forward pass either."""
     answers: Answers = {}
-    with engine_of(checkpoint, num_threads=1) as engine:
+    with engine_of(checkpoint, num_threads=1) as engine, pytest.MonkeyPatch.context() as patch:
+        stage_of = SlotSampler.forward_stage
+        patch.setattr(SlotSampler, "forward_stage", lambda *given: min(stage_of(*given), ForwardStage.LOGITS))
         for each in requests():
             answers |= serve(engine, [each])
     return answers
@@ -243,8 +248,14 @@ def test_answers(
 ) -> None:
     with engine_of(checkpoint, max_steps_in_flight=depth, num_kv_blocks=num_kv_blocks) as engine:
         for each in requests():
+            before = len(resumed)
             assert_same(serve(engine, [each]), {key: expected[key] for key in expected if key[0] == each.request_id})
-        assert len(resumed) > 120
+            params = each.params
+            if not (params.has_penalty or params.min_p or params.logprobs):
+                # Most steps of those that only draw, too, and none of the others'.
+                assert len(resumed) - before > 10
+            else:
+                assert len(resumed) == before
         # Later ones come while the first ones run ahead, and find their prompts in the prefix cache.
         assert_same(serve(engine, requests(), arrivals=[0, 0, 9, 14, 40, 55, 58, 61, 61]), expected)
 
@@ -280,3 +291,38 @@ def test_an_engine_is_closed_while_a_step_runs_ahead(checkpoint: Path, resumed: 
     with engine_of(checkpoint) as engine:
         serve(engine, [requests()[0]])
     assert len(resumed) > before
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_become_no_numbers_while_steps_run_ahead(
+    value: float, checkpoint: Path, resumed: list[RecordedStep]
+) -> None:
+    """A stream draws a token whose embedding has no numbers. Those beside it never meet it."""
+    asked = [
+        request(range(10, 27), "poisoned", seed=1, temperature=1.0, max_tokens=60, ignore_eos=True),
+        request(range(40, 52), "drawn", seed=2, temperature=0.6, top_p=0.8, max_tokens=60, ignore_eos=True),
+        request(range(60, 70), "greedy", temperature=0.0, max_tokens=60, ignore_eos=True),
+    ]
+    with engine_of(checkpoint) as engine:
+        clean = serve(engine, asked)
+    drawn = clean["poisoned", 0].token_ids
+    others = {*clean["drawn", 0].token_ids, *clean["greedy", 0].token_ids, *range(10, 70)}
+    place = next(place for place in range(15, 60) if drawn[place] not in {*others, *drawn[:place]})
+    resumed.clear()
+    with engine_of(checkpoint) as engine:
+        poison(engine, drawn[place], value)
+        found = serve(engine, asked)
+    assert len(resumed) > 30
+    answer = found["poisoned", 0]
+    assert answer.token_ids == drawn[: place + 1] and "not numbers" in (answer.error or "")
+    assert_same(
+        {key: one for key, one in found.items() if key[0] != "poisoned"},
+        {key: one for key, one in clean.items() if key[0] != "poisoned"},
+    )
+
+
+def poison(engine: Engine, token_id: int, value: float) -> None:
+    (storage,) = engine._ranks.runner.model.model.embed_tokens.weight.storages
+    poisoned = torch.full((1, storage.spec.in_features), value)
+    with torch.inference_mode():
+        UnquantizedMethod().load(storage, "weight", poisoned, out_offset=token_id)

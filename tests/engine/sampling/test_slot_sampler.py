@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepPlan, StreamWork
-from pagewick.engine.forward import ForwardOutput
+from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.engine.sampling.step_rows import Streams
 from pagewick.engine.slots import Slots
@@ -159,3 +159,36 @@ def test_the_arrays_of_the_streams_are_made_once_for_a_step(monkeypatch: pytest.
         results = sampler.sample(plan, ForwardOutput(logits, logits), {})
         assert results.streams.token_ids == [int(logits.argmax())]
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "stop", "stage"),
+    [
+        ({"temperature": 0.0, "min_p": 0.1}, (), ForwardStage.MOST_LIKELY),
+        ({"temperature": 0.7, "top_k": 5, "top_p": 0.9}, (), ForwardStage.DRAWN),
+        ({"temperature": 0.7, "min_p": 0.1}, (), ForwardStage.LOGITS),
+        ({"temperature": 0.7, "presence_penalty": 0.5}, (), ForwardStage.LOGITS),
+        ({"temperature": 0.7, "min_tokens": 2}, (4,), ForwardStage.LOGITS),
+    ],
+    ids=str,
+)
+def test_how_far_the_forward_pass_goes(fields: dict[str, Any], stop: tuple[int, ...], stage: ForwardStage) -> None:
+    slots = Slots([], max_num_seqs=2, max_model_len=64, device=CPU)
+    first, greedy = (
+        SlotSampling(SamplingParams(**each), 0, 0, len(PROMPT), list(stop)) for each in (fields, {"temperature": 0.0})
+    )
+    slots.apply(StepPlan(starts=[SlotStart(slot, one, [], list(PROMPT)) for slot, one in enumerate((first, greedy))]))
+    start = len(PROMPT)
+    for is_lazy in (False, True):
+        sampler = SlotSampler(Head(), slots, CPU, is_lazy=is_lazy)  # type: ignore[arg-type]
+
+        def stage_of(plan: StepPlan, sampler: SlotSampler = sampler) -> ForwardStage:
+            return sampler.forward_stage(plan)
+
+        expected = ForwardStage.LOGITS if is_lazy and stage == ForwardStage.DRAWN else stage
+        assert stage_of(StepPlan(streams=StreamWork([0, 1], [start, start]))) == expected
+        assert stage_of(StepPlan(work=[SlotWork(0, start, 1, [3], [], is_sampled=True)])) == expected
+        assert stage_of(StepPlan(streams=StreamWork([1], [start]))) == ForwardStage.MOST_LIKELY
+        if stop:
+            later = StreamWork([0], [start + 2])
+            assert stage_of(StepPlan(streams=later)) == (ForwardStage.LOGITS if is_lazy else ForwardStage.DRAWN)
