@@ -26,6 +26,8 @@ if _stand_in := os.environ.get(STAND_IN_LIBRARY):
 ISAS = tuple(build.instruction_sets(platform.machine()))
 # No test is made for an instruction set that this processor lacks; test_native_library.py names those.
 ISAS_HERE = ISAS if (_library := cpu.library()) is None else tuple(_library.supported_isas())
+# Those with other kernels than products with quantized weights.
+FULL_ISAS_HERE = tuple(isa for isa in ISAS_HERE if build.PARTIAL_SETS.get(isa) != build.BYTE_PRODUCTS)
 
 
 class NativeKernels:
@@ -60,7 +62,7 @@ def without_the_library() -> Iterator[str]:
         yield reason
 
 
-@pytest.fixture(params=["reference", *ISAS_HERE])
+@pytest.fixture(params=["reference", *FULL_ISAS_HERE])
 def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | NativeKernels]:
     """Something with the operations of one implementation."""
     if request.param == "reference":
@@ -69,9 +71,15 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | NativeKerne
         yield from with_isa(request.param)
 
 
-@pytest.fixture(params=ISAS_HERE)
+@pytest.fixture(params=FULL_ISAS_HERE)
 def native(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
     """The native library with one instruction set after the other, on one thread."""
+    yield from with_isa(request.param)
+
+
+@pytest.fixture(params=ISAS_HERE)
+def native_bytes(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
+    """The same, for products with quantized weights, of which more instruction sets have kernels of their own."""
     yield from with_isa(request.param)
 
 

@@ -15,14 +15,14 @@ from pagewick.kernels import reference_mla
 from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import AttentionMetadata, Rotation
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
-from tests.kernels.conftest import ISAS_HERE, NativeKernels, required_library, with_isa
+from tests.kernels.conftest import FULL_ISAS_HERE, NativeKernels, required_library, with_isa
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 DTYPES = tuple(ROUNDING)
 SCALE = 0.3
 
 
-@pytest.fixture(params=["reference", *ISAS_HERE])
+@pytest.fixture(params=["reference", *FULL_ISAS_HERE])
 def operations(request: pytest.FixtureRequest) -> Any:
     if request.param == "reference":
         yield reference_mla

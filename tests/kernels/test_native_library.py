@@ -181,6 +181,8 @@ FAMILIES = (
 )  # fmt: skip
 # The families of instruction sets that have only kernels for products with quantized weights.
 BYTE_FAMILIES = ("quantized", "moe")
+# Those of AMX: everything else is that of AVX-512 BF16.
+AMX_FAMILIES = ("matrix", "quantized", "attention", "mla", "moe")
 
 
 @pytest.fixture
@@ -224,9 +226,7 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "test_native"
     supported = required_library().supported_isas()
-    if has_stand_ins := HAS_STAND_INS:
-        supported = [isa for isa in ISAS if isa in {*supported, *STAND_INS}]
-    build_sanitized_test(program, supported, has_stand_ins=has_stand_ins)
+    build_sanitized_test(program, supported)
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
 
@@ -258,8 +258,11 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_kernels_for_instructions_that_the_processor_lacks(tmp_path: Path) -> None:
     """AMX's tile registers are memory here, and AVX-VNNI is AVX-512 VNNI: see native/stand_ins.h."""
-    library = tmp_path / "libpagewick_cpu.so"
+    library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
     build_stand_in_library(library)
+    build_native_test(program, library)
+    output = run_program(program, *AMX_FAMILIES)
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("amx: ")] == list(AMX_FAMILIES)
     names = ("quantized", "quantized_experts", "tile_registers")
     tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]

@@ -64,16 +64,16 @@ def test_a_packed_weight_takes_the_bytes_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_products_are_the_definition(name: str, native: NativeKernels) -> None:
+def test_products_are_the_definition(name: str, native_bytes: NativeKernels) -> None:
     for num_rows, num_columns in sizes_of(name):
         rows, x = random_rows(name, num_rows, num_columns), random_x(num_columns)
         found, expected = matrix_of(name, rows, num_columns).linear(x), by_definition(name, rows, x)
         assert_close(found, expected)
-        assert native.isa != "generic" or name in FP8 or torch.equal(found, expected)
+        assert native_bytes.isa != "generic" or name in FP8 or torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: NativeKernels) -> None:
+def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native_bytes: NativeKernels) -> None:
     rows, x = random_rows(name, 65, 768), random_x(768)
     matrix = matrix_of(name, rows, 768)
     together = matrix.linear(x)
@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: Native
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "int4_g64", "fp8_g128"])
-def test_a_row_has_the_same_bits_beyond_the_rows_that_share_a_chunk(name: str, native: NativeKernels) -> None:
+def test_a_row_has_the_same_bits_beyond_the_rows_that_share_a_chunk(name: str, native_bytes: NativeKernels) -> None:
     x = torch.randn(290, 512, generator=torch.Generator().manual_seed(4))
     matrix = matrix_of(name, random_rows(name, 65, 512), 512)
     together = matrix.linear(x)
@@ -92,13 +92,13 @@ def test_a_row_has_the_same_bits_beyond_the_rows_that_share_a_chunk(name: str, n
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_nan_makes_its_row_nan_and_no_other(name: str, native: NativeKernels) -> None:
+def test_a_nan_makes_its_row_nan_and_no_other(name: str, native_bytes: NativeKernels) -> None:
     columns = 2 * max(BLOCKS[name][0], 128)
     matrix = matrix_of(name, random_rows(name, 70, columns), columns)
     for column in (0, 1, columns // 4 - 1, columns // 2, columns - 1):
         x = random_x(columns)[:7].clone()
         x[2, column] = float("nan")
-        found = native.quantized_linear(x, matrix)
+        found = native_bytes.quantized_linear(x, matrix)
         assert found[2].isnan().all(), column
         assert found[[0, 1, 3, 4, 5, 6]].isfinite().all(), column
 
@@ -132,7 +132,7 @@ def test_instruction_sets_with_fused_multiply_adds_agree(name: str) -> None:
 
 @pytest.mark.parametrize("byte", [0, 127, 128, 255])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_largest_sums_are_exact(name: str, byte: int, native: NativeKernels) -> None:
+def test_the_largest_sums_are_exact(name: str, byte: int, native_bytes: NativeKernels) -> None:
     columns, num_bytes, halves = LAYOUTS[name]
     rows = torch.full((64, num_bytes), byte, dtype=torch.uint8)
     for start in halves:
@@ -147,7 +147,7 @@ def test_the_largest_sums_are_exact(name: str, byte: int, native: NativeKernels)
 
 @pytest.mark.parametrize("zero", [0, 16, 255])
 @pytest.mark.parametrize("byte", [0, 255])
-def test_the_largest_sums_with_zero_points_are_exact(byte: int, zero: int, native: NativeKernels) -> None:
+def test_the_largest_sums_with_zero_points_are_exact(byte: int, zero: int, native_bytes: NativeKernels) -> None:
     rows = torch.full((64, 69), byte, dtype=torch.uint8)
     rows[:, :4] = torch.ones(64, 1).view(torch.uint8)
     rows[:, 4] = zero
@@ -159,7 +159,7 @@ def test_the_largest_sums_with_zero_points_are_exact(byte: int, zero: int, nativ
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name.startswith(("int4", "fp8"))])
-def test_scales_of_groups_may_be_huge_negative_and_subnormal(name: str, native: NativeKernels) -> None:
+def test_scales_of_groups_may_be_huge_negative_and_subnormal(name: str, native_bytes: NativeKernels) -> None:
     rows = random_rows(name, 65, 256, is_extreme=True)
     x = random_x(256) * 1e-6
     found, expected = matrix_of(name, rows, 256).linear(x), by_definition(name, rows, x)
@@ -170,7 +170,7 @@ def test_scales_of_groups_may_be_huge_negative_and_subnormal(name: str, native: 
 
 @pytest.mark.parametrize("num_rows", [1, 7])
 @pytest.mark.parametrize("name", FP8)
-def test_every_number_of_fp8_is_multiplied(name: str, num_rows: int, native: NativeKernels) -> None:
+def test_every_number_of_fp8_is_multiplied(name: str, num_rows: int, native_bytes: NativeKernels) -> None:
     """Each output is one of the finite numbers, the subnormal ones included, times a power of two."""
     codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
     columns, num_bytes = BLOCKS[name]

@@ -61,7 +61,7 @@ def test_products_are_the_definition(kernels: Kernels, name: str, per_choice: bo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*LAYOUTS, "int4_g128", "fp8_g128"])
-def test_products_have_the_bits_of_single_ones(native: NativeKernels, name: str, dtype: torch.dtype) -> None:
+def test_products_have_the_bits_of_single_ones(native_bytes: NativeKernels, name: str, dtype: torch.dtype) -> None:
     for num_experts, top_k, num_tokens, inputs, outputs in SHAPES:
         experts = experts_of(name, rows_of(name, num_experts, outputs, inputs), inputs, dtype)
         wide = random(num_tokens, inputs + 9, dtype=dtype)
@@ -71,9 +71,9 @@ def test_products_have_the_bits_of_single_ones(native: NativeKernels, name: str,
             if choice % 3 == 0:
                 assert torch.equal(rows[choice], experts.matrix_in(experts.data[expert]).linear(x[choice // top_k]))
         for count in (2, 3):
-            native.set_num_threads(count)
+            native_bytes.set_num_threads(count)
             assert torch.equal(experts.linear(x, expert_ids), rows)
-        native.set_num_threads(1)
+        native_bytes.set_num_threads(1)
 
 
 # Formats of the first and the second product; None: numbers.
@@ -87,23 +87,25 @@ def weight_of(name: str | None, num_experts: int, outputs: int, inputs: int) -> 
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_whole_layer_has_the_bits_of_its_operations(native: NativeKernels, pair: tuple[str | None, ...]) -> None:
+def test_a_whole_layer_has_the_bits_of_its_operations(
+    native_bytes: NativeKernels, pair: tuple[str | None, ...]
+) -> None:
     gate_up, down = weight_of(pair[0], 6, 512, 256), weight_of(pair[1], 6, 256, 256)
     routing, bias = Routing(top_k=2, renormalize=True), random(6)
     for num_tokens in (1, 5, 300):
         x, logits = random(num_tokens, 256) / 16, random(num_tokens, 6)
         shared = SharedOutput(random(num_tokens, 256, seed=1), random(num_tokens))
-        ids, weights = native.route(logits, routing, bias)
-        activated = native.gated_activation(gate_up.linear(x, ids), "silu")
-        expected = native.combine(down.linear(activated, ids), weights, shared)
+        ids, weights = native_bytes.route(logits, routing, bias)
+        activated = native_bytes.gated_activation(gate_up.linear(x, ids), "silu")
+        expected = native_bytes.combine(down.linear(activated, ids), weights, shared)
         for count in (1, 3):
-            native.set_num_threads(count)
-            found = native.fused_moe(x, logits, gate_up, down, routing, biases=MoeBiases(bias), shared=shared)
+            native_bytes.set_num_threads(count)
+            found = native_bytes.fused_moe(x, logits, gate_up, down, routing, biases=MoeBiases(bias), shared=shared)
             assert torch.equal(found, expected)
-        native.set_num_threads(1)
+        native_bytes.set_num_threads(1)
 
 
-def test_a_whole_layer_is_recorded(native: NativeKernels) -> None:
+def test_a_whole_layer_is_recorded(native_bytes: NativeKernels) -> None:
     """A step recorded with some tokens is right for others, which use other experts."""
     gate_up, down = weight_of("Q4_K", 6, 512, 256), weight_of("Q6_K", 6, 256, 256)
     x, logits, routing = random(3, 256), random(3, 6), Routing(top_k=2)
@@ -125,7 +127,7 @@ def test_ids_that_no_expert_has(wrong: int) -> None:
         weight_of("Q8_0", 4, 6, 32).linear(random(1, 32), ids)
 
 
-def test_rows_that_do_not_fit(native: NativeKernels) -> None:
+def test_rows_that_do_not_fit(native_bytes: NativeKernels) -> None:
     experts, ids = weight_of("Q8_0", 4, 6, 64), torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match="32 inputs and 6 outputs do not fit"):
         experts.linear(random(1, 32), ids)
