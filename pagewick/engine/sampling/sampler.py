@@ -100,8 +100,8 @@ def _draw_options(logits: Tensor, draws: Draws) -> DrawOptions:
 def _has_finite_greatest(logits: Tensor) -> Tensor:
     """Return whether each row's greatest logit is finite. It is not in a row with a NaN, which counts as the greatest.
 
-    On a CPU, PyTorch's amax would start threads that wait for more work beside those of the native library, on the same
-    processors: it makes a step of one stream several milliseconds longer.
+    On a CPU, PyTorch's amax would start threads that wait for more work on the processors of the native library's. If
+    they spin (docs/decisions/0007-short-spins.md), a step of one stream takes several milliseconds longer.
     """
     highest = kernels.argmax_rows(logits)[1] if logits.is_cpu else logits.amax(dim=-1)
     return highest.isfinite()
