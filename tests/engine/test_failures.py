@@ -72,12 +72,13 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
     return running(checkpoint, **{**given, **options})
 
 
-def poison(engine: Engine, value: float = math.nan) -> None:
+def poison(engine: Engine, value: float = math.nan, token_id: int = POISONED_TOKEN) -> None:
+    """Fill the embedding of a token with this number."""
     embedding = engine._ranks.runner.model.model.embed_tokens
     (storage,) = embedding.weight.storages
     poisoned = torch.full((1, storage.spec.in_features), value)
     with torch.inference_mode():
-        UnquantizedMethod().load(storage, "weight", poisoned, out_offset=POISONED_TOKEN)
+        UnquantizedMethod().load(storage, "weight", poisoned, out_offset=token_id)
 
 
 def clean_requests() -> list[EngineRequest]:

@@ -21,9 +21,9 @@ from pagewick.engine.messages import EngineRequest
 from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.kernels import cpu, recorded_steps
 from pagewick.kernels.recorded_steps import RecordedStep
-from pagewick.quantization.unquantized import UnquantizedMethod
 from tests.engine.graph.test_recorded import Model, batch, check, draws_at, make_graph
 from tests.engine.serving import Answers, assert_same, request, running, serve
+from tests.engine.test_failures import poison
 from tests.models.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
@@ -310,7 +310,7 @@ def test_logits_become_no_numbers_while_steps_run_ahead(
     place = next(place for place in range(15, 60) if drawn[place] not in {*others, *drawn[:place]})
     resumed.clear()
     with engine_of(checkpoint) as engine:
-        poison(engine, drawn[place], value)
+        poison(engine, value, drawn[place])
         found = serve(engine, asked)
     assert len(resumed) > 30
     answer = found["poisoned", 0]
@@ -319,10 +319,3 @@ def test_logits_become_no_numbers_while_steps_run_ahead(
         {key: one for key, one in found.items() if key[0] != "poisoned"},
         {key: one for key, one in clean.items() if key[0] != "poisoned"},
     )
-
-
-def poison(engine: Engine, token_id: int, value: float) -> None:
-    (storage,) = engine._ranks.runner.model.model.embed_tokens.weight.storages
-    poisoned = torch.full((1, storage.spec.in_features), value)
-    with torch.inference_mode():
-        UnquantizedMethod().load(storage, "weight", poisoned, out_offset=token_id)

@@ -33,7 +33,7 @@ struct RowsBeside {
   static constexpr int64_t kUnits = kMaxColumns / kUnitColumns;
 
   alignas(64) int8_t values[kRegisterRows][kMaxColumns] = {};
-  // Of each unit, or of all columns; sums: of a unit's values.
+  // Each unit has a scale and the sum of its values. If x has a single block, scales[0] holds its scale.
   float scales[kUnits][kRegisterRows] = {}, sums[kUnits][kRegisterRows] = {};
 
   RowsBeside(const PreparedBlock<32>* const* x, int64_t count, int64_t num_units) {
@@ -189,11 +189,11 @@ class BlocksInRegisters {
       for (int64_t unit = 0; unit < kUnits; ++unit) {
         const uint8_t* const levels = chunk.levels + unit * L::kBits * kWordsBytes;
 #pragma GCC unroll 2
-        for (int64_t quad = 0; quad < kUnitQuads; quad += kRunQuads) {
+        for (int64_t quad = 0; quad < kUnitQuads; quad += kGroupQuads) {
           PairVec digits[kDigits];
           split_digits(scales, (unit * kUnitQuads + quad) / kGroupQuads, digits);
 #pragma GCC unroll 8
-          for (int64_t k = quad; k < quad + kRunQuads; ++k)
+          for (int64_t k = quad; k < quad + kGroupQuads; ++k)
             expand_quad(quad_levels<L::kBits>(levels + byte, k), digits,
                         bytes + (unit * kUnitQuads + k) * kWordsBytes + byte);
         }
@@ -226,7 +226,7 @@ class BlocksInRegisters {
   static constexpr bool kIsSigned = L::kBlock.offset != 0;
   static constexpr int64_t kGroups = kMaxColumns / L::kBlock.group_columns, kWords = kGroups / 4;
   static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad, kUnits = kMaxColumns / kUnitColumns;
-  static constexpr int64_t kRunQuads = kGroupQuads < kUnitQuads ? kGroupQuads : kUnitQuads;
+  static_assert(kUnitQuads % kGroupQuads == 0, "groups do not cross units");
   static constexpr int64_t kDigitBytes = kMaxColumns * kPanelRows;
 
   void configure() {
@@ -301,12 +301,10 @@ class BlocksInRegisters {
     read_groups(chunk, col * kQuad, scales, minima);
     const Vec minimum = load(reinterpret_cast<const Float16*>(chunk.heads + L::kMinimaAt) + col);
     for (int64_t row = 0; row < count; ++row) {
-      const int16_t* const group_sums = kGroups == 16 ? x[row]->sums_of_16 : x[row]->sums_of_32;
       IntVec weighted = {};
 #pragma GCC unroll 4
       for (int i = 0; i < kWords; ++i)
-        weighted += dot_pairs(even_bytes(minima[i]), (ShortVec)broadcast(group_sums + 4 * i)) +
-                    dot_pairs(odd_bytes(minima[i]), (ShortVec)broadcast(group_sums + 4 * i + 2));
+        weighted += weigh_groups(even_bytes(minima[i]), odd_bytes(minima[i]), group_sums<kGroups>(*x[row]) + 4 * i);
       float* const target = sums[row] + col;
       store(target, madd(__builtin_convertvector(-weighted, Vec), minimum * set1(x[row]->scale), load(target)));
     }

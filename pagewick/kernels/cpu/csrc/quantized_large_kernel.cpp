@@ -22,11 +22,6 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
 
   using InRegisters = InTileRegisters<BlocksInRegisters<kName>>;
 
-  static const int16_t* group_sums(const Prepared& x) {
-    if constexpr (kGroups == 16) return x.sums_of_16;
-    else return x.sums_of_32;
-  }
-
   template <int R, int V>
   struct Of {
     // weighted[r][v]: the sums of groups of x, times the minima of groups, or times their scales if there are none.
@@ -74,8 +69,7 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
         for (int i = 0; i < kWords; ++i) {
           const ShortVec even = even_bytes(weights[i]), odd = odd_bytes(weights[i]);
           for (int r = 0; r < R; ++r) {
-            const int16_t* const sums = group_sums(*x[r]) + 4 * i;
-            weighted[r][v] += dot_pairs(even, (ShortVec)broadcast(sums)) + dot_pairs(odd, (ShortVec)broadcast(sums + 2));
+            weighted[r][v] += weigh_groups(even, odd, group_sums<kGroups>(*x[r]) + 4 * i);
           }
 #pragma GCC unroll 4
           for (int byte = 0; byte < 4; ++byte) factors[4 * i + byte][v] = D::factor(scales[i], byte);

@@ -1,5 +1,5 @@
-// What the tiles of a product with a quantized weight are made of: a chunk of a packed weight, its levels, and their
-// products with rows of x.
+// The parts that all tiles of products with quantized weights share: they describe a chunk of a packed weight, take its
+// levels apart, and multiply them by rows of x.
 #pragma once
 
 #include "matrix.h"
@@ -166,6 +166,18 @@ inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const
       for (int v = 0; v < V; ++v) sums[r][v] = Dot<kBits>::add(sums[r][v], levels[v], x);
     }
   }
+}
+
+// The sums of groups of x, in the order in which weigh_groups takes them.
+template <int64_t kGroups>
+inline const int16_t* group_sums(const PreparedBlock<256>& x) {
+  if constexpr (kGroups == 16) return x.sums_of_16;
+  else return x.sums_of_32;
+}
+
+// Adds up four sums of groups times the weights of kLanes rows. even, odd: the bytes of a word of four weights.
+inline IntVec weigh_groups(ShortVec even, ShortVec odd, const int16_t* sums) {
+  return dot_pairs(even, (ShortVec)broadcast(sums)) + dot_pairs(odd, (ShortVec)broadcast(sums + 2));
 }
 
 // Prefetches the next chunk, a share with each tile, so that memory is read while many rows are multiplied.
