@@ -84,6 +84,7 @@ struct Int4Tile : LevelTile<4> {
           scales[v] = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
         }
         for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
+          chunk.next->prefetch_share();
           const QuadAhead<kIsPacked ? kStored * kWordsBytes : 0> ahead(unit, is_reading);
           add_unit(x, block * chunk.num_units + i, unit, zeros, scales, ahead, total);
         }
@@ -101,6 +102,7 @@ struct Int4Tile : LevelTile<4> {
       const int64_t num_units = chunk.num_blocks * chunk.num_units;
       int64_t left = chunk.num_units;
       for (int64_t i = 0; i < num_units; ++i, unit += kStored * kWordsBytes) {
+        chunk.next->prefetch_share();
         add_shifted_unit(x, i, unit, scales, total);
         if (--left == 0) {
           left = chunk.num_units;
@@ -174,7 +176,7 @@ struct Fp8Tile {
   static constexpr int kExpandedBits = 8 * sizeof(Wide), kRegisters = 1;
   static constexpr bool kExpandsAll = true;
   using InRegisters = NoTileRegisters;
-  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256;
+  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kLeastShared = 5;
   static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
 
   static void prefetch_pair(const uint8_t* pair) {
@@ -212,6 +214,7 @@ struct Fp8Tile {
         if (is_reading) prefetch<kWordsBytes>(chunk.heads + block * chunk.head_stride);
         Vec products[R][V] = {};
         for (int64_t i = 0; i < chunk.num_units; ++i) {
+          chunk.next->prefetch_share();
           const Wide* values[R];
           for (int r = 0; r < R; ++r) values[r] = x[r][block * chunk.num_units + i].values;
           for (int64_t k = 0; k < kUnitColumns; k += 2, pair += kPairBytes) {

@@ -34,6 +34,7 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
       const bool is_reading = chunk.is_reading && col == 0;
       const uint8_t* unit = chunk.levels + col * kQuad;
       for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += kStored * kWordsBytes) {
+        chunk.next->prefetch_share();
         const QuadAhead<kIsPacked ? kPartBytes : 0> ahead(chunk.heads + i * kPartBytes, is_reading);
         add_unit(x, unit, i, factors, ahead, products);
       }

@@ -56,11 +56,11 @@ class Product {
   using Prepared = typename Packed::Prepared;
   using InRegisters = typename Packed::InRegisters;
   static constexpr int64_t kMaxRows = Packed::kMaxRows;
+  // Vectors of a tile of kTileRows rows beside each other are in this number of groups.
+  static constexpr int64_t kTileGroups = kPanelRows / (kLanes * tile_vectors<kTileRows>(Packed::kRegisters));
   static constexpr int64_t kExpandedColumnBytes = kPanelRows * Packed::kExpandedBits / 8;
   // The fewest rows that are worth expanding levels for. Those of a byte are only copied, to the first-level cache.
   static constexpr int64_t kLeastExpanded = L::kBits < Packed::kExpandedBits ? kTileRows : 4 * kTileRows;
-  // The fewest rows whose tiles take long enough to read the next chunk meanwhile.
-  static constexpr int64_t kLeastShared = L::kBits < Packed::kExpandedBits ? 2 * kTileRows : 4 * kTileRows;
 
  public:
   static void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
@@ -97,18 +97,19 @@ class Product {
       chunk.levels = chunk.heads + L::kLevelsAt;
       chunk.num_blocks = minimum(chunk_blocks, num_blocks - block);
       chunk.num_units = format.columns / kUnitColumns;
-      const bool is_shared = is_reading && count >= kLeastShared;
+      const bool is_shared = is_reading && count >= Packed::kLeastShared;
       chunk.is_reading = is_reading && !is_shared;
       const int64_t num_bytes = chunk.num_blocks * chunk.head_stride;
       const bool is_in_registers = InRegisters::takes(chunk, count);
-      const int64_t num_tiles = count / (is_in_registers ? kRegisterRows : kTileRows);
-      NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, num_tiles));
+      const int64_t num_shares = is_in_registers ? count / kRegisterRows
+                                                 : count * kTileGroups * chunk.num_blocks * chunk.num_units / kTileRows;
+      NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, num_shares));
+      chunk.next = &next;
       int64_t i = 0;
       if (is_in_registers) i = multiply_in_registers(chunk, rows, count, registers, next, sums);
-      else if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, next, sums);
+      else if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
-        next.prefetch_share();
         Kernel::tile(tile)(rows + i, chunk, sums + i);
       }
       for (i = 0; i < count; ++i) rows[i] += chunk.num_blocks * (format.columns / Prepared::kColumns);
@@ -116,8 +117,7 @@ class Product {
   }
 
   // Multiplies as many rows as fill tiles of kTileRows, or all, and returns their number.
-  static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, NextChunk& next,
-                                   float (*sums)[kPanelRows]) {
+  static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, float (*sums)[kPanelRows]) {
     alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes];
     chunk.is_shifted = Packed::includes_zeros(chunk);
     Chunk wide = chunk;
@@ -132,7 +132,6 @@ class Product {
     const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
     for (int64_t i = 0, tile = 0; i < end; i += tile) {
       tile = tile_rows(end - i);
-      next.prefetch_share();
       Kernel::expanded_tile(tile)(rows + i, wide, sums + i);
     }
     return end;

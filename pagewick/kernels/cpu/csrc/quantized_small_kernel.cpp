@@ -54,6 +54,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
+        chunk.next->prefetch_share();
         const QuadAhead<kIsPacked ? L::kBlock.bytes * kPanelRows : 0> ahead(head, is_reading);
         for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, ahead, total);
         if constexpr (kHasMinimum) add_minima(x, block, head + L::kMinimaAt, col, total);

@@ -52,6 +52,22 @@ struct PreparedWide {
   Wide values[kColumns];
 };
 
+// Prefetches the next chunk, a share with every 32 columns of each tile, so that memory is read while many rows are
+// multiplied. Larger shares would fill the buffers for outstanding reads, and multiplying would wait.
+class NextChunk {
+ public:
+  NextChunk(const uint8_t* begin, int64_t num_bytes, int64_t num_shares)
+      : line_(begin), end_(begin + num_bytes), lines_((num_bytes / 64 + num_shares - 1) / num_shares) {}
+
+  void prefetch_share() {
+    for (int64_t i = 0; i < lines_ && line_ < end_; ++i, line_ += 64) __builtin_prefetch(line_, 0, 2);
+  }
+
+ private:
+  const uint8_t *line_, *end_;
+  int64_t lines_;
+};
+
 // A chunk of a panel. levels: those of its first 32 columns.
 struct Chunk {
   const uint8_t* heads;
@@ -61,6 +77,7 @@ struct Chunk {
   int64_t num_units;  // of a block: 32 columns each
   bool is_reading;    // from memory
   bool is_shifted;    // expanded levels include the zero points of their blocks
+  NextChunk* next;
 };
 
 // Stands for products in tile registers where there are none.
@@ -180,22 +197,6 @@ inline IntVec weigh_groups(ShortVec even, ShortVec odd, const int16_t* sums) {
   return dot_pairs(even, (ShortVec)broadcast(sums)) + dot_pairs(odd, (ShortVec)broadcast(sums + 2));
 }
 
-// Prefetches the next chunk, a share with each tile, so that memory is read while many rows are multiplied.
-class NextChunk {
- public:
-  NextChunk(const uint8_t* begin, int64_t num_bytes, int64_t num_tiles)
-      : line_(begin), end_(begin + num_bytes), lines_((num_bytes / 64 + num_tiles - 1) / num_tiles) {}
-
-  // To be called before each tile.
-  void prefetch_share() {
-    for (int64_t i = 0; i < lines_ && line_ < end_; ++i, line_ += 64) __builtin_prefetch(line_, 0, 2);
-  }
-
- private:
-  const uint8_t *line_, *end_;
-  int64_t lines_;
-};
-
 // The number of vectors beside each other for R rows, if each takes that many registers for a row.
 template <int R>
 constexpr int tile_vectors(int num_registers) {
@@ -234,6 +235,8 @@ struct LevelTile {
   static constexpr bool kExpandsAll = false;
   // Columns that are expanded at a time, and rows that share them.
   static constexpr int64_t kChunkColumns = 256, kMaxRows = 256;
+  // The fewest rows whose tiles prefetch the next chunk. Fewer prefetch what lies a fixed number of bytes ahead.
+  static constexpr int64_t kLeastShared = kLanes < 16 ? 1 : 3;
 
   // Whether expanded levels of a chunk include zero points.
   static bool includes_zeros(const Chunk&) { return false; }
