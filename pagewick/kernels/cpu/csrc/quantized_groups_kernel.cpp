@@ -21,13 +21,13 @@ inline void add_scaled(const Vec (&products)[R][V], const uint8_t* head, int64_t
   }
 }
 
-template <QuantizedFormat kName, int kStored>
-struct Int4Tile : LevelTile<4> {
+template <QuantizedFormat kName, Levels kLevels>
+struct Int4Tile : LevelTile<4, kLevels> {
+  using Shared = LevelTile<4, kLevels>;
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<4>;
   static_assert(D::kQuads == kUnitQuads, "a unit's products fit a sum");
-  static constexpr bool kIsPacked = kStored == L::kBits;
   // If no zero point of a chunk is above this, as in nearly all chunks, its expanded levels are level + kShift - zero
   // point, which takes 5 bits, as in a format without zero points.
   static constexpr int32_t kShift = 16;
@@ -46,7 +46,7 @@ struct Int4Tile : LevelTile<4> {
 
   static void expand(const Chunk& chunk, int64_t block, uint8_t* bytes) {
     const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
-    LevelTile<4>::expand_levels(chunk, block, bytes, [&](int64_t byte) {
+    Shared::expand_levels(chunk, block, bytes, [&](int64_t byte) {
       if (!chunk.is_shifted) return LevelVec{};
       return kShift - zeros_of_bytes(zeros + byte / kQuad);
     });
@@ -56,8 +56,7 @@ struct Int4Tile : LevelTile<4> {
   static bool is_centrable(const Chunk& chunk) { return includes_zeros(chunk); }
   static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
     const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
-    LevelTile<4>::expand_levels(chunk, block, bytes,
-                                [&](int64_t byte) { return -zeros_of_bytes(zeros + byte / kQuad); });
+    Shared::expand_levels(chunk, block, bytes, [&](int64_t byte) { return -zeros_of_bytes(zeros + byte / kQuad); });
   }
   static const uint8_t* scales_of(const Chunk& chunk, int64_t part) {
     return chunk.heads + part / chunk.num_units * chunk.head_stride;
@@ -71,8 +70,20 @@ struct Int4Tile : LevelTile<4> {
 
   template <int R, int V>
   struct Of {
+    // Levels with their zero points, which are stored as bytes as well.
+    struct ShiftingLevels {
+      ExpandingLevels<4> packed;
+      LevelVec shifts[V];
+
+      IntVec operator()(int64_t quad, int v) const {
+        const LevelVec levels = (LevelVec)quad_levels<4>(packed.unit + v * sizeof(IntVec), quad) + shifts[v];
+        memcpy(packed.bytes + quad * kWordsBytes + v * sizeof(IntVec), &levels, sizeof(levels));
+        return (IntVec)levels;
+      }
+    };
+
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
-      if constexpr (kStored == 8)
+      if constexpr (kLevels != Levels::kPacked)
         if (chunk.is_shifted) return run_shifted(x, chunk, col, sums);
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
@@ -83,10 +94,11 @@ struct Int4Tile : LevelTile<4> {
           zeros[v] = load_zeros(head + L::kZerosAt + col + v * kLanes);
           scales[v] = load(reinterpret_cast<const float*>(head) + col + v * kLanes);
         }
-        for (int64_t i = 0; i < chunk.num_units; ++i, unit += kStored * kWordsBytes) {
+        for (int64_t i = 0; i < chunk.num_units; ++i, unit += Shared::kStored * kWordsBytes) {
           chunk.next->prefetch_share();
-          const QuadAhead<kIsPacked ? kStored * kWordsBytes : 0> ahead(unit, is_reading);
-          add_unit(x, block * chunk.num_units + i, unit, zeros, scales, ahead, total);
+          const QuadAhead<kLevels == Levels::kPacked ? Shared::kStored * kWordsBytes : 0> ahead(unit, is_reading);
+          const auto levels_of = Shared::levels_of(unit, chunk, block, i, col);
+          add_unit(x, block * chunk.num_units + i, levels_of, zeros, scales, ahead, total);
         }
       };
       add_blocks<R, V>(chunk, col, sums, add);
@@ -97,24 +109,34 @@ struct Int4Tile : LevelTile<4> {
       Vec total[R][V];
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
-      const float* scales = reinterpret_cast<const float*>(chunk.heads) + col;
+      const uint8_t* head = chunk.heads;
       const uint8_t* unit = chunk.levels + col * kQuad;
       const int64_t num_units = chunk.num_blocks * chunk.num_units;
       int64_t left = chunk.num_units;
-      for (int64_t i = 0; i < num_units; ++i, unit += kStored * kWordsBytes) {
+      for (int64_t i = 0; i < num_units; ++i, unit += Shared::kStored * kWordsBytes) {
         chunk.next->prefetch_share();
-        add_shifted_unit(x, i, unit, scales, total);
+        const float* const scales = reinterpret_cast<const float*>(head) + col;
+        if constexpr (kLevels == Levels::kExpanding) {
+          ShiftingLevels levels{{unit, Shared::expanded_unit(chunk, 0, i) + col * kQuad}, {}};
+          for (int v = 0; v < V; ++v)
+            levels.shifts[v] = kShift - zeros_of_bytes(head + L::kZerosAt + col + v * kLanes);
+          add_shifted_unit(x, i, levels, scales, total);
+        } else {
+          add_shifted_unit(x, i, StoredLevels<Shared::kStored>{unit}, scales, total);
+        }
         if (--left == 0) {
           left = chunk.num_units;
-          scales += chunk.head_stride / sizeof(float);
+          head += chunk.head_stride;
+          unit += chunk.level_stride - chunk.num_units * Shared::kStored * kWordsBytes;
         }
       }
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
     }
 
-    static void add_shifted_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const float* scales,
-                                 Vec (&total)[R][V]) {
+    template <class LevelsOf>
+    static void add_shifted_unit(const Prepared* const* x, int64_t index, const LevelsOf& levels_of,
+                                 const float* scales, Vec (&total)[R][V]) {
       using Shifted = Dot<5>;
       const int8_t* values[R];
       IntVec products[R][V];
@@ -128,7 +150,7 @@ struct Int4Tile : LevelTile<4> {
         typename Shifted::Sum run[R][V];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) run[r][v] = Shifted::begin(products[r][v]);
-        add_products<5, kStored, Shifted::kQuads, R, V>(unit, quad, values, QuadAhead<0>(nullptr, false), run);
+        add_products<5, Shifted::kQuads, R, V>(levels_of, quad, values, QuadAhead<0>(nullptr, false), run);
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = Shifted::end(products[r][v], run[r][v]);
       }
@@ -146,8 +168,8 @@ struct Int4Tile : LevelTile<4> {
       return -(ShortVec)(zeros | zeros << 16);
     }
 
-    template <class Ahead>
-    static void add_unit(const Prepared* const* x, int64_t index, const uint8_t* unit, const ShortVec (&zeros)[V],
+    template <class LevelsOf, class Ahead>
+    static void add_unit(const Prepared* const* x, int64_t index, const LevelsOf& levels_of, const ShortVec (&zeros)[V],
                          const Vec (&scales)[V], const Ahead& ahead, Vec (&total)[R][V]) {
       const int8_t* values[R];
       IntVec starts[R][V];
@@ -160,7 +182,7 @@ struct Int4Tile : LevelTile<4> {
           sums[r][v] = D::begin(starts[r][v]);
         }
       }
-      add_products<4, kStored, kUnitQuads, R, V>(unit, 0, values, ahead, sums);
+      add_products<4, kUnitQuads, R, V>(levels_of, 0, values, ahead, sums);
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v)
           total[r][v] = madd(__builtin_convertvector(D::end(starts[r][v], sums[r][v]), Vec),
@@ -169,12 +191,13 @@ struct Int4Tile : LevelTile<4> {
   };
 };
 
-// kStored: 8 for numbers in E4M3, or the bits of Wide.
-template <QuantizedFormat kName, int kStored>
+// Expanded numbers in E4M3 are of type Wide.
+template <QuantizedFormat kName, Levels kLevels>
 struct Fp8Tile {
   using Prepared = PreparedWide;
   static constexpr int kExpandedBits = 8 * sizeof(Wide), kRegisters = 1;
-  static constexpr bool kExpandsAll = true;
+  static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : 8;
+  static constexpr bool kExpandsAll = true, kExpandsInTile = false;
   using InRegisters = NoTileRegisters;
   static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kLeastShared = 5;
   static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
@@ -190,7 +213,6 @@ struct Fp8Tile {
     const uint8_t* pair = chunk.levels + block * chunk.level_stride;
     const uint8_t* const end = pair + chunk.num_units * kUnitColumns * kPanelRows;
     for (; pair < end; pair += 2 * kPanelRows, out += 2 * kPanelRows * sizeof(Wide)) {
-      if (chunk.is_reading) prefetch_pair(pair);
       for (int64_t col = 0; col < kPanelRows; col += kLanes) {
         const Fp8E4m3* const source = reinterpret_cast<const Fp8E4m3*>(pair) + 2 * col;
 #if defined(PW_HAS_BF16_DOT)

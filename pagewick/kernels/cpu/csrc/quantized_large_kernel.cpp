@@ -8,12 +8,12 @@ namespace {
 
 using F = QuantizedFormat;
 
-template <QuantizedFormat kName, int kStored>
-struct LargeTile : LevelTile<Layout<kName>::kBits> {
+template <QuantizedFormat kName, Levels kLevels>
+struct LargeTile : LevelTile<Layout<kName>::kBits, kLevels> {
+  using Shared = LevelTile<Layout<kName>::kBits, kLevels>;
   using L = Layout<kName>;
   using Prepared = PreparedBlock<256>;
   using D = Dot<L::kBits>;
-  static constexpr bool kIsPacked = kStored == L::kBits;
   static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad;
   static constexpr int64_t kGroups = L::kBlock.columns / L::kBlock.group_columns;
   // Bytes of a panel's block that each of its 8 units prefetches, in whole cache lines.
@@ -33,10 +33,10 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
         for (int v = 0; v < V; ++v) products[r][v] = -L::kBlock.offset * weighted[r][v];
       const bool is_reading = chunk.is_reading && col == 0;
       const uint8_t* unit = chunk.levels + col * kQuad;
-      for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += kStored * kWordsBytes) {
+      for (int64_t i = 0; i < L::kBlock.columns / kUnitColumns; ++i, unit += Shared::kStored * kWordsBytes) {
         chunk.next->prefetch_share();
-        const QuadAhead<kIsPacked ? kPartBytes : 0> ahead(chunk.heads + i * kPartBytes, is_reading);
-        add_unit(x, unit, i, factors, ahead, products);
+        const QuadAhead<kLevels == Levels::kPacked ? kPartBytes : 0> ahead(chunk.heads + i * kPartBytes, is_reading);
+        add_unit(x, Shared::levels_of(unit, chunk, 0, i, col), i, factors, ahead, products);
       }
       for (int v = 0; v < V; ++v) {
         const Vec scale = load(reinterpret_cast<const Float16*>(chunk.heads) + col + v * kLanes);
@@ -78,15 +78,15 @@ struct LargeTile : LevelTile<Layout<kName>::kBits> {
       }
     }
 
-    template <class Ahead>
-    static void add_unit(const Prepared* const* x, const uint8_t* unit, int64_t index,
+    template <class LevelsOf, class Ahead>
+    static void add_unit(const Prepared* const* x, const LevelsOf& levels_of, int64_t index,
                          const typename D::Factor (&factors)[kGroups][V], const Ahead& ahead, IntVec (&products)[R][V]) {
       const int8_t* values[R];
       for (int r = 0; r < R; ++r) values[r] = x[r]->values + index * kUnitColumns;
 #pragma GCC unroll 4
       for (int64_t quad = 0; quad < kUnitQuads; quad += kRun) {
         typename D::Sum run[R][V] = {};
-        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, ahead, run);
+        add_products<L::kBits, kRun, R, V>(levels_of, quad, values, ahead, run);
         const auto& factor = factors[(index * kUnitQuads + quad) / kGroupQuads];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = D::add_scaled(products[r][v], run[r][v], factor[v]);

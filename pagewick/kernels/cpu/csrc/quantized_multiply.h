@@ -27,14 +27,14 @@ inline void store_panel(const QuantizedLinearArgs& args, const float (*sums)[kPa
   });
 }
 
-// A tile for each number of rows that Product takes. Tile<kName, kStored>::template Of<R, V> does V vectors for R rows,
-// with levels that are stored with kStored bits each: those of kTiles as they are packed, those of kExpandedTile as
-// `expand` writes them.
-template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
+// A tile for each number of rows that Product takes. Tile<kName, kLevels>::template Of<R, V> does V vectors for R rows.
+template <template <QuantizedFormat, Levels> class Tile, QuantizedFormat kName>
 struct Tiles {
-  using Packed = Tile<kName, Layout<kName>::kBits>;
+  using Packed = Tile<kName, Levels::kPacked>;
+  // Levels of a byte are the same either way.
+  using Expanded = Tile<kName, Packed::kStored == Packed::kExpandedBits ? Levels::kPacked : Levels::kExpanded>;
   using Function = void (*)(const typename Packed::Prepared* const*, const Chunk&, float (*)[kPanelRows]);
-  static constexpr Function kExpandedTile = multiply_tile<Tile<kName, Packed::kExpandedBits>, kTileRows>;
+  static constexpr Function kExpandedTile = multiply_tile<Expanded, kTileRows>;
   // Tiles of kTileRows rows take expanded levels, which those of 8 bits are.
   template <class Each>
   static constexpr Function kSmallTiles[5] = {nullptr, multiply_tile<Each, 1>, multiply_tile<Each, 2>,
@@ -42,13 +42,13 @@ struct Tiles {
   static Function tile(int64_t rows) { return rows == kTileRows ? kExpandedTile : kSmallTiles<Packed>[rows]; }
   static Function expanded_tile(int64_t rows) {
     if constexpr (Packed::kExpandsAll)
-      if (rows < kTileRows) return kSmallTiles<Tile<kName, Packed::kExpandedBits>>[rows];
+      if (rows < kTileRows) return kSmallTiles<Expanded>[rows];
     return kExpandedTile;
   }
 };
 
 // The product of a format, and of others that differ in the columns of a block only, with the tiles of its kind.
-template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
+template <template <QuantizedFormat, Levels> class Tile, QuantizedFormat kName>
 class Product {
   using L = Layout<kName>;
   using Kernel = Tiles<Tile, kName>;
@@ -60,7 +60,8 @@ class Product {
   static constexpr int64_t kTileGroups = kPanelRows / (kLanes * tile_vectors<kTileRows>(Packed::kRegisters));
   static constexpr int64_t kExpandedColumnBytes = kPanelRows * Packed::kExpandedBits / 8;
   // The fewest rows that are worth expanding levels for. Those of a byte are only copied, to the first-level cache.
-  static constexpr int64_t kLeastExpanded = L::kBits < Packed::kExpandedBits ? kTileRows : 4 * kTileRows;
+  static_assert(kTileRows >= Packed::kLeastShared, "nothing prefetches for itself while levels are expanded");
+  static constexpr int64_t kLeastExpanded = L::kBits < Packed::kExpandedBits ? kTileRows : 3 * kTileRows;
 
  public:
   static void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
@@ -123,14 +124,16 @@ class Product {
     Chunk wide = chunk;
     wide.levels = expanded;
     wide.level_stride = chunk.num_units * kUnitColumns * kExpandedColumnBytes;
-    wide.is_reading = false;
-    for (int64_t i = 0; i < chunk.num_blocks; ++i) {
-      if (chunk.is_reading) prefetch<L::kLevelsAt>(chunk.heads + i * chunk.head_stride);
-      Packed::expand(chunk, i, expanded + i * wide.level_stride);
+    int64_t done = 0;
+    if constexpr (Packed::kExpandsInTile) {
+      chunk.expanded = expanded;
+      multiply_tile<Tile<kName, Levels::kExpanding>, kTileRows>(rows, chunk, sums);
+      done = kTileRows;
+    } else {
+      for (int64_t i = 0; i < chunk.num_blocks; ++i) Packed::expand(chunk, i, expanded + i * wide.level_stride);
     }
-    chunk.is_reading = false;
     const int64_t end = Packed::kExpandsAll ? count : count / kTileRows * kTileRows;
-    for (int64_t i = 0, tile = 0; i < end; i += tile) {
+    for (int64_t i = done, tile = 0; i < end; i += tile) {
       tile = tile_rows(end - i);
       Kernel::expanded_tile(tile)(rows + i, wide, sums + i);
     }
@@ -162,7 +165,7 @@ class Product {
 
 using Multiply = void (*)(const QuantizedLinearArgs&, const PreparedRows&, int64_t, int64_t, int64_t, int64_t);
 
-template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
+template <template <QuantizedFormat, Levels> class Tile, QuantizedFormat kName>
 constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 
 }  // namespace

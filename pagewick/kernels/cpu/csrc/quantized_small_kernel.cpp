@@ -14,12 +14,12 @@ inline Vec load_scales(const uint8_t* source, int64_t row) {
   else return load(reinterpret_cast<const Float16*>(source) + row);
 }
 
-template <QuantizedFormat kName, int kStored>
-struct SmallTile : LevelTile<Layout<kName>::kBits> {
+template <QuantizedFormat kName, Levels kLevels>
+struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels> {
+  using Shared = LevelTile<Layout<kName>::kBits, kLevels>;
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<L::kBits>;
-  static constexpr bool kIsPacked = kStored == L::kBits;
   static constexpr int kParts = L::kBlock.num_scales;
   static constexpr int64_t kPartQuads = kUnitQuads / kParts;
   static constexpr int64_t kRun = D::kQuads < kPartQuads ? D::kQuads : kPartQuads;
@@ -30,8 +30,8 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
 
   // Expands the levels of a block to signed bytes.
   static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
-    LevelTile<L::kBits>::expand_levels(chunk, block, bytes,
-                                       [](int64_t) { return LevelVec{} - static_cast<uint8_t>(L::kBlock.offset); });
+    Shared::expand_levels(chunk, block, bytes,
+                          [](int64_t) { return LevelVec{} - static_cast<uint8_t>(L::kBlock.offset); });
   }
 
   // The scales of a part of a chunk for a panel's rows, and the minima of its block.
@@ -55,16 +55,17 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
       const bool is_reading = chunk.is_reading && col == 0;
       const auto add = [&](int64_t block, const uint8_t* head, const uint8_t* unit, Vec(&total)[R][V]) {
         chunk.next->prefetch_share();
-        const QuadAhead<kIsPacked ? L::kBlock.bytes * kPanelRows : 0> ahead(head, is_reading);
-        for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, ahead, total);
+        const QuadAhead<kLevels == Levels::kPacked ? L::kBlock.bytes * kPanelRows : 0> ahead(head, is_reading);
+        const auto levels_of = Shared::levels_of(unit, chunk, block, 0, col);
+        for (int part = 0; part < kParts; ++part) add_part(x, block, head, levels_of, col, part, ahead, total);
         if constexpr (kHasMinimum) add_minima(x, block, head + L::kMinimaAt, col, total);
       };
       add_blocks<R, V>(chunk, col, sums, add);
     }
 
-    template <class Ahead>
-    static void add_part(const Prepared* const* x, int64_t block, const uint8_t* head, const uint8_t* unit, int64_t col,
-                         int part, const Ahead& ahead, Vec (&total)[R][V]) {
+    template <class LevelsOf, class Ahead>
+    static void add_part(const Prepared* const* x, int64_t block, const uint8_t* head, const LevelsOf& levels_of,
+                         int64_t col, int part, const Ahead& ahead, Vec (&total)[R][V]) {
       const int8_t* values[R];
       IntVec products[R][V];
       for (int r = 0; r < R; ++r) {
@@ -76,7 +77,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits> {
         typename D::Sum run[R][V];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) run[r][v] = D::begin(products[r][v]);
-        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, ahead, run);
+        add_products<L::kBits, kRun, R, V>(levels_of, quad, values, ahead, run);
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = D::end(products[r][v], run[r][v]);
       }

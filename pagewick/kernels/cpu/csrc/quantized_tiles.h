@@ -77,6 +77,7 @@ struct Chunk {
   int64_t num_units;  // of a block: 32 columns each
   bool is_reading;    // from memory
   bool is_shifted;    // expanded levels include the zero points of their blocks
+  uint8_t* expanded;  // where tiles that expand levels store them
   NextChunk* next;
 };
 
@@ -108,6 +109,31 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
   else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
 }
 
+// How a tile gets its levels: as the weight has them, from bytes, or as the weight has them while it stores them as bytes
+// for the tiles of other rows.
+enum class Levels { kPacked, kExpanded, kExpanding };
+
+// The levels of 32 columns, stored with kBits bits each: a vector of a quad. unit: their words.
+template <int kBits>
+struct StoredLevels {
+  const uint8_t* unit;
+
+  IntVec operator()(int64_t quad, int v) const { return quad_levels<kBits>(unit + v * sizeof(IntVec), quad); }
+};
+
+// The same, which are also stored as bytes.
+template <int kBits>
+struct ExpandingLevels {
+  const uint8_t* unit;
+  uint8_t* bytes;
+
+  IntVec operator()(int64_t quad, int v) const {
+    const IntVec levels = quad_levels<kBits>(unit + v * sizeof(IntVec), quad);
+    memcpy(bytes + quad * kWordsBytes + v * sizeof(IntVec), &levels, sizeof(levels));
+    return levels;
+  }
+};
+
 // Prefetches kBytes bytes further on. A line that is left out would stall everything after it: processors read a stream
 // in hardware only some lines ahead.
 template <int64_t kBytes>
@@ -138,8 +164,8 @@ class QuadAhead {
 
 #if defined(PW_HAS_BYTE_MATRIX_DOT)
 // add_products for an even number of rows and of quads.
-template <int kStored, int kQuads, int R, int V, class Ahead>
-inline void add_pairs(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
+template <int kQuads, int R, int V, class LevelsOf, class Ahead>
+inline void add_pairs(const LevelsOf& levels_of, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
                       IntVec (&sums)[R][V]) {
   PairDot pairs[R / 2][V];
 #pragma GCC unroll 4
@@ -148,8 +174,8 @@ inline void add_pairs(const uint8_t* unit, int64_t first, const int8_t* const (&
     ahead.share(quad + 1);
     IntVec low[V], high[V];
     for (int v = 0; v < V; ++v) {
-      low[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
-      high[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad + 1);
+      low[v] = levels_of(quad, v);
+      high[v] = levels_of(quad + 1, v);
     }
     for (int r = 0; r < R; r += 2) {
       const int8_t *const x = values[r] + quad * kQuad, *const next = values[r + 1] + quad * kQuad;
@@ -167,17 +193,17 @@ inline void add_pairs(const uint8_t* unit, int64_t first, const int8_t* const (&
 
 // sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit. Each quad
 // prefetches its share.
-template <int kBits, int kStored, int kQuads, int R, int V, class Ahead>
-inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R],
+template <int kBits, int kQuads, int R, int V, class LevelsOf, class Ahead>
+inline void add_products(const LevelsOf& levels_of, int64_t first, const int8_t* const (&values)[R],
                          const Ahead& ahead, typename Dot<kBits>::Sum (&sums)[R][V]) {
 #if defined(PW_HAS_BYTE_MATRIX_DOT)
-  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_pairs<kStored, kQuads>(unit, first, values, ahead, sums);
+  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_pairs<kQuads>(levels_of, first, values, ahead, sums);
 #endif
 #pragma GCC unroll 8
   for (int64_t quad = first; quad < first + kQuads; ++quad) {
     ahead.share(quad);
     IntVec levels[V];
-    for (int v = 0; v < V; ++v) levels[v] = quad_levels<kStored>(unit + v * sizeof(IntVec), quad);
+    for (int v = 0; v < V; ++v) levels[v] = levels_of(quad, v);
     for (int r = 0; r < R; ++r) {
       const IntVec x = broadcast(values[r] + quad * kQuad);
       for (int v = 0; v < V; ++v) sums[r][v] = Dot<kBits>::add(sums[r][v], levels[v], x);
@@ -228,11 +254,13 @@ inline void add_blocks(const Chunk& chunk, int64_t col, float (*sums)[kPanelRows
 }
 
 // The parts that tiles of whole numbers of kBits bits share.
-template <int kBits>
+template <int kBits, Levels kLevels>
 struct LevelTile {
   static constexpr int kExpandedBits = 8, kRegisters = 2;
-  // Whether rows that fill no tile of kTileRows take expanded levels as well, if there are any.
-  static constexpr bool kExpandsAll = false;
+  static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : kBits;
+  // Whether rows that fill no tile of kTileRows take expanded levels as well, if there are any, and whether levels are
+  // expanded while the first tile of kTileRows is multiplied: 16 registers are too few for that.
+  static constexpr bool kExpandsAll = false, kExpandsInTile = kAccumulators >= 24;
   // Columns that are expanded at a time, and rows that share them.
   static constexpr int64_t kChunkColumns = 256, kMaxRows = 256;
   // The fewest rows whose tiles prefetch the next chunk. Fewer prefetch what lies a fixed number of bytes ahead.
@@ -246,12 +274,21 @@ struct LevelTile {
     expand_levels(chunk, block, bytes, [](int64_t) { return LevelVec{}; });
   }
 
+  // The levels of a unit of a block, from column `col` of the panel on. words: where they are stored.
+  static auto levels_of(const uint8_t* words, const Chunk& chunk, int64_t block, int64_t unit, int64_t col) {
+    if constexpr (kLevels == Levels::kExpanding)
+      return ExpandingLevels<kBits>{words, expanded_unit(chunk, block, unit) + col * kQuad};
+    else return StoredLevels<kStored>{words};
+  }
+  static uint8_t* expanded_unit(const Chunk& chunk, int64_t block, int64_t unit) {
+    return chunk.expanded + (block * chunk.num_units + unit) * kUnitQuads * kWordsBytes;
+  }
+
   // shift(byte): what is added to the levels of kLanes rows, whose words begin at a byte of a panel's.
   template <class Shift>
   static void expand_levels(const Chunk& chunk, int64_t block, uint8_t* bytes, const Shift& shift) {
     const uint8_t* levels = chunk.levels + block * chunk.level_stride;
     for (int64_t i = 0; i < chunk.num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
-      if (chunk.is_reading) prefetch<kBits * kWordsBytes>(levels);
       for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec)) {
         const LevelVec added = shift(byte);
 #pragma GCC unroll 8
