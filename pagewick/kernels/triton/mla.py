@@ -184,8 +184,10 @@ def _tile(key: Key) -> Tile:
     if key.dtype == torch.float32:
         return Tile(16, 16, 8, 1)
     is_hopper, num_stages = key.target == "sm_90", 1 if key.target in ("sm_89", "gfx942") else 2
-    if not key.is_long or (is_hopper and key.stored):
+    if not key.is_long:
         return Tile(16, 32 if is_hopper and not key.stored else 16, 4, num_stages)
+    if is_hopper and key.stored:
+        return Tile(16, 16, 8, num_stages)
     if key.target == "gfx942":
         return Tile(32, 16, 4, 1)
     return Tile(32, 16, 8, 1 if key.stored else num_stages)
