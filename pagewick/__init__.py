@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from pagewick.openmp import limit_spinning
+
 if TYPE_CHECKING:
     from pagewick.async_llm import AsyncEngine
     from pagewick.config import EngineConfig
@@ -34,11 +36,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Threads of torch's OpenMP runtime spin for milliseconds while they wait for each other. On a machine with other work,
-# each matrix product then costs a time slice of the system's scheduler. torch reads this variable when it is imported;
-# see docs/decisions/0007-short-spins.md.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# torch's OpenMP runtime reads its variables when torch is imported, which may be next.
+limit_spinning()
 
 # Pagewick tokenizes one text at a time; the library's own threads would only compete with the engine.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
