@@ -66,6 +66,9 @@ struct GatherQuantizedArgs {
   DType dtype;  // of out
 };
 
+// The offset of Q6_K, 8 times that of Q3_K.
+constexpr int32_t kStartOffset = 32;
+
 // A block of a quantized row of x.
 template <int kColumns>
 struct PreparedBlock;
@@ -79,6 +82,7 @@ struct PreparedBlock<32> {
 };
 
 // sums of values: of 16 columns each, and of 32; of every four, the first and third come before the second and fourth.
+// starts: the sums of 16 columns times -kStartOffset, in order.
 template <>
 struct PreparedBlock<256> {
   static constexpr int kColumns = 256;
@@ -86,6 +90,7 @@ struct PreparedBlock<256> {
   float scale;
   int16_t sums_of_16[16];
   int16_t sums_of_32[8];
+  int32_t starts[16];
 };
 
 // Row i of a product is row ids[i] of `rows`, or row i if ids is null.

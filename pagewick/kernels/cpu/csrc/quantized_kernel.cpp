@@ -69,7 +69,10 @@ void prepare_block(const T* x, PreparedBlock<256>& block) {
   const auto place = [](int i) { return i / 4 * 4 + i % 2 * 2 + i / 2 % 2; };
   quantize<256>(x, block.values, block.scale);
   int16_t sums[16];
-  for (int i = 0; i < 16; ++i) block.sums_of_16[place(i)] = sums[i] = sum_of_16(block.values + 16 * i);
+  for (int i = 0; i < 16; ++i) {
+    block.sums_of_16[place(i)] = sums[i] = sum_of_16(block.values + 16 * i);
+    block.starts[i] = -kStartOffset * sums[i];
+  }
   for (int i = 0; i < 8; ++i) block.sums_of_32[place(i)] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
 }
 

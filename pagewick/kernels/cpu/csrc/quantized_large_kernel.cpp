@@ -20,11 +20,17 @@ struct LargeTile : LevelTile<Layout<kName>::kBits, kLevels> {
   static constexpr int64_t kPartBytes = (L::kBlock.bytes + 7) / 8 * kPanelRows;
   static constexpr int64_t kRun = D::kQuads < kGroupQuads ? D::kQuads : kGroupQuads;
 
+  // Whether sums of groups begin with what makes their levels signed, which takes sums of 32 bits. Otherwise it is added
+  // to the products of a block, as minima are.
+  static constexpr bool kHasStarts = L::kBlock.offset != 0 && kIsSame<typename D::Sum, IntVec>;
+  static constexpr bool kIsWeighted = L::kBlock.has_minimum() || (L::kBlock.offset != 0 && !kHasStarts);
+
   using InRegisters = InTileRegisters<BlocksInRegisters<kName>>;
 
   template <int R, int V>
   struct Of {
-    // weighted[r][v]: the sums of groups of x, times the minima of groups, or times their scales if there are none.
+    // weighted[r][v]: the sums of groups of x, times the minima of groups, or times their scales if there are none; 0 if
+    // sums of groups have starts.
     static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
       typename D::Factor factors[kGroups][V];
       IntVec weighted[R][V], products[R][V];
@@ -69,13 +75,19 @@ struct LargeTile : LevelTile<Layout<kName>::kBits, kLevels> {
 #pragma GCC unroll 4
         for (int i = 0; i < kWords; ++i) {
           const ShortVec even = even_bytes(weights[i]), odd = odd_bytes(weights[i]);
-          for (int r = 0; r < R; ++r) {
-            weighted[r][v] += weigh_groups(even, odd, group_sums<kGroups>(*x[r]) + 4 * i);
-          }
+          if constexpr (kIsWeighted)
+            for (int r = 0; r < R; ++r)
+              weighted[r][v] += weigh_groups(even, odd, group_sums<kGroups>(*x[r]) + 4 * i);
 #pragma GCC unroll 4
           for (int byte = 0; byte < 4; ++byte) factors[4 * i + byte][v] = D::factor(scales[i], byte);
         }
       }
+    }
+
+    // For each lane, minus the offset times the sum of a group of x.
+    static IntVec start(const int32_t* of_group) {
+      static_assert(L::kBlock.offset == kStartOffset || L::kBlock.offset == kStartOffset / 8);
+      return broadcast(of_group) >> (L::kBlock.offset == kStartOffset ? 0 : 3);
     }
 
     template <class LevelsOf, class Ahead>
@@ -86,6 +98,10 @@ struct LargeTile : LevelTile<Layout<kName>::kBits, kLevels> {
 #pragma GCC unroll 4
       for (int64_t quad = 0; quad < kUnitQuads; quad += kRun) {
         typename D::Sum run[R][V] = {};
+        if constexpr (kHasStarts)
+          for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v)
+              run[r][v] = start(x[r]->starts + (index * kUnitQuads + quad) / kGroupQuads);
         add_products<L::kBits, kRun, R, V>(levels_of, quad, values, ahead, run);
         const auto& factor = factors[(index * kUnitQuads + quad) / kGroupQuads];
         for (int r = 0; r < R; ++r)
