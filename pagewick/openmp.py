@@ -1,6 +1,7 @@
 """Shortens the time for which idle threads of torch's OpenMP runtime spin; see docs/decisions/0007-short-spins.md.
 
-Imports nothing but the standard library: the runtime reads its variables once, when torch is imported.
+Threads that spin keep those that they wait for off the processors. Imports no torch: the runtime reads its variables
+once, when torch is imported.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ logger = get_logger(__name__)
 
 
 def limit_spinning() -> None:
-    """Set the variables for this process and its children, unless the user has."""
+    """Set GOMP_SPINCOUNT for this process and its children, unless the user has set it or OMP_WAIT_POLICY."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def warn_if_too_late(num_threads: int) -> None:
-    """Log a warning if idle ones of torch's num_threads threads will spin."""
+    """Log a warning if the idle threads of torch, which uses num_threads, spin for as long as is usual."""
     if _IS_TOO_LATE and num_threads > 1 and sys.platform == "linux":
         logger.warning(
             "torch was imported before pagewick, so torch's idle threads keep processors busy that the engine needs: "

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from pagewick import kernels, openmp
+from pagewick import kernels
 from pagewick.attention.backend import AttentionBackend
 from pagewick.attention.native import choose_backend
 from pagewick.attention.packages import choose_named, usual_block_size
@@ -101,8 +101,6 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         )
         assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
         torch.set_num_threads(config.num_threads)
-        if device.type == "cpu" and collectives.rank == 0:
-            openmp.warn_if_too_late(config.num_threads)
         kernels.set_num_threads(config.num_threads)
         if config.batch_invariant:
             _require_batch_invariance(device, collectives)

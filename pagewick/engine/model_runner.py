@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from pagewick import kernels
+from pagewick import kernels, openmp
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
@@ -90,6 +90,8 @@ class ModelRunner:
         self._collectives = collectives
         loaded = load_model(config, collectives, self.device)
         self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
+        if self.device.type == "cpu" and collectives.rank == 0 and self.config.num_threads is not None:
+            openmp.warn_if_too_late(self.config.num_threads)
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
         self.weights, self.num_parameters = loaded.weights, loaded.num_parameters
         self.experts = ExpertCache(self.model)

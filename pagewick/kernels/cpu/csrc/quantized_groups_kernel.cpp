@@ -72,13 +72,11 @@ struct Int4Tile : LevelTile<4, kLevels> {
   struct Of {
     // Levels with their zero points, which are stored as bytes as well.
     struct ShiftingLevels {
-      ExpandingLevels<4> packed;
+      ExpandingLevels<4> expanding;
       LevelVec shifts[V];
 
       IntVec operator()(int64_t quad, int v) const {
-        const LevelVec levels = (LevelVec)quad_levels<4>(packed.unit + v * sizeof(IntVec), quad) + shifts[v];
-        memcpy(packed.bytes + quad * kWordsBytes + v * sizeof(IntVec), &levels, sizeof(levels));
-        return (IntVec)levels;
+        return expanding.stored(quad, v, (IntVec)((LevelVec)expanding.packed(quad, v) + shifts[v]));
       }
     };
 
@@ -117,7 +115,7 @@ struct Int4Tile : LevelTile<4, kLevels> {
         chunk.next->prefetch_share();
         const float* const scales = reinterpret_cast<const float*>(head) + col;
         if constexpr (kLevels == Levels::kExpanding) {
-          ShiftingLevels levels{{unit, Shared::expanded_unit(chunk, 0, i) + col * kQuad}, {}};
+          ShiftingLevels levels{{{unit}, Shared::expanded_unit(chunk, 0, i) + col * kQuad}, {}};
           for (int v = 0; v < V; ++v)
             levels.shifts[v] = kShift - zeros_of_bytes(head + L::kZerosAt + col + v * kLanes);
           add_shifted_unit(x, i, levels, scales, total);

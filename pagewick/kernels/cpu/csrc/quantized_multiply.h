@@ -107,7 +107,7 @@ class Product {
       NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, num_shares));
       chunk.next = &next;
       int64_t i = 0;
-      if (is_in_registers) i = multiply_in_registers(chunk, rows, count, registers, next, sums);
+      if (is_in_registers) i = multiply_in_registers(chunk, rows, count, registers, sums);
       else if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
@@ -143,16 +143,13 @@ class Product {
   // Multiplies the rows in tile registers, but leaves one to three that would need a tile of their own; returns how many
   // it has multiplied.
   static int64_t multiply_in_registers(Chunk& chunk, const Prepared** rows, int64_t count, InRegisters& registers,
-                                       NextChunk& next, float (*sums)[kPanelRows]) {
+                                       float (*sums)[kPanelRows]) {
     if constexpr (!kIsSame<InRegisters, NoTileRegisters>) {
       alignas(64) uint8_t levels[InRegisters::kBytes];
-      if (chunk.is_reading)
-        for (int64_t i = 0; i < chunk.num_blocks; ++i) prefetch<L::kLevelsAt>(chunk.heads + i * chunk.head_stride);
       InRegisters::expand(chunk, levels);
-      chunk.is_reading = false;
       if (count % kRegisterRows < 4) count -= count % kRegisterRows;
       for (int64_t i = 0; i < count; i += kRegisterRows) {
-        next.prefetch_share();
+        chunk.next->prefetch_share();
         registers.multiply(rows + i, minimum(kRegisterRows, count - i), chunk, levels, sums + i);
       }
     }

@@ -124,11 +124,11 @@ struct StoredLevels {
 // The same, which are also stored as bytes.
 template <int kBits>
 struct ExpandingLevels {
-  const uint8_t* unit;
+  StoredLevels<kBits> packed;
   uint8_t* bytes;
 
-  IntVec operator()(int64_t quad, int v) const {
-    const IntVec levels = quad_levels<kBits>(unit + v * sizeof(IntVec), quad);
+  IntVec operator()(int64_t quad, int v) const { return stored(quad, v, packed(quad, v)); }
+  IntVec stored(int64_t quad, int v, IntVec levels) const {
     memcpy(bytes + quad * kWordsBytes + v * sizeof(IntVec), &levels, sizeof(levels));
     return levels;
   }
@@ -277,7 +277,7 @@ struct LevelTile {
   // The levels of a unit of a block, from column `col` of the panel on. words: where they are stored.
   static auto levels_of(const uint8_t* words, const Chunk& chunk, int64_t block, int64_t unit, int64_t col) {
     if constexpr (kLevels == Levels::kExpanding)
-      return ExpandingLevels<kBits>{words, expanded_unit(chunk, block, unit) + col * kQuad};
+      return ExpandingLevels<kBits>{{words}, expanded_unit(chunk, block, unit) + col * kQuad};
     else return StoredLevels<kStored>{words};
   }
   static uint8_t* expanded_unit(const Chunk& chunk, int64_t block, int64_t unit) {
