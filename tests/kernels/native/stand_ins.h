@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32
+#define _mm256_dpwssd_avx_epi32 _mm256_dpwssd_epi32
 #endif
 
 #if defined(__AMX_TILE__)

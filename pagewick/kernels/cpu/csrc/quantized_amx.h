@@ -304,7 +304,8 @@ class BlocksInRegisters {
       IntVec weighted = {};
 #pragma GCC unroll 4
       for (int i = 0; i < kWords; ++i)
-        weighted += weigh_groups(even_bytes(minima[i]), odd_bytes(minima[i]), group_sums<kGroups>(*x[row]) + 4 * i);
+        weighted =
+            weigh_groups(even_bytes(minima[i]), odd_bytes(minima[i]), group_sums<kGroups>(*x[row]) + 4 * i, weighted);
       float* const target = sums[row] + col;
       store(target, madd(__builtin_convertvector(-weighted, Vec), minimum * set1(x[row]->scale), load(target)));
     }

@@ -197,7 +197,7 @@ struct Fp8Tile {
   static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : 8;
   static constexpr bool kExpandsAll = true, kExpandsInTile = false;
   using InRegisters = NoTileRegisters;
-  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kLeastShared = 5;
+  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kLeastShared = 5, kExtraBytes = 0;
   static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
 
   static void prefetch_pair(const uint8_t* pair) {

@@ -119,7 +119,7 @@ class Product {
 
   // Multiplies as many rows as fill tiles of kTileRows, or all, and returns their number.
   static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, float (*sums)[kPanelRows]) {
-    alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes];
+    alignas(64) uint8_t expanded[Packed::kChunkColumns * kExpandedColumnBytes + Packed::kExtraBytes];
     chunk.is_shifted = Packed::includes_zeros(chunk);
     Chunk wide = chunk;
     wide.levels = expanded;

@@ -165,7 +165,7 @@ class QuadAhead {
 #if defined(PW_HAS_BYTE_MATRIX_DOT)
 // add_products for an even number of rows and of quads.
 template <int kQuads, int R, int V, class LevelsOf, class Ahead>
-inline void add_pairs(const LevelsOf& levels_of, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
+inline void add_products_in_pairs(const LevelsOf& levels_of, int64_t first, const int8_t* const (&values)[R], const Ahead& ahead,
                       IntVec (&sums)[R][V]) {
   PairDot pairs[R / 2][V];
 #pragma GCC unroll 4
@@ -197,7 +197,7 @@ template <int kBits, int kQuads, int R, int V, class LevelsOf, class Ahead>
 inline void add_products(const LevelsOf& levels_of, int64_t first, const int8_t* const (&values)[R],
                          const Ahead& ahead, typename Dot<kBits>::Sum (&sums)[R][V]) {
 #if defined(PW_HAS_BYTE_MATRIX_DOT)
-  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_pairs<kQuads>(levels_of, first, values, ahead, sums);
+  if constexpr (R % 2 == 0 && kQuads % 2 == 0) return add_products_in_pairs<kQuads>(levels_of, first, values, ahead, sums);
 #endif
 #pragma GCC unroll 8
   for (int64_t quad = first; quad < first + kQuads; ++quad) {
@@ -218,9 +218,9 @@ inline const int16_t* group_sums(const PreparedBlock<256>& x) {
   else return x.sums_of_32;
 }
 
-// Adds up four sums of groups times the weights of kLanes rows. even, odd: the bytes of a word of four weights.
-inline IntVec weigh_groups(ShortVec even, ShortVec odd, const int16_t* sums) {
-  return dot_pairs(even, (ShortVec)broadcast(sums)) + dot_pairs(odd, (ShortVec)broadcast(sums + 2));
+// Adds four sums of groups times the weights of kLanes rows to `total`. even, odd: the bytes of a word of four weights.
+inline IntVec weigh_groups(ShortVec even, ShortVec odd, const int16_t* sums, IntVec total) {
+  return add_pairs(add_pairs(total, even, (ShortVec)broadcast(sums)), odd, (ShortVec)broadcast(sums + 2));
 }
 
 // The number of vectors beside each other for R rows, if each takes that many registers for a row.
@@ -265,6 +265,9 @@ struct LevelTile {
   static constexpr int64_t kChunkColumns = 256, kMaxRows = 256;
   // The fewest rows whose tiles prefetch the next chunk. Fewer prefetch what lies a fixed number of bytes ahead.
   static constexpr int64_t kLeastShared = kLanes < 16 ? 1 : 3;
+
+  // What is stored behind the expanded levels of a chunk.
+  static constexpr int64_t kExtraBytes = 0;
 
   // Whether expanded levels of a chunk include zero points.
   static bool includes_zeros(const Chunk&) { return false; }

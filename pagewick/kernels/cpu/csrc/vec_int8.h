@@ -58,6 +58,17 @@ inline IntVec dot_pairs(ShortVec a, ShortVec b) {
 #endif
 }
 
+// The same, added to `total`.
+inline IntVec add_pairs(IntVec total, ShortVec a, ShortVec b) {
+#if defined(PW_HAS_BYTE_DOT) && defined(PW_ISA_AVX512)
+  return (IntVec)_mm512_dpwssd_epi32((__m512i)total, (__m512i)a, (__m512i)b);
+#elif defined(PW_HAS_BYTE_DOT) && defined(PW_ISA_AVX2)
+  return (IntVec)_mm256_dpwssd_avx_epi32((__m256i)total, (__m256i)a, (__m256i)b);
+#else
+  return total + dot_pairs(a, b);
+#endif
+}
+
 // Sums of products of levels, unsigned bytes below 2^kBits, with signed bytes of x from -127 on. A Sum takes the
 // products of kQuads quads: four columns, whose bytes lie beside each other in a lane. A sum goes on from `total` and
 // becomes one again at its end. Where kIsCentred, levels count as 128 less.
