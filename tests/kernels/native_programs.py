@@ -22,6 +22,8 @@ from pagewick.kernels.cpu.build import (
 SOURCES = Path(__file__).parent / "native"
 # A separate program, which uses the internals of the thread pool.
 POOL_TEST = "test_pool.cpp"
+# Takes the place of the kernels of an instruction set.
+NO_KERNELS = "no_kernels.cpp"
 # The other tests call its functions for every number that they compare.
 SUPPORT = "testing.cpp"
 
@@ -33,6 +35,10 @@ THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
 STAND_IN_FLAGS = ("-DPW_STAND_INS", "-include", str(SOURCES / "stand_ins.h"))
 # Instruction sets that others stand in for, and the flags that these need besides.
 STAND_INS: dict[str, tuple[str, ...]] = {"avx_vnni": VNNI_FLAGS, "amx": ()}
+# An Intel processor with AVX-512 BF16 takes the kernels for quantized weights from here (csrc/ops.cpp).
+BESIDE_AVX512_BF16 = ("avx512_vnni",)
+# The sets that those in STAND_INS are compared with, or whose kernels they use where they have none of their own.
+BESIDE_STAND_INS = ("generic", "avx2", "avx512_bf16", *BESIDE_AVX512_BF16)
 
 
 def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
@@ -47,12 +53,13 @@ def build_native_test(output: Path, library: Path, machine: str | None = None) -
 def build_stand_in_library(output: Path) -> None:
     """Compile a library whose instruction sets in STAND_INS run on any processor with AVX-512 BF16.
 
-    Their kernels are checked for undefined behaviour. Those of other sets are there because the library names them.
+    Their kernels are checked for undefined behaviour. Of the others, only those in BESIDE_STAND_INS are there.
     """
     compiler = find_compiler()
     with tempfile.TemporaryDirectory() as directory:
         jobs = []
-        for source, target, flags in library_jobs(Path(directory), COMPILE_FLAGS, "x86_64"):
+        kept_sets = {*STAND_INS, *BESIDE_STAND_INS}
+        for source, target, flags in _jobs_of_library(Path(directory), COMPILE_FLAGS, kept_sets):
             isa = next((isa for isa in STAND_INS if f"-DPW_ISA={isa}" in flags), None)
             own = (*TEST_FLAGS, *UNDEFINED_FLAGS, *STAND_INS[isa]) if isa else ()
             kept = tuple(flag for flag in flags if flag != "-mavxvnni")
@@ -62,22 +69,13 @@ def build_stand_in_library(output: Path) -> None:
 
 
 def build_sanitized_test(output: Path, isas: Collection[str]) -> None:
-    """Compile the C++ test program and all sources of the library into one sanitized program.
-
-    isas: the instruction sets of this processor. The library names the kernels for others too, but nothing runs them
-    here: they are compiled without the sanitizers, and linked last, so that no function that several objects have is
-    taken from them.
-    """
+    """Compile the C++ test program and the library's kernels for `isas` into one sanitized program."""
     compiler = find_compiler()
     flags = (*COMPILE_FLAGS, *SANITIZE_FLAGS)
-    not_here = {f"-DPW_ISA={isa}" for isa in instruction_sets(platform.machine()) if isa not in isas}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        jobs = library_jobs(path, flags, platform.machine()) + _jobs(path, flags)
-        idle = [job for job in jobs if not_here.intersection(job[2])]
-        plain = [(source, target, (*COMPILE_FLAGS, *own[len(flags) :])) for source, target, own in idle]
-        objects = compile_objects(compiler, [job for job in jobs if job not in idle])
-        run((compiler, *flags, *objects, *compile_objects(compiler, plain), "-pthread", "-o", str(output)))
+        objects = compile_objects(compiler, _jobs_of_library(path, flags, isas) + _jobs(path, flags))
+        run((compiler, *flags, *objects, "-pthread", "-o", str(output)))
 
 
 def build_pool_test(output: Path) -> None:
@@ -87,8 +85,17 @@ def build_pool_test(output: Path) -> None:
     run((find_compiler(), *flags, *map(str, sources), "-pthread", "-o", str(output)))
 
 
+def _jobs_of_library(directory: Path, flags: tuple[str, ...], isas: Collection[str]) -> list[Job]:
+    """List the compiler jobs of this machine's library with kernels for `isas`, and none for other sets."""
+    others = [isa for isa in instruction_sets(platform.machine()) if isa not in isas]
+    jobs = library_jobs(directory, flags, platform.machine())
+    kept = [job for job in jobs if not {f"-DPW_ISA={isa}" for isa in others}.intersection(job[2])]
+    own = (*flags, f"-I{SOURCE_DIR}")
+    return kept + [(SOURCES / NO_KERNELS, directory / f"{isa}.o", (*own, f"-DPW_ISA={isa}")) for isa in others]
+
+
 def _jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
     """List the compiler jobs of the C++ test program, without the library."""
-    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != POOL_TEST]
+    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name not in (POOL_TEST, NO_KERNELS)]
     jobs = [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
     return [(source, target, (*own, "-O2") if source.name == SUPPORT else own) for source, target, own in jobs]

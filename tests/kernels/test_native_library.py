@@ -26,6 +26,7 @@ from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS, ISAS_HERE, STAND_IN_LIBRARY, required_library
 from tests.kernels.native_programs import (
+    BESIDE_AVX512_BF16,
     STAND_INS,
     TEST_FLAGS,
     build_native_test,
@@ -173,6 +174,9 @@ BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 # Whether the stand-ins for instructions that this processor lacks can run (native/stand_ins.h).
 HAS_STAND_INS = "avx512_bf16" in ISAS_HERE
+IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
+# Their kernels differ from those of avx512_bf16 by the products only.
+LIKE_AVX512_BF16 = ("avx512", "avx512_vnni")
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
     "convert", "norm", "matrix", "quantized", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes",
@@ -224,10 +228,13 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
+    """With every size of vector; PAGEWICK_DEEP=1 takes all instruction sets of this processor."""
     program = tmp_path / "test_native"
-    supported = required_library().supported_isas()
-    build_sanitized_test(program, supported)
-    assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
+    isas = required_library().supported_isas()
+    if "avx512_bf16" in isas and not IS_DEEP:
+        isas = [isa for isa in isas if isa not in LIKE_AVX512_BF16]
+    build_sanitized_test(program, {*isas, *BESIDE_AVX512_BF16})
+    assert_all_ran(run_program(program, *isas), isas, [])
 
 
 @pytest.mark.usefixtures("compiler")
@@ -241,13 +248,15 @@ def test_the_thread_pool_has_no_races(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.environ.get(NO_AARCH64) == "1", reason=f"{NO_AARCH64}=1: no cross compiler and emulator here")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
+    """With NEON; PAGEWICK_DEEP=1 also runs the kernels without vectors, which other tests run here."""
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     assert emulator, f"there is no qemu-aarch64: `make test` installs it as root; {NO_AARCH64}=1 leaves this test out"
     library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
     # Optimising further would take more time than it saves in the emulator.
     build.build_library(library, "aarch64", optimization=TEST_FLAGS)
     build_native_test(program, library, "aarch64")
-    assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), list(build.ARM_SETS), [])
+    isas = [isa for isa in build.ARM_SETS if isa != "generic" or IS_DEEP]
+    assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program, *isas), isas, [])
     found = instructions_by_set("aarch64-linux-gnu-objdump", library)
     assert {"usdot", "usmmla"} <= found["neon_i8mm"] and "sdot" in found["neon_dotprod"]
     assert not {"sdot", "usdot", "usmmla"} & (found["neon"] | found["generic"])
@@ -261,7 +270,7 @@ def test_kernels_for_instructions_that_the_processor_lacks(tmp_path: Path) -> No
     library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
     build_stand_in_library(library)
     build_native_test(program, library)
-    output = run_program(program, *AMX_FAMILIES)
+    output = run_program(program, *STAND_INS, *AMX_FAMILIES)
     assert [line.split()[1] for line in output.splitlines() if line.startswith("amx: ")] == list(AMX_FAMILIES)
     names = ("quantized", "quantized_experts", "tile_registers")
     tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]

@@ -1,5 +1,6 @@
-// test_native [FAMILY ...]: runs the tests of these families, or of all, with every instruction set that this processor
-// has, one after the other. Prints the names of the instruction sets that did not run.
+// test_native [NAME ...]: runs families of tests with instruction sets of this processor, one after the other. A NAME
+// is that of a family or of an instruction set; without names of one kind, all of that kind are wanted. Prints the
+// instruction sets that the processor does not have.
 #include <cstdio>
 #include <cstring>
 
@@ -40,10 +41,18 @@ bool has_own_kernels(const InstructionSet& isa, const Family& family) {
   return !isa.multiplies_bytes_only || family.test == test_quantized || family.test == test_moe;
 }
 
-bool is_wanted(const Family& family, int argc, char** argv) {
+bool is_among(const char* name, int argc, char** argv) {
   for (int i = 1; i < argc; ++i)
-    if (std::strcmp(argv[i], family.name) == 0) return true;
-  return argc == 1;
+    if (std::strcmp(argv[i], name) == 0) return true;
+  return false;
+}
+
+// Whether `name`, which is one of `all`, is wanted: none of them is an argument, or this one is.
+template <typename T, size_t N>
+bool is_wanted(const char* name, const T (&all)[N], int argc, char** argv) {
+  bool are_named = false;
+  for (const T& each : all) are_named = are_named || is_among(each.name, argc, argv);
+  return !are_named || is_among(name, argc, argv);
 }
 
 }  // namespace
@@ -54,13 +63,14 @@ int main(int argc, char** argv) {
   testing::require(pw_select_isa("sse9") == -1, "an instruction set of no processor");
   for (const InstructionSet& set : kInstructionSets) {
     const char* const isa = set.name;
+    if (!is_wanted(isa, kInstructionSets, argc, argv)) continue;
     if (pw_select_isa(isa) != 0) {
       std::printf("%s: not run, this processor does not have it\n", isa);
       continue;
     }
     testing::require(std::strcmp(pw_isa(), isa) == 0, "another instruction set was selected");
     for (const Family& family : kFamilies)
-      if (is_wanted(family, argc, argv) && has_own_kernels(set, family)) {
+      if (is_wanted(family.name, kFamilies, argc, argv) && has_own_kernels(set, family)) {
         const int64_t before = testing::num_cases();
         family.test();
         std::printf("%s: %s passed, %d cases\n", isa, family.name, static_cast<int>(testing::num_cases() - before));

@@ -35,6 +35,12 @@ inline bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_suppor
 
 inline bool is_intel_with_avx512_bf16() { return has_avx512_bf16() && __builtin_cpu_is("intel"); }
 
+// Whether this is a Zen 4, if it has AVX-512: no other processor of that family does.
+inline bool is_zen4_if_avx512() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam19h");
+}
+
 // The registers that CPUID writes for leaf 7: what each bit means is in the Intel 64 and IA-32 Architectures Software
 // Developer's Manual, volume 2, CPUID. All are 0 for a subleaf that the processor does not have.
 struct Leaf7 {

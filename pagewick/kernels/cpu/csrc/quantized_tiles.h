@@ -3,6 +3,7 @@
 #pragma once
 
 #include "matrix.h"
+#include "processor.h"
 #include "quantized.h"
 #include "sums.h"
 #include "vec_bytes.h"
@@ -18,13 +19,17 @@ constexpr int64_t kUnitQuads = kUnitColumns / kQuad;
 constexpr int64_t kWordsBytes = kPanelRows * 4;  // of a word of each row of a panel
 // Bytes ahead of the current ones that are prefetched while a panel is read for the first rows.
 constexpr int64_t kAhead = 9216;
-// The locality of prefetched weights, which a step reads once: with 0, an AMD processor keeps them out of the caches in
-// which keys, values and the host's own data may stay. Among processors with bf16 products and no tile registers, AMD's
-// are the usual ones.
+// Prefetches a cache line of a weight, which a step reads once. Among processors with bf16 products and no tile
+// registers, AMD's are the usual ones: a hint keeps the line out of the caches in which keys, values and the host's own
+// data may stay. A Zen 4 reads too few lines at a time that way.
 #if defined(PW_HAS_BF16_DOT) && !defined(PW_HAS_AMX)
-constexpr int kLocality = 0;
+const bool kIsZen4 = is_zen4_if_avx512();
+inline void prefetch_line(const uint8_t* line) {
+  if (kIsZen4) __builtin_prefetch(line, 0, 2);
+  else __builtin_prefetch(line, 0, 0);
+}
 #else
-constexpr int kLocality = 3;
+inline void prefetch_line(const uint8_t* line) { __builtin_prefetch(line, 0, 3); }
 #endif
 constexpr int kTileRows = 6;
 constexpr int64_t kRegisterRows = 16;  // of a tile register
@@ -139,7 +144,7 @@ struct ExpandingLevels {
 template <int64_t kBytes>
 inline void prefetch(const uint8_t* from) {
 #pragma GCC unroll 4
-  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte + kAhead, 0, kLocality);
+  for (int64_t byte = 0; byte < kBytes; byte += 64) prefetch_line(from + byte + kAhead);
 }
 
 // Prefetches kBytes bytes further on (0: nothing), a share with each quad of a unit. If all were requested at once,
@@ -155,7 +160,7 @@ class QuadAhead {
     asm volatile("");  // compilers would move all shares to the first
 #pragma GCC unroll 8
     for (int64_t line = quad * kLines / kUnitQuads; line < (quad + 1) * kLines / kUnitQuads; ++line)
-      __builtin_prefetch(from_ + line * 64, 0, kLocality);
+      prefetch_line(from_ + line * 64);
   }
 
  private:

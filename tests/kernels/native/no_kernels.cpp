@@ -1,0 +1,31 @@
+// Tables without kernels, for an instruction set that a test program does not run: the library names the tables of all.
+// Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash.
+#include "activation.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "logits.h"
+#include "matrix.h"
+#include "mla.h"
+#include "moe.h"
+#include "norm.h"
+#include "quantized.h"
+#include "quantizers.h"
+#include "rope.h"
+
+namespace pagewick {
+namespace PW_ISA {
+
+extern const ActivationKernels kActivation{};
+extern const AttentionKernels kAttention{};
+extern const ElementwiseKernels kElementwise{};
+extern const LogitsKernels kLogits{};
+extern const MatrixKernels kMatrix{};
+extern const MlaKernels kMla{};
+extern const MoeKernels kMoe{};
+extern const NormKernels kNorm{};
+extern const QuantizedKernels kQuantized{};
+extern const QuantizerKernels kQuantizers{};
+extern const RopeKernels kRope{};
+
+}  // namespace PW_ISA
+}  // namespace pagewick
