@@ -35,10 +35,13 @@ inline bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_suppor
 
 inline bool is_intel_with_avx512_bf16() { return has_avx512_bf16() && __builtin_cpu_is("intel"); }
 
-// Whether this is a Zen 4, if it has AVX-512: no other processor of that family does.
+// Whether this is a Zen 4, if it has AVX-512: no other processor of AMD's family 25 does. The family is the sum of two
+// fields (AMD64 Architecture Programmer's Manual, volume 3, CPUID function 1).
 inline bool is_zen4_if_avx512() {
   __builtin_cpu_init();
-  return __builtin_cpu_is("amdfam19h");
+  unsigned signature = 0, b = 0, c = 0, d = 0;
+  __get_cpuid(1, &signature, &b, &c, &d);
+  return __builtin_cpu_is("amd") && (signature >> 8 & 0xf) + (signature >> 20 & 0xff) == 25;
 }
 
 // The registers that CPUID writes for leaf 7: what each bit means is in the Intel 64 and IA-32 Architectures Software
