@@ -50,6 +50,7 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "attention output": ("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }
+_DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for part, endings in _ENDINGS.items()}
 # Weights that stay as they are: norms, routers, and tables of positions and other small ones.
 _UNQUANTIZED: Final = re.compile(
     r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
@@ -144,11 +145,8 @@ def fitting_type(name: str, num_columns: int) -> str:
 
 
 def _part(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    for part, endings in _ENDINGS.items():
-        if any(stem == ending or stem.endswith(f".{ending}") for ending in endings):
-            return part
-    return "other"
+    stem = f".{name.removesuffix('.weight')}"
+    return next((part for part, endings in _DOTTED_ENDINGS.items() if stem.endswith(endings)), "other")
 
 
 def _layer(name: str) -> int:
