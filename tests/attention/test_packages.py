@@ -216,6 +216,8 @@ def test_a_package_does_not_promise_the_same_bits_in_a_batch(name: str) -> None:
 def test_the_stand_in_of_torch_has_torchs_signature() -> None:
     """The module itself, not the one that a test has put in its place."""
     theirs = inspect.signature(varlen.varlen_attn).parameters
+    if "block_table" not in theirs:
+        pytest.skip("PyTorch before 2.12 has no block tables there, which the registry of packages says")
     assert list(theirs) == list(inspect.signature(package_stand_ins.varlen_attn).parameters)
     package: Package = PACKAGES["TORCH_VARLEN"]
     assert set(package.parameters) <= set(theirs)
