@@ -271,7 +271,7 @@ struct LevelTile {
   // The fewest rows whose tiles prefetch the next chunk. Fewer prefetch what lies a fixed number of bytes ahead.
   static constexpr int64_t kLeastShared = kLanes < 16 ? 1 : 3;
 
-  // What is stored behind the expanded levels of a chunk.
+  // Bytes that a format stores behind the expanded levels of a chunk.
   static constexpr int64_t kExtraBytes = 0;
 
   // Whether expanded levels of a chunk include zero points.
