@@ -19,6 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 # What those depend on, which needs no library: `make --jobs=2 development` installs it while the library is compiled.
+# Not compiled: the tests import a small part of the modules, and Python compiles these when it does.
 DEPENDENCIES := $(VENV)/.installed-dependencies
 # Chromium and axe-core, which the tests of the chat page need. Without them there is no stamp, and those tests fail.
 BROWSER := $(VENV)/.installed-browser
@@ -114,7 +115,7 @@ $(DEPENDENCIES): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 		extras = project["optional-dependencies"]; \
 		print(*project["dependencies"], *extras["test"], *extras["lint"], sep="\n")' > $(VENV)/requirements.txt
-	@$(PIP) -r $(VENV)/requirements.txt
+	@$(PIP) --no-compile -r $(VENV)/requirements.txt
 	@touch $@
 
 $(DEVELOPMENT): $(METADATA) | $(LIBRARY) $(DEPENDENCIES)
