@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import ModelTensor
 from pagewick.quantization.block_formats import BLOCK_FORMATS
-from pagewick.quantization.mixes import MixedModel, mix_types
+from pagewick.quantization.mixes import MixedModel, MixedWeights
 
 # Formats of llama.cpp's quantize: files in which most matrices have a type of that name.
 GGUF_FORMATS: Final = ("Q8_0", "Q6_K", "Q4_K_M")
@@ -44,7 +45,7 @@ def stored_formats(tensors: Collection[ModelTensor], model: ModelConfig) -> dict
         # GPTQ also stores the group of each column, in 4 bytes.
         "gptq-int4": awq + sum(4 * columns for _, columns in linear),
         "awq-int4": awq,
-        **{name: gguf_bytes(tensors, name, model) for name in GGUF_FORMATS},
+        **gguf_bytes(tensors, model),
     }
 
 
@@ -54,16 +55,24 @@ def _int4_bytes(rows: int, columns: int) -> int:
     return rows * columns // 2 + num_groups * rows * 2 + num_groups * rows // 2
 
 
-def gguf_bytes(tensors: Collection[ModelTensor], name: str, model: ModelConfig) -> int:
-    """Return the bytes of a GGUF file's tensors in one of GGUF_FORMATS, by llama.cpp's rules."""
+def gguf_bytes(tensors: Collection[ModelTensor], model: ModelConfig) -> dict[str, int]:
+    """Return the bytes of a GGUF file's tensors in each of GGUF_FORMATS, by llama.cpp's rules."""
     facts = MixedModel(model.num_layers, model.num_heads, model.num_kv_heads, model.num_experts)
-    types = mix_types(name.lower(), {_name_in_rules(tensor): tensor.shape for tensor in tensors}, facts)
-    num_bytes = 0
-    for tensor in tensors:
-        kind = types[_name_in_rules(tensor)]
-        block_elements, block_bytes = _FLOAT32 if kind is None else BLOCK_FORMATS.get(kind, _FLOAT16)
-        num_bytes += tensor.num_elements // block_elements * block_bytes
-    return num_bytes
+    named = {_name_in_rules(tensor): tensor for tensor in tensors}
+    weights = MixedWeights({name: tensor.shape for name, tensor in named.items()}, facts)
+    num_elements = {name: tensor.num_elements for name, tensor in named.items()}
+    found = {}
+    for name in GGUF_FORMATS:
+        sums: Counter[str | None] = Counter()
+        for tensor, kind in weights.types(name.lower()).items():
+            sums[kind] += num_elements[tensor]
+        found[name] = sum(_bytes_of(elements, kind) for kind, elements in sums.items())
+    return found
+
+
+def _bytes_of(num_elements: int, kind: str | None) -> int:
+    block_elements, block_bytes = _FLOAT32 if kind is None else BLOCK_FORMATS.get(kind, _FLOAT16)
+    return num_elements // block_elements * block_bytes
 
 
 def _name_in_rules(tensor: ModelTensor) -> str:

@@ -9,6 +9,7 @@ src/llama-quant.cpp.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -111,25 +112,38 @@ def mix_types(mix: str, shapes: Mapping[str, Sequence[int]], model: MixedModel) 
 
     shapes: by name, as PyTorch has them, of all the model's tensors. Raises ConfigError for an unknown mix.
     """
-    if mix not in MIXES:
-        raise ConfigError(f"{mix!r} is no mix of quantized formats; choose from: {', '.join(MIXES)}")
-    parts = {name: _part(name) for name in shapes if is_quantizable(name, shapes[name])}
-    is_tied = "head" not in parts.values()
-    counts: dict[str, int] = {}
-    num_values = sum(part == "values" for part in parts.values())
-    found: dict[str, str | None] = dict.fromkeys(shapes)
-    for name in sorted(parts, key=lambda name: (_layer(name), name)):
-        part = parts[name]
-        if part == "embedding" and is_tied:
-            part = "head"
-        index = counts.get(part, 0)
-        counts[part] = index + 1
-        num_layers = num_values if part == "values" else model.num_layers
-        if part == "down" and model.num_experts > 1:
-            index = _layer(name)
-        num_columns = shapes[name][-1]
-        found[name] = fitting_type(_type_of_part(mix, part, num_columns, index, num_layers, model), num_columns)
-    return found
+    return MixedWeights(shapes, model).types(mix)
+
+
+class MixedWeights:
+    """The tensors of a model in the order in which the rules count them, which is the same for all mixes.
+
+    shapes: see mix_types.
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], model: MixedModel) -> None:
+        self._names, self._model = tuple(shapes), model
+        parts = {name: _part(name) for name in shapes if is_quantizable(name, shapes[name])}
+        is_tied = "head" not in parts.values()
+        self._num_values = sum(part == "values" for part in parts.values())
+        self._places: dict[str, tuple[str, int, int]] = {}  # name -> part, index, number of columns
+        counts: Counter[str] = Counter()
+        for layer, name in sorted((_layer(name), name) for name in parts):
+            part = "head" if is_tied and parts[name] == "embedding" else parts[name]
+            index = layer if part == "down" and model.num_experts > 1 else counts[part]
+            counts[part] += 1
+            self._places[name] = part, index, shapes[name][-1]
+
+    def types(self, mix: str) -> dict[str, str | None]:
+        """Return the format of every tensor, as mix_types does. Raises ConfigError for an unknown mix."""
+        if mix not in MIXES:
+            raise ConfigError(f"{mix!r} is no mix of quantized formats; choose from: {', '.join(MIXES)}")
+        found = {place: self._type(mix, *place) for place in set(self._places.values())}
+        return {name: found[self._places[name]] if name in self._places else None for name in self._names}
+
+    def _type(self, mix: str, part: str, index: int, num_columns: int) -> str:
+        num_layers = self._num_values if part == "values" else self._model.num_layers
+        return fitting_type(_type_of_part(mix, part, num_columns, index, num_layers, self._model), num_columns)
 
 
 def is_quantizable(name: str, shape: Sequence[int]) -> bool:

@@ -53,7 +53,7 @@ def test_llama_3_8b_has_its_published_parameters() -> None:
     ("name", "published"), [("Q8_0", 8_540_771_328), ("Q6_K", 6_596_006_912), ("Q4_K_M", 4_920_734_272)]
 )
 def test_gguf_files_have_their_published_sizes(name: str, published: int) -> None:
-    vocabulary = published - gguf_bytes(LLAMA_3_8B, name, LLAMA)
+    vocabulary = published - gguf_bytes(LLAMA_3_8B, LLAMA)[name]
     assert 7_800_000 < vocabulary < 7_900_000
 
 
@@ -78,9 +78,9 @@ def test_formats_by_hand() -> None:
 
 def test_rows_that_large_blocks_do_not_fill() -> None:
     found = [tensor_of("model.layers.0.mlp.up_proj.weight", "mlp", (6, 96))]
-    assert gguf_bytes(found, "Q4_K_M", LLAMA) == 6 * 3 * 22  # llama.cpp falls back to Q5_0
-    assert gguf_bytes(found, "Q6_K", LLAMA) == 6 * 3 * 34  # and to Q8_0
-    assert gguf_bytes([tensor_of("a.weight", "mlp", (6, 50))], "Q8_0", LLAMA) == 600  # and to 16 bits
+    assert gguf_bytes(found, LLAMA)["Q4_K_M"] == 6 * 3 * 22  # llama.cpp falls back to Q5_0
+    assert gguf_bytes(found, LLAMA)["Q6_K"] == 6 * 3 * 34  # and to Q8_0
+    assert gguf_bytes([tensor_of("a.weight", "mlp", (6, 50))], LLAMA)["Q8_0"] == 600  # and to 16 bits
 
 
 def test_eight_experts_and_fused_projections_have_rules_of_their_own() -> None:
@@ -95,7 +95,7 @@ def test_eight_experts_and_fused_projections_have_rules_of_their_own() -> None:
     experts = 2 * 2 * expert * q4_k + expert * (q4_k + q6_k)  # gate and up of both layers; down of the first and last
     vocabulary = 512 * 256 * (q4_k + q6_k)
     in_float32 = 4 * (2 * 8 * 256 + 5 * 256)  # routers and norms
-    found = gguf_bytes(list(model_tensors(mixtral)), "Q4_K_M", mixtral)
+    found = gguf_bytes(list(model_tensors(mixtral)), mixtral)["Q4_K_M"]
     assert found == 2 * attention + experts + vocabulary + in_float32
 
     phi = read_config({
@@ -104,4 +104,4 @@ def test_eight_experts_and_fused_projections_have_rules_of_their_own() -> None:
     })  # fmt: skip
     # The only layer is the last, so its fused q, k and v have 6 bits, as its down projection has.
     layer = 3 * square * q6_k + square * q4_k + 2 * square * q4_k + square * q6_k
-    assert gguf_bytes(list(model_tensors(phi)), "Q4_K_M", phi) == layer + vocabulary + 4 * 3 * 256
+    assert gguf_bytes(list(model_tensors(phi)), phi)["Q4_K_M"] == layer + vocabulary + 4 * 3 * 256

@@ -27,9 +27,10 @@ NO_KERNELS = "no_kernels.cpp"
 # The other tests call its functions for every number that they compare.
 SUPPORT = "testing.cpp"
 
-TEST_FLAGS = ("-O1",)
+# Made for debugging, it also takes a third less time to compile than -O1, and results run as fast.
+TEST_FLAGS = ("-Og",)
 # Not optimised: optimising instrumented code takes far longer than running it.
-SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZE_FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 UNDEFINED_FLAGS = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
 THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
 STAND_IN_FLAGS = ("-DPW_STAND_INS", "-include", str(SOURCES / "stand_ins.h"))

@@ -41,7 +41,7 @@ def test_a_ragged_batch(dtype: torch.dtype) -> None:
 def test_the_kernel_for_prompts_starts_only_if_a_sequence_may_be_long(
     monkeypatch: pytest.MonkeyPatch, max_query_len: int | None, is_launched: bool
 ) -> None:
-    paged = make_paged([1] * 20, [1, 70, 300, 5] * 5, heads=(16, 4), head_dim=16)
+    paged = make_paged([1] * 6, [1, 70, 300, 5, 33, 64], heads=(4, 1), head_dim=16)
     launched, launch = [], Variant.launch
 
     def record(self: Variant, grid: tuple[int, ...], **arguments: Any) -> None:
