@@ -9,6 +9,7 @@ Interpreted functions cannot be compiled, so another process does that (benchmar
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -34,12 +35,12 @@ def assert_close(found: Tensor, expected: Tensor, *, absolute: float = 1e-5) -> 
     assert bool((excess <= 0).all()), f"an error of {excess.max().item()} more than tolerated"
 
 
-def compile_module(module: str, *, sample_only: bool) -> list[dict[str, Any]]:
-    """Compile the variants of a module for every target: fields of benchmarks.gpu_kernels.Resources, and faults."""
-    command = [sys.executable, "-m", "benchmarks.gpu_kernels", "--json", "--module", module]
+@functools.cache
+def compile_modules(modules: tuple[str, ...], *, sample_only: bool) -> list[dict[str, Any]]:
+    """Compile the variants of modules for every target: fields of benchmarks.gpu_kernels.Resources, and faults."""
+    command = [sys.executable, "-m", "benchmarks.gpu_kernels", "--json", *(["--sample"] if sample_only else [])]
+    command += [argument for module in modules for argument in ("--module", module)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [*command, *(["--sample"] if sample_only else [])], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
