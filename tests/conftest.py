@@ -41,8 +41,8 @@ MAX_POISONED_BYTES = 64 * 2**20
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Two workers more than there are processors: tests wait for clocks and for the processes that they start."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 2
+    """One worker more than there are processors: tests wait for clocks and for the processes that they start."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnitsFirst:

@@ -49,7 +49,7 @@ def answers(
     engine: Engine, prompts: Sequence[list[int]], *, cache_salt: str | None = None, num_tokens: int = NUM_NEW_TOKENS
 ) -> list[Answer]:
     """Give all prompts to the engine at once. cache_salt: with a new one, no prompt finds a prefix in the cache."""
-    sampler = engine._ranks.runner._sampler
+    sampler, slots = engine._ranks.runner._sampler, engine._ranks.runner._slots
     computed: list[Tensor] = []
     take_all = sampler._take_all
 
@@ -58,6 +58,8 @@ def answers(
         take_all(streams, pairs, drawn, *rest)
 
     sampler._take_all = recorded  # type: ignore[method-assign]
+    # With several threads, a step that runs ahead would overwrite the logits before they are read.
+    are_plain, slots._are_plain = slots._are_plain, lambda _: False  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         options = RequestOptions(cache_salt=cache_salt)
@@ -75,7 +77,7 @@ def answers(
             answer.num_cached_tokens = delta.num_cached_tokens
             rows[int(delta.request_id)].append(computed[0][row])
         assert engine.check_integrity() == []
-    sampler._take_all = take_all  # type: ignore[method-assign]
+    sampler._take_all, slots._are_plain = take_all, are_plain  # type: ignore[method-assign]
     for answer, logits in zip(found, rows, strict=True):
         answer.logits = torch.stack(logits)
     return found
