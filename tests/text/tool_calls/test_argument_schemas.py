@@ -23,6 +23,8 @@ DEFINITIONS = {
     "Code": {"type": "string", "pattern": "^x+$"},
     "Long": {"$ref": "#/$defs/Longer", "maxLength": 8},
     "Longer": {"type": "string", "minLength": 5},
+    "Tree": {"type": "object", "properties": {"of": {"$ref": "#/$defs/Trees"}}, "required": ["of"]},
+    "Trees": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
 }
 NOTHING = {"type": "null"}
 
@@ -136,6 +138,53 @@ def test_strings_between_markers_keep_other_types_exactly() -> None:
     assert not takes("functiongemma", positive, 0, is_strict=True)
     nested = {"type": "array", "items": {"type": "object", "properties": {"c": {"$ref": "#/$defs/Color"}}}}
     assert takes("functiongemma", nested, [{"c": "red"}]) and not takes("functiongemma", nested, [{"c": "green"}])
+
+
+def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:
+    whole = {"type": "integer"}
+    for schema, fitting, others in (
+        ({"type": "array", "items": whole, "minItems": 1}, ([1], [1, 2, 3]), ([], ["a"])),
+        ({"type": "array", "items": whole, "maxItems": 2}, ([], [1], [1, 2]), ([1, 2, 3],)),
+        ({"type": "array", "items": whole, "minItems": 2.0, "maxItems": 2}, ([1, 2],), ([], [1], [1, 2, 3])),
+        ({"type": "array", "maxItems": 0}, ([],), ([1],)),
+        ({"type": ["array", "null"], "minItems": 2, "maxItems": 1}, (None,), ([], [1], [1, 2])),
+        ({"type": "array", "items": False}, ([],), ([1],)),
+        ({"type": "object", "properties": {"b": whole}, "required": ["b", "c"]}, ({"b": 1, "c": "x"},), ({"b": 1}, {})),
+        ({"type": "object", "properties": {"b": whole}}, ({}, {"b": 1}), ({"b": None},)),
+        ({"type": "object", "additionalProperties": whole}, ({}, {"x y": 1, "z": 2}), ({"x": "1"},)),
+        ({"type": "object", "additionalProperties": False}, ({},), ({"x": 1},)),
+        ({"type": "object"}, ({}, {"x": {"y": ["a", 1.5]}}), ([],)),
+        ({"$ref": "#/$defs/Tree"}, ({"of": []}, {"of": [{"of": []}, {"of": []}]}), ({}, {"of": [1]})),
+    ):
+        for value in fitting:
+            assert takes("functiongemma", schema, value, is_strict=True), (schema, value)
+        for value in others:
+            assert not takes("functiongemma", schema, value, is_strict=True), (schema, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "prefixItems": [{"type": "integer"}]}, "prefixItems"),
+        ({"type": "array", "items": [{"type": "integer"}]}, "items"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "minProperties": 1}, "minProperties"),
+        ({"type": "object", "properties": {"b": {}}, "patternProperties": {"b": {}}}, "patternProperties"),
+        ({"type": "array", "items": {"type": "array", "contains": {"const": 1}}}, "contains"),
+    ],
+)
+def test_a_strict_tool_with_what_the_notation_cannot_keep_is_refused(schema: Any, keyword: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{keyword}' cannot be kept; leave it out of the strict tool 'f'"):
+        grammar_of(WRITTEN["functiongemma"], with_argument(schema, is_strict=True))
+    assert takes("functiongemma", schema, [] if schema["type"] == "array" else {})
+
+
+def test_a_strict_tool_with_values_nested_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(5):
+        schema = {"type": "array", "items": schema, "minItems": 1}
+    with pytest.raises(UnsupportedError, match="within more than 4 others"):
+        grammar_of(WRITTEN["functiongemma"], with_argument(schema, is_strict=True))
 
 
 @each_format
