@@ -25,7 +25,8 @@ _DAY = "(?:" + "|".join((
 _DATE = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_BY_4}|{_BY_4}00)-02-29)"
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOUR}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
-_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+# Format -> a regular expression for the whole of a string.
+FORMAT_PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 # Formats of OpenAPI for whole numbers. Those of 64 bits are bounded as far as llguidance reads such bounds.
 _RANGES = {
     f"{sign}int{bits}": {"minimum": low, "maximum": high}
@@ -77,10 +78,10 @@ def _of_format(schema: dict[str, Any]) -> dict[str, Any]:
     if name == "hostname":
         return {"maxLength": 253}
     is_number = schema.get("type") in ("integer", "number")
-    if name not in _PATTERNS and name not in _ANY_VALUE and not (is_number and name in _RANGES):
+    if name not in FORMAT_PATTERNS and name not in _ANY_VALUE and not (is_number and name in _RANGES):
         return {}
     del schema["format"]
-    return {"pattern": _PATTERNS[name]} if name in _PATTERNS else _RANGES.get(name, {})
+    return {"pattern": f"^{FORMAT_PATTERNS[name]}$"} if name in FORMAT_PATTERNS else _RANGES.get(name, {})
 
 
 def _round_bound(name: str, value: float) -> float:

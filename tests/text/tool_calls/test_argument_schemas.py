@@ -110,13 +110,38 @@ def test_lengths_behind_references_and_alternatives(name: str, is_strict: bool) 
             assert not takes(name, schema, value, is_strict=is_strict), (schema, value)
 
 
+@without_quotes
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    ("name_of_format", "fitting", "others"),
+    [
+        ("date", ("2026-02-28", "2024-02-29"), ("2026-02-29", "2026-2-1", "today", "2026-02-28 ", "")),
+        ("time", ("23:59:59Z",), ("24:00:00Z", "12:00")),
+        ("date-time", ("2026-11-28T09:46:47.5+01:00",), ("2026-11-28", "2026-11-28T25:00:00Z")),
+        ("uuid", ("3f2504e0-4f89-11d3-9A0C-0305e82c3301",), ("3f2504e0-4f89-11d3-9A0C", "x")),
+    ],
+)
+def test_formats_of_texts(
+    name: str, is_strict: bool, name_of_format: str, fitting: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    plain = {"type": "string", "format": name_of_format}
+    for schema in (plain, {"anyOf": [plain, NOTHING]}):
+        for value in fitting:
+            assert takes(name, schema, value, is_strict=is_strict), (schema, value)
+        for value in others:
+            assert not takes(name, schema, value, is_strict=is_strict), (schema, value)
+    assert takes(name, {"anyOf": [plain, NOTHING]}, None, is_strict=is_strict)
+
+
 @in_tags
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
         ({"$ref": "#/$defs/Code"}, "pattern"),
         ({"anyOf": [{"$ref": "#/$defs/Code"}, NOTHING]}, "pattern"),
-        ({"anyOf": [{"type": "string", "format": "date"}, NOTHING]}, "format"),
+        ({"anyOf": [{"type": "string", "format": "email"}, NOTHING]}, "format"),
+        ({"type": "string", "format": "date", "minLength": 1}, "format"),
+        ({"anyOf": [{"type": "string", "format": "date"}, {"type": "object"}]}, "format"),
         ({"type": ["string", "integer"], "minimum": 1}, "minimum"),
         ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, "items"),
         ({"anyOf": [{"type": "string"}, {"enum": [1, 2]}]}, "enum"),
