@@ -203,8 +203,9 @@ class _Braces:
         if depth == _MAX_GRAMMAR_DEPTH or option.get("items") is False or (most is not None and most < fewest):
             return
         if (one := self._value(option.get("items", {}), depth + 1)) is not None:
-            more = f"{{{fewest - 1},{'' if most is None else most - 1}}}"
-            yield f'"[" {one} ("," {one}){more} "]"'
+            # llguidance refuses {0,0}.
+            more = "" if most == 1 else f'("," {one}){{{fewest - 1},{"" if most is None else most - 1}}}'
+            yield f'"[" {one} {more} "]"'
 
     def _any_object(self, option: Mapping[str, Any], depth: int) -> Iterator[str]:
         """An object with the properties that the schema names or, if it names none, with any."""

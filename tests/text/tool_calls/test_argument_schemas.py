@@ -171,6 +171,7 @@ def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:
         ({"type": "array", "items": whole, "minItems": 1}, ([1], [1, 2, 3]), ([], ["a"])),
         ({"type": "array", "items": whole, "maxItems": 2}, ([], [1], [1, 2]), ([1, 2, 3],)),
         ({"type": "array", "items": whole, "minItems": 2.0, "maxItems": 2}, ([1, 2],), ([], [1], [1, 2, 3])),
+        ({"type": "array", "items": whole, "minItems": 1, "maxItems": 1}, ([1],), ([], [1, 2])),
         ({"type": "array", "maxItems": 0}, ([],), ([1],)),
         ({"type": ["array", "null"], "minItems": 2, "maxItems": 1}, (None,), ([], [1], [1, 2])),
         ({"type": "array", "items": False}, ([],), ([1],)),
