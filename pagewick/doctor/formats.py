@@ -58,14 +58,15 @@ def _int4_bytes(rows: int, columns: int) -> int:
 def gguf_bytes(tensors: Collection[ModelTensor], model: ModelConfig) -> dict[str, int]:
     """Return the bytes of a GGUF file's tensors in each of GGUF_FORMATS, by llama.cpp's rules."""
     facts = MixedModel(model.num_layers, model.num_heads, model.num_kv_heads, model.num_experts)
-    named = {_name_in_rules(tensor): tensor for tensor in tensors}
-    weights = MixedWeights({name: tensor.shape for name, tensor in named.items()}, facts)
-    num_elements = {name: tensor.num_elements for name, tensor in named.items()}
+    weights = MixedWeights({_name_in_rules(tensor): tensor.shape for tensor in tensors}, facts)
+    num_elements: Counter[str] = Counter()
+    for tensor in tensors:
+        num_elements[_name_in_rules(tensor)] += tensor.num_elements
     found = {}
     for name in GGUF_FORMATS:
         sums: Counter[str | None] = Counter()
-        for tensor, kind in weights.types(name.lower()).items():
-            sums[kind] += num_elements[tensor]
+        for weight, kind in weights.types(name.lower()).items():
+            sums[kind] += num_elements[weight]
         found[name] = sum(_bytes_of(elements, kind) for kind, elements in sums.items())
     return found
 
