@@ -147,10 +147,11 @@ class SharedOutput(NamedTuple):
 class DrawOptions(NamedTuple):
     """How a token is drawn from each row; all tensors are [N].
 
-    temperature: 0 for the most likely token. top_k: 0 for all tokens. uniform: the random number, in [0, 1).
+    temperature: 0 for the most likely token. min_p, top_k: 0 for all tokens. uniform: the random number, in [0, 1).
     """
 
     temperature: Tensor
+    min_p: Tensor
     top_k: Tensor
     top_p: Tensor
     uniform: Tensor

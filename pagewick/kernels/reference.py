@@ -39,7 +39,6 @@ from pagewick.kernels.reference_sampling import (
     argmax_rows,
     edit_tokens,
     log_softmax_stats,
-    mask_min_p,
     mask_rows,
     philox_uniform,
     sample_tokens,
@@ -49,7 +48,7 @@ __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_allowed", "argmax_rows", "combine",
     "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gather_blocks", "gather_columns",
     "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm", "linear",
-    "log_softmax_stats", "mask_min_p", "mask_rows", "paged_attention", "philox_uniform", "quantize_weight",
+    "log_softmax_stats", "mask_rows", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route",
     "sample_tokens", "scale", "scatter_blocks", "soft_cap", "store_kv",
 ]  # fmt: skip

@@ -129,8 +129,9 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     """Draw one token id per row of logits [N, V] float32; returns [N] int64. masks: as in mask_rows, which comes first.
 
     Temperature 0 gives the argmax (the lowest id on ties). Otherwise tokens are sorted by falling
-    logit (equal ones by id); top_k of them are kept, then the shortest prefix whose renormalised
-    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among these.
+    logit (equal ones by id); those with min_p times the probability of the first are kept, top_k of these, then the
+    shortest prefix whose renormalised probability reaches top_p (at least one token), and the inverse CDF of `uniform`
+    picks among these.
     Each row is a function of that row alone. If its greatest logit is not finite, its token is that of argmax_rows, or
     on a GPU any one.
     """
@@ -140,7 +141,8 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     rows = ((draw.temperature > 0) & highest.isfinite()).nonzero().squeeze(1)
     if not rows.numel():
         return token_ids
-    logits, (temperature, top_k, top_p, uniform) = logits[rows], (column[rows].unsqueeze(1) for column in draw)
+    logits = mask_min_p(logits[rows], draw.temperature[rows], draw.min_p[rows])
+    temperature, _, top_k, top_p, uniform = (column[rows].unsqueeze(1) for column in draw)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
     probs = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     columns = (top_k, top_p.to(sum_dtype(logits)), uniform.to(sum_dtype(logits)))

@@ -131,7 +131,7 @@ def test_masks_of_a_wider_matrix_and_of_another_size(native: NativeKernels) -> N
     expected[:, 1::2] = -INF
     assert torch.equal(native.mask_rows(logits, masks), expected)
     assert torch.equal(native.argmax_allowed(logits, masks)[0], expected.argmax(-1))
-    draw = DrawOptions(torch.ones(4), torch.zeros(4).long(), torch.ones(4).double(), torch.full((4,), 0.5).double())
+    draw = DrawOptions(torch.ones(4), torch.zeros(4), torch.zeros(4).long(), torch.ones(4), torch.full((4,), 0.5))
     assert torch.equal(native.sample_tokens(logits, draw, masks), native.sample_tokens(expected, draw))
     for wrong in (masks[:3], masks[:, :1124], torch.cat((masks, masks), dim=1)):
         for operation in (native.mask_rows, native.argmax_allowed, partial(native.sample_tokens, logits, draw)):

@@ -95,11 +95,12 @@ def assert_matches_counts(drawn: torch.Tensor, probs: torch.Tensor) -> None:
     assert abs(statistic - freedom) <= 6 * math.sqrt(2 * freedom)
 
 
-def expected_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+def expected_probs(logits: list[float], temperature: float, min_p: float, top_k: int, top_p: float) -> dict[int, float]:
     """Token id -> probability, in the order in which the inverse CDF passes them, one step at a time."""
     order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
     if temperature == 0:
         return {order[0]: 1.0}
+    order = [token_id for token_id in order if math.exp((logits[token_id] - logits[order[0]]) / temperature) >= min_p]
     order = order[: top_k or len(order)]
     weights = [math.exp((logits[token_id] - logits[order[0]]) / temperature) for token_id in order]
     kept: dict[int, float] = {}
@@ -127,19 +128,24 @@ def sample(request: pytest.FixtureRequest) -> Sampler:
 
 
 PARAMETERS = [
-    (0.0, 0, 1.0),
-    (0.0, 3, 0.5),
-    (1.0, 0, 1.0),
-    (0.7, 0, 1.0),
-    (1.0, 1, 1.0),
-    (1.5, 5, 1.0),
-    (1.0, 1000, 1.0),
-    (1.0, 0, 0.9),
-    (1.0, 0, 0.5),
-    (2.0, 0, 1e-9),
-    (1.0, 0, 0.0),
-    (0.8, 7, 0.8),
-    (1e-4, 0, 1.0),
+    (0.0, 0.0, 0, 1.0),
+    (0.0, 0.1, 3, 0.5),
+    (1.0, 0.0, 0, 1.0),
+    (0.7, 0.0, 0, 1.0),
+    (1.0, 0.0, 1, 1.0),
+    (1.5, 0.0, 5, 1.0),
+    (1.0, 0.0, 1000, 1.0),
+    (1.0, 0.0, 0, 0.9),
+    (1.0, 0.0, 0, 0.5),
+    (2.0, 0.0, 0, 1e-9),
+    (1.0, 0.0, 0, 0.0),
+    (0.8, 0.0, 7, 0.8),
+    (1e-4, 0.0, 0, 1.0),
+    (1.0, 1.0, 0, 1.0),
+    (0.7, 0.0503, 0, 1.0),
+    (1.3, 0.0203, 4, 1.0),
+    (1.0, 1e-6, 1000, 0.7),
+    (2.0, 0.1003, 6, 0.8),
 ]
 
 
@@ -149,8 +155,8 @@ def test_sample_tokens_equals_a_plain_loop(sample: Sampler) -> None:
     parameters = torch.tensor(PARAMETERS, dtype=torch.float64).repeat(repeats, 1)
     logits = (3 * torch.randn(len(parameters), 23)).round(decimals=1)  # ties occur
     uniform = torch.rand(len(parameters), dtype=torch.float64)
-    temperature, top_k, top_p = parameters.unbind(1)
-    drawn = sample(logits, temperature.float(), top_k.int(), top_p.float(), uniform)
+    temperature, min_p, top_k, top_p = parameters.unbind(1)
+    drawn = sample(logits, temperature.float(), min_p, top_k.int(), top_p.float(), uniform)
     assert drawn.dtype == torch.int64
     for row, token_id in enumerate(drawn.tolist()):
         probs = expected_probs(logits[row].tolist(), *PARAMETERS[row % len(PARAMETERS)])
@@ -159,6 +165,7 @@ def test_sample_tokens_equals_a_plain_loop(sample: Sampler) -> None:
         sample(
             logits[row : row + 1],
             temperature[row : row + 1].float(),
+            min_p[row : row + 1],
             top_k[row : row + 1].int(),
             top_p[row : row + 1].float(),
             uniform[row : row + 1],
@@ -168,18 +175,19 @@ def test_sample_tokens_equals_a_plain_loop(sample: Sampler) -> None:
     assert torch.equal(torch.cat(alone), drawn)
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), PARAMETERS)
+@pytest.mark.parametrize(("temperature", "min_p", "top_k", "top_p"), PARAMETERS)
 def test_sample_tokens_draws_with_the_right_probabilities(
-    sample: Sampler, temperature: float, top_k: int, top_p: float
+    sample: Sampler, temperature: float, min_p: float, top_k: int, top_p: float
 ) -> None:
     torch.manual_seed(1)
     logits = torch.randn(12)
     probs = torch.zeros(12, dtype=torch.float64)
-    for token_id, prob in expected_probs(logits.tolist(), temperature, top_k, top_p).items():
+    for token_id, prob in expected_probs(logits.tolist(), temperature, min_p, top_k, top_p).items():
         probs[token_id] = prob
     drawn = sample(
         logits.expand(NUM_DRAWS, 12),
         torch.full((NUM_DRAWS,), temperature),
+        torch.full((NUM_DRAWS,), min_p),
         torch.full((NUM_DRAWS,), top_k),
         torch.full((NUM_DRAWS,), top_p),
         uniforms(NUM_DRAWS),
@@ -195,8 +203,9 @@ def test_masks_come_before_everything_else(vocab_size: int) -> None:
     is_allowed = torch.rand(logits.shape) < 0.3
     is_allowed[:, 5] = True
     masks = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little"))
-    temperature, top_k, top_p = parameters.unbind(1)
-    draw = DrawOptions(temperature.float(), top_k.long(), top_p, torch.rand(len(parameters), dtype=torch.float64))
+    temperature, min_p, top_k, top_p = parameters.unbind(1)
+    uniform = torch.rand(len(parameters), dtype=torch.float64)
+    draw = DrawOptions(temperature.float(), min_p, top_k.long(), top_p, uniform)
     masked = logits.masked_fill(~is_allowed, float("-inf"))
     expected = reference.sample_tokens(masked, draw)
     assert torch.equal(reference.sample_tokens(logits, draw, masks), expected)
@@ -205,16 +214,59 @@ def test_masks_come_before_everything_else(vocab_size: int) -> None:
     assert is_allowed.gather(1, drawn.unsqueeze(1)).all()
 
 
+# Temperature, min_p, top_k and top_p. A row of 9,001 logits has 71 groups, of which the greatest logits are known.
+LARGE_PARAMETERS = [
+    (0.7, 0.0, 20, 0.8),
+    (1.0, 0.0, 71, 1.0),
+    (1.0, 0.0, 72, 0.9),
+    (1.0, 0.05, 0, 1.0),
+    (5.0, 1e-3, 3000, 0.95),
+    (0.5, 0.5, 50, 0.5),
+    (1.0, 0.0, 0, 1.0),
+    (3.0, 0.0, 0, 1.0),
+    (0.3, 0.0, 0, 0.9),
+    (1.0, 0.0, 0, 0.999999),
+    (1e-3, 0.0, 0, 1.0),
+]
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "rising", "falling", "equal", "masked"])
+def test_a_large_vocabulary_is_drawn_from_as_defined(kind: str) -> None:
+    torch.manual_seed(4)
+    parameters = torch.tensor(LARGE_PARAMETERS, dtype=torch.float64).repeat(12, 1)
+    logits = 3 * torch.randn(len(parameters), 9001)
+    if kind == "peaked":
+        logits[torch.rand(logits.shape) < 1e-3] += 12
+    elif kind in ("rising", "falling"):
+        logits = logits.sort(descending=kind == "falling").values
+    elif kind == "equal":
+        logits = logits.round()
+    elif kind == "masked":
+        logits[torch.rand(logits.shape) < 0.999] = float("-inf")
+        logits[:, 70] = 1.0
+    uniform = torch.rand(len(parameters), dtype=torch.float64)
+    uniform[:: len(LARGE_PARAMETERS) + 1] = 1 - 2.0**-53
+    temperature, min_p, top_k, top_p = parameters.unbind(1)
+    draw = DrawOptions(temperature.float(), min_p, top_k.long(), top_p, uniform)
+    # Sums are rounded differently, which the last tokens of all show.
+    chosen = torch.ones(len(parameters), dtype=torch.bool) if kind == "masked" else uniform < 0.999999
+    expected = reference.sample_tokens(logits, draw)
+    assert torch.equal(kernels.sample_tokens(logits, draw)[chosen], expected[chosen])
+
+
 @pytest.mark.parametrize("head", [2, 5, 300, 1024])
 def test_sorting_only_the_head_changes_no_token(monkeypatch: pytest.MonkeyPatch, head: int) -> None:
     torch.manual_seed(2)
-    parameters = torch.tensor([*PARAMETERS, (1.0, 6, 1.0), (1.0, 300, 0.95), (0.5, 5, 0.999)]).repeat(30, 1)
+    parameters = torch.tensor([*PARAMETERS, (1.0, 0.0, 6, 1.0), (1.0, 0.0, 300, 0.95), (0.5, 0.0, 5, 0.999)]).repeat(
+        30, 1
+    )
     logits = (3 * torch.randn(len(parameters), 1500)).round(decimals=1)
     logits[::7] = 0.0
     logits[::5, 1:] = float("-inf")
     uniform = torch.rand(len(parameters), dtype=torch.float64)
     uniform[::3] = 1 - 2.0**-53
-    draw = DrawOptions(parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
+    temperature, min_p, top_k, top_p = parameters.unbind(1)
+    draw = DrawOptions(temperature, min_p, top_k.long(), top_p, uniform)
     monkeypatch.setattr(reference_sampling, "sorted_head", sort_everything)
     expected = reference.sample_tokens(logits, draw)
     monkeypatch.undo()
@@ -231,7 +283,12 @@ def test_ties_go_to_the_lowest_id(sample: Sampler) -> None:
     logits = torch.zeros(3, 100)
     logits[:, [30, 60]] = 5.0
     greedy = sample(
-        logits, torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([0.9, 0.9, 0.9])
+        logits,
+        torch.tensor([0.0, 1.0, 1.0]),
+        torch.zeros(3),
+        torch.tensor([0, 1, 2]),
+        torch.ones(3),
+        torch.tensor([0.9, 0.9, 0.9]),
     )
     assert greedy.tolist() == [30, 30, 60]
 
@@ -241,7 +298,7 @@ def test_a_masked_token_is_never_drawn(sample: Sampler) -> None:
     logits[:, 17] = -1000.0
     logits[1:, 3] = -1000.5
     uniform = torch.tensor([1 - 2**-53, 1 - 2**-53, 0.0], dtype=torch.float64)
-    drawn = sample(logits, torch.ones(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), uniform)
+    drawn = sample(logits, torch.ones(3), torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), uniform)
     assert drawn.tolist() == [17, 3, 17]
 
 
@@ -251,7 +308,7 @@ def test_rounding_leads_to_no_unlikely_token(sample: Sampler) -> None:
     logits[0, 9] = -60.0
     uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)
     for top_k, top_p in ((0, 1.0), (26, 1.0), (40, 1.0)):
-        drawn = sample(logits, torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), uniform)
+        drawn = sample(logits, torch.ones(1), torch.zeros(1), torch.tensor([top_k]), torch.tensor([top_p]), uniform)
         assert drawn.tolist() == [25]
 
 
@@ -260,6 +317,7 @@ def test_extreme_temperatures(sample: Sampler) -> None:
     drawn = sample(
         logits,
         torch.tensor([1e-30, 1e30]),
+        torch.zeros(2),
         torch.zeros(2, dtype=torch.int64),
         torch.ones(2),
         torch.tensor([0.99, 0.99]),
@@ -272,6 +330,7 @@ def test_a_row_that_cannot_be_drawn_from_changes_no_other(sample: Sampler, value
     logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))
     columns = (
         torch.full((5,), 0.9),
+        torch.tensor([0.0, 0.0, 0.0, 0.1, 0.1]),
         torch.tensor([0, 0, 40, 0, 0]),
         torch.tensor([1.0, 0.8, 1.0, 0.5, 1.0]),
         uniforms(5),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick import kernels
 from pagewick.kernels import reference_sampling, truncation
+from pagewick.kernels.reference_sampling import mask_min_p
 from tests.kernels import truncation_definitions as definitions
 
 VOCAB_SIZES = [1, 7, 193, 5000]
@@ -50,7 +50,7 @@ def expected_by(
 
 # No mass is a multiple of 1 / 5000: whether equal tokens reach one exactly is a matter of rounding.
 FILTERS: list[tuple[Callable[..., Tensor], Callable[..., definitions.Probs], list[tuple[Any, ...]]]] = [
-    (kernels.mask_min_p, definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
+    (mask_min_p, definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
     (truncation.mask_typical_p, definitions.typical_p, [(0.02003,), (0.30003,), (0.95003,), (0.999999,)]),
     (
         truncation.mask_top_k_top_p,

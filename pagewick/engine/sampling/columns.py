@@ -17,7 +17,7 @@ from pagewick.engine.sampling.traits import SampleRow, noise_from, traits_of
 from pagewick.kernels.options import DrawOptions
 
 # The dtypes of the arrays of SamplingColumns.draws_ahead, in which a CPU draws.
-DRAW_DTYPES = (np.float32, np.int64, np.float64, np.float64, np.float64)
+DRAW_DTYPES = (np.float32, np.float64, np.int64, np.float64, np.float64, np.float64)
 # Random numbers depend only on the seed and the position of the token, so they are computed in groups of this size.
 NUM_NOISE_AHEAD = 64
 
@@ -32,6 +32,7 @@ class Draws:
 
     is_drawn: Array
     temperature: Array
+    min_p: Array
     top_k: Array
     top_p: Array
     noise: Array
@@ -40,7 +41,7 @@ class Draws:
     @property
     def options(self) -> list[Array]:
         """The fields of DrawOptions."""
-        return [self.temperature, self.top_k, self.top_p, self.noise]
+        return [self.temperature, self.min_p, self.top_k, self.top_p, self.noise]
 
     @classmethod
     def of(cls, rows: Sequence[SampleRow]) -> Draws:
@@ -54,7 +55,7 @@ class Draws:
 class SamplingColumns:
     """The sampling parameters of every slot; all arrays are [max_num_seqs].
 
-    needs_row: whether a parameter besides temperature, top_k and top_p changes logits. is_edited, min_position: as in
+    needs_row: whether a parameter that Draws does not hold changes logits. is_edited, min_position: as in
     SlotTraits. has_details: whether the result is more than a token.
     """
 
@@ -66,6 +67,7 @@ class SamplingColumns:
         self.uses_mirostat = np.zeros(max_num_seqs, bool)
         self.min_position = np.zeros(max_num_seqs, np.int64)
         self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs)
         self._top_k = np.zeros(max_num_seqs, np.int64)
         self._top_p = np.zeros(max_num_seqs, np.float32)
         self._seeds = np.zeros((max_num_seqs, 2), np.int64)
@@ -82,7 +84,7 @@ class SamplingColumns:
         self.uses_mirostat[slot] = bool(params.mirostat)
         self.min_position[slot] = traits.min_position
         self._temperature[slot] = params.temperature if traits.is_drawn else 0.0
-        self._top_k[slot], self._top_p[slot] = params.top_k, params.top_p
+        self._min_p[slot], self._top_k[slot], self._top_p[slot] = params.min_p, params.top_k, params.top_p
         self._seeds[slot] = sampling.seed, sampling.choice_index
         # No position is that far ahead of this one, so that all noise is computed when it is needed.
         self._noise_start[slot] = -NUM_NOISE_AHEAD
@@ -102,7 +104,8 @@ class SamplingColumns:
         drawn = np.flatnonzero(is_drawn)
         if len(drawn):
             noise[drawn] = self.noise(slots[drawn], positions[drawn])
-        return Draws(is_drawn, self._temperature[slots], self._top_k[slots], self._top_p[slots], noise)
+        parameters = (column[slots] for column in (self._temperature, self._min_p, self._top_k, self._top_p))
+        return Draws(is_drawn, *parameters, noise)
 
     def noise(self, slots: Array, positions: Array) -> Array:
         """Return the random number for drawing each token, [N] float64."""

@@ -24,7 +24,7 @@ from pagewick.engine.sampling.logit_edits import edit_logits, has_edits_beside_m
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.kernels import truncation
 from pagewick.kernels.options import DrawOptions
-from pagewick.kernels.reference_sampling import Purpose, sum_dtype
+from pagewick.kernels.reference_sampling import Purpose, mask_min_p, sum_dtype
 
 # Rows that a filter takes at a time: sorting them takes some 100 bytes for each logit.
 _MASKED_ROWS = 16
@@ -93,8 +93,8 @@ def _draw_options(logits: Tensor, draws: Draws) -> DrawOptions:
     """Return the fields of `draws` on the device of the logits."""
     if draws.on_device is not None:
         return draws.on_device
-    noise = draws.noise.astype(_numpy_sum_dtype(logits), copy=False)
-    return DrawOptions(*upload([draws.temperature, draws.top_k, draws.top_p, noise], logits.device))
+    min_p, noise = (column.astype(_numpy_sum_dtype(logits), copy=False) for column in (draws.min_p, draws.noise))
+    return DrawOptions(*upload([draws.temperature, min_p, draws.top_k, draws.top_p, noise], logits.device))
 
 
 def _has_finite_greatest(logits: Tensor) -> Tensor:
@@ -119,9 +119,9 @@ def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[
     """Return token ids [N] and the next mu of every row, for finite logits [N, V]."""
     untruncated = logits
     if truncated := [index for index in rows if draws.is_drawn[index] and traits_of(rows[index].sampling).is_truncated]:
-        logits, top_k, top_p = logits.clone(), draws.top_k.copy(), draws.top_p.copy()
-        _truncate(logits, rows, truncated, top_k, top_p)
-        draws = replace(draws, top_k=top_k, top_p=top_p, on_device=None)
+        logits, left = logits.clone(), _Truncation(draws.min_p.copy(), draws.top_k.copy(), draws.top_p.copy())
+        _truncate(logits, rows, truncated, left)
+        draws = replace(draws, min_p=left.min_p, top_k=left.top_k, top_p=left.top_p, on_device=None)
     token_ids = kernels.sample_tokens(logits, _draw_options(logits, draws))
     next_mu: list[float | None] = [None] * len(logits)
     if by_mirostat := [index for index in truncated if rows[index].sampling.params.mirostat]:
@@ -133,10 +133,19 @@ def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[
     return token_ids, next_mu
 
 
-def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int], top_k: Array, top_p: Array) -> None:
-    """Exclude tokens of the `drawn` rows by setting their logits to -inf; top_k [N] and top_p [N] are left to the draw.
+@dataclass(frozen=True, slots=True)
+class _Truncation:
+    """The filters that are left to the draw, [N] each."""
 
-    Where they cannot be left to the draw, or mirostat sets them, their elements are changed.
+    min_p: Array
+    top_k: Array
+    top_p: Array
+
+
+def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int], left: _Truncation) -> None:
+    """Exclude tokens of the `drawn` rows by setting their logits to -inf, where that is not left to the draw.
+
+    Elements of `left` are changed where a filter cannot be left to the draw, or where mirostat sets them.
     """
     params = {index: rows[index].sampling.params for index in drawn}
 
@@ -148,22 +157,25 @@ def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int
             logits[where] = mask(logits[where], *columns)
 
     apply(truncation.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
-    apply(kernels.mask_min_p, [index for index in drawn if params[index].min_p], "temperature", "min_p")
     typical = [index for index in drawn if params[index].typical_p < 1]
+    excluding = _excluding_top_choices(rows, drawn)
+    # min_p comes before typical_p and XTC, which may exclude the most likely token.
+    by_min_p = [index for index in sorted({*typical, *excluding}) if params[index].min_p]
+    apply(mask_min_p, by_min_p, "temperature", "min_p")
+    left.min_p[by_min_p] = 0.0
     apply(truncation.mask_typical_p, typical, "temperature", "typical_p")
-    if excluding := _excluding_top_choices(rows, drawn):
+    if excluding:
         # XTC comes after top_k and top_p, so these cannot be left to the draw.
-        cut = [index for index in excluding if top_k[index] > 0 or top_p[index] < 1]
+        cut = [index for index in excluding if left.top_k[index] > 0 or left.top_p[index] < 1]
         apply(truncation.mask_top_k_top_p, cut, "temperature", "top_k", "top_p")
         apply(truncation.mask_xtc, excluding, "temperature", "xtc_threshold")
-        for index in cut:
-            top_k[index], top_p[index] = 0, 1.0
+        left.top_k[cut], left.top_p[cut] = 0, 1.0
     if estimated := [index for index in drawn if params[index].mirostat == 1]:
         columns = _columns(logits, [rows[index] for index in estimated], "temperature", "mirostat_mu")
         for index, value in zip(
             estimated, truncation.mirostat_top_k(logits[estimated], *columns).tolist(), strict=True
         ):
-            top_k[index] = value
+            left.top_k[index] = value
     surprising = [index for index in drawn if params[index].mirostat == 2]
     apply(truncation.mask_surprise, surprising, "temperature", "mirostat_mu")
 

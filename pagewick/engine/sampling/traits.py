@@ -21,8 +21,8 @@ class SlotTraits:
     """Properties of a slot's sampling parameters.
 
     is_drawn: whether tokens are drawn at random; else the most likely token is taken. is_truncated: whether a parameter
-    besides top_k and top_p limits the draw. is_edited: whether the logits of every token are edited. min_position: stop
-    tokens are banned before this position. looks_back: whether sampling depends on earlier tokens.
+    besides min_p, top_k and top_p limits the draw. is_edited: whether the logits of every token are edited.
+    min_position: stop tokens are banned before this position. looks_back: whether sampling depends on earlier tokens.
     """
 
     is_drawn: bool
@@ -64,9 +64,7 @@ def _new_traits(sampling: SlotSampling) -> SlotTraits:
     params = sampling.params
     return SlotTraits(
         is_drawn=params.temperature >= LEAST_TEMPERATURE,
-        is_truncated=bool(
-            params.top_n_sigma or params.min_p or params.typical_p < 1 or params.xtc_probability or params.mirostat
-        ),
+        is_truncated=bool(params.top_n_sigma or params.typical_p < 1 or params.xtc_probability or params.mirostat),
         is_edited=bool(
             params.allowed_token_ids is not None or params.logit_bias or sampling.bad_word_ids or params.has_penalty
         ),

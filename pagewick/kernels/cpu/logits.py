@@ -14,7 +14,7 @@ _LOG_SOFTMAX_STATS = Operation("log_softmax_stats", LogSoftmaxArgs)
 _MASK_ROWS = Operation("mask_rows", MaskArgs)
 _SAMPLE_TOKENS = Operation("sample_tokens", SampleArgs)
 # The dtypes of the columns of DrawOptions.
-_DRAW_DTYPES = (torch.float32, torch.int64, torch.float64, torch.float64)
+_DRAW_DTYPES = (torch.float32, torch.float64, torch.int64, torch.float64, torch.float64)
 
 
 def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,9 +87,9 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
         _check_shape(masks, logits)
         masks = masks.contiguous()
     token_ids = empty(logits.shape[:1], torch.int64)
-    temperature, top_k, top_p, uniform = (values.data_ptr() for values in columns)
+    temperature, min_p, top_k, top_p, uniform = (values.data_ptr() for values in columns)
     args = SampleArgs(
-        logits=logits.data_ptr(), temperature=temperature, top_k=top_k, top_p=top_p, uniform=uniform,
+        logits=logits.data_ptr(), temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p, uniform=uniform,
         masks=0 if masks is None else masks.data_ptr(), token_ids=token_ids.data_ptr(), num_rows=logits.shape[0],
         vocab_size=logits.shape[1], stride=logits.stride(0), mask_bytes=0 if masks is None else masks.shape[1],
     )  # fmt: skip

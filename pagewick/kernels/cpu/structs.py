@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -89,8 +89,8 @@ class LogSoftmaxArgs(Structure):
 
 @laid_out
 class SampleArgs(Structure):
-    logits: Address; temperature: Address; top_k: Address; top_p: Address; uniform: Address; masks: Address
-    token_ids: Address; num_rows: Int64; vocab_size: Int64; stride: Int64; mask_bytes: Int64
+    logits: Address; temperature: Address; min_p: Address; top_k: Address; top_p: Address; uniform: Address
+    masks: Address; token_ids: Address; num_rows: Int64; vocab_size: Int64; stride: Int64; mask_bytes: Int64
 
 @laid_out
 class MaskArgs(Structure):

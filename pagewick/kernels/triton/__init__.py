@@ -43,7 +43,6 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     # Only if results must not depend on the batch.
     "linear": ("linear", _FLOATS),
     "log_softmax_stats": ("logits", _FLOAT32),
-    "mask_min_p": ("logits", _FLOAT32),
     "mask_rows": ("logits", _FLOAT32),
     "paged_attention": ("attention", _FLOATS),
     "philox_uniform": ("logits", _INT64),

@@ -1,8 +1,8 @@
-"""Rows of logits: the most likely token, the sum for log-probabilities, masks and min_p; and random numbers.
+"""Rows of logits: the most likely token, the sum for log-probabilities, and masks; random numbers.
 
-Definitions: argmax_rows, log_softmax_stats, mask_rows, mask_min_p and philox_uniform of reference_sampling.py. A row is
-divided into parts of PART numbers, one program each, whose results a second kernel puts together; the division depends
-on V alone, so a row's result depends on that row alone, bit for bit.
+Definitions: argmax_rows, log_softmax_stats, mask_rows and philox_uniform of reference_sampling.py. A row is divided
+into parts of PART numbers, one program each, whose results a second kernel puts together; the division depends on V
+alone, so a row's result depends on that row alone, bit for bit.
 
 Dimensions: N rows, V vocabulary, P parts of a row.
 """
@@ -107,21 +107,6 @@ def mask_parts(logits_ptr, masks_ptr, out_ptr, vocab_size, row_stride, mask_stri
     tl.store(out_ptr + row * vocab_size + ids, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["row_stride"])
-def min_p_parts(
-    logits_ptr, highest_ptr, temperature_ptr, min_p_ptr, out_ptr, vocab_size, row_stride, BLOCK: tl.constexpr
-):
-    """Write logits [N, V] to out [N, V], with -inf for tokens that are too unlikely. The other arguments: [N]."""
-    row = tl.program_id(0).to(tl.int64)
-    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = ids < vocab_size
-    x = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf"))
-    distance = x.to(tl.float64) - tl.load(highest_ptr + row).to(tl.float64)
-    relative = tl.exp(distance / tl.load(temperature_ptr + row))
-    is_dropped = relative < tl.load(min_p_ptr + row)
-    tl.store(out_ptr + row * vocab_size + ids, tl.where(is_dropped, float("-inf"), x), mask=inside)
-
-
 @triton.jit(do_not_specialize=["purpose", "num_rows"])
 def philox_rows(seeds_ptr, choices_ptr, positions_ptr, out_ptr, purpose, num_rows, BLOCK: tl.constexpr):
     """Write a float64 in [0, 1) for each of seeds, choices and positions [N] int64: Philox4x32-10."""
@@ -168,17 +153,12 @@ _MASK_PARTS = Variant(
     "mask_parts", mask_parts,
     {"logits_ptr": "*fp32", "masks_ptr": "*u8", "out_ptr": "*fp32", **_ROWS, "mask_stride": "i32"}, {"BLOCK": BLOCK},
 )  # fmt: skip
-_MIN_P_PARTS = Variant(
-    "min_p_parts", min_p_parts,
-    {"logits_ptr": "*fp32", "highest_ptr": "*fp32", "temperature_ptr": "*fp64", "min_p_ptr": "*fp64",
-     "out_ptr": "*fp32", **_ROWS}, {"BLOCK": BLOCK},
-)  # fmt: skip
 _PHILOX_ROWS = Variant(
     "philox_rows", philox_rows,
     {"seeds_ptr": "*i64", "choices_ptr": "*i64", "positions_ptr": "*i64", "out_ptr": "*fp64", "purpose": "i32",
      "num_rows": "i32"}, {"BLOCK": 128},
 )  # fmt: skip
-VARIANTS = (_ARGMAX_PARTS, _ARGMAX_MERGE, _LOG_SUM_PARTS, _LOG_SUM_MERGE, _MASK_PARTS, _MIN_P_PARTS, _PHILOX_ROWS)
+VARIANTS = (_ARGMAX_PARTS, _ARGMAX_MERGE, _LOG_SUM_PARTS, _LOG_SUM_MERGE, _MASK_PARTS, _PHILOX_ROWS)
 
 # Logits of 151,936 tokens are read once for the argmax, and read and written for a mask, with a bit for each token.
 _NUM_TOKENS = 151936
@@ -248,20 +228,6 @@ def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     _MASK_PARTS.launch(
         (len(logits), -(-logits.shape[1] // BLOCK)), logits_ptr=logits, masks_ptr=masks, out_ptr=out,
         vocab_size=logits.shape[1], row_stride=logits.stride(0), mask_stride=masks.stride(0),
-    )  # fmt: skip
-    return out
-
-
-def mask_min_p(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
-    """reference.mask_min_p for logits [N, V] float32."""
-    if not is_served(logits):
-        return by_definition(reference.mask_min_p, logits, temperature, min_p)
-    _, highest = argmax_rows(logits)
-    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    _MIN_P_PARTS.launch(
-        (len(logits), -(-logits.shape[1] // BLOCK)), logits_ptr=logits, highest_ptr=highest,
-        temperature_ptr=temperature.double().contiguous(), min_p_ptr=min_p.double().contiguous(), out_ptr=out,
-        vocab_size=logits.shape[1], row_stride=logits.stride(0),
     )  # fmt: skip
     return out
 

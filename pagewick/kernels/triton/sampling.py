@@ -3,10 +3,10 @@
 Definition: sample_tokens of reference_sampling.py. The inverse of the cumulative distribution of the tokens by falling
 logit picks the token, so the one random number of a row decides, as on a CPU. As in kernels/cpu/csrc/sampling.cpp,
 tokens are counted and their weights summed in buckets of similar weight; only the buckets in which top_k, top_p and the
-drawn token fall are looked into. Weights are whole multiples of 2^-42 of the greatest one and are summed as integers:
-the sums are the same in any order, and a row's token depends on that row alone. Tokens with less weight than that,
-which 10^12 draws would not draw, are left out. The definition rounds probabilities elsewhere, so a random number within
-about 10^-6 of a boundary between two tokens may give the other one.
+drawn token fall are looked into. Tokens that min_p excludes are in no bucket. Weights are whole multiples of 2^-42 of
+the greatest one and are summed as integers: the sums are the same in any order, and a row's token depends on that row
+alone. Tokens with less weight than that, which 10^12 draws would not draw, are left out. The definition rounds
+probabilities elsewhere, so a random number within about 10^-6 of a boundary between two tokens may give the other one.
 
 Dimensions: N rows, V vocabulary, P parts of a row.
 """
@@ -33,7 +33,7 @@ RANKED_BLOCK = 4
 # Sums of weights stay below 2^63.
 MAX_VOCAB = 2**20
 # The dtypes of the columns of DrawOptions.
-_DRAW_DTYPES = (torch.float32, torch.int64, torch.float64, torch.float64)
+_DRAW_DTYPES = (torch.float32, torch.float64, torch.int64, torch.float64, torch.float64)
 
 
 @triton.jit
@@ -54,9 +54,20 @@ def _weight_of(halvings):
     return tl.maximum((tl.exp2(-tl.minimum(halvings, 42.0)) * 4398046511104.0).to(tl.int64), 1)
 
 
+@triton.jit
+def _least_logit(highest, temperature, min_p):
+    """Return the least number of float32 that min_p (float64) does not exclude as a logit; -inf where it is 0."""
+    exact = highest.to(tl.float64) + temperature.to(tl.float64) * tl.log(min_p)
+    least = exact.to(tl.float32)
+    bits = least.to(tl.int32, bitcast=True)
+    # The next greater number: the bits of negative ones fall.
+    following = tl.where(least == 0, 1, tl.where(least > 0, bits + 1, bits - 1)).to(tl.float32, bitcast=True)
+    return tl.where(min_p > 0, tl.where(least.to(tl.float64) < exact, following, least), float("-inf"))
+
+
 @triton.jit(do_not_specialize=["row_stride"])
 def weigh_parts(
-    logits_ptr, highest_ptr, temperature_ptr, buckets_ptr, vocab_size, row_stride, PART: tl.constexpr,
+    logits_ptr, highest_ptr, temperature_ptr, min_p_ptr, buckets_ptr, vocab_size, row_stride, PART: tl.constexpr,
     BLOCK: tl.constexpr, NUM_BUCKETS: tl.constexpr,
 ):  # fmt: skip
     """Add the tokens of part program_id(1) of a row of logits [N, V] to buckets [N, 2 * NUM_BUCKETS + 4] int64.
@@ -67,11 +78,12 @@ def weigh_parts(
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0:
         highest = tl.load(highest_ptr + row)
+        least_logit = _least_logit(highest, temperature, tl.load(min_p_ptr + row))
         for start in range(part * PART, tl.minimum(part * PART + PART, vocab_size), BLOCK):
             ids = start + tl.arange(0, BLOCK)
             x = tl.load(logits_ptr + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf"))
             halvings = _halvings(x, highest, temperature)
-            buckets = _bucket_of(halvings)
+            buckets = tl.where(x >= least_logit, _bucket_of(halvings), -1)
             places = buckets_ptr + row * (2 * NUM_BUCKETS + 4) + buckets
             # Atomic sums of integers have the same result in any order.
             tl.atomic_add(places, tl.full((BLOCK,), 1, tl.int64), mask=buckets >= 0, sem="relaxed")
@@ -98,19 +110,21 @@ def _buckets_before(counts_ptr, masses_ptr, wanted_count, wanted_mass, BLOCK: tl
 
 
 @triton.jit
-def _members(row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK: tl.constexpr):
+def _members(
+    row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK: tl.constexpr
+):
     """Return for BLOCK tokens from `start` their order, their weights, and which are in a bucket and between bounds."""
     ids = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf"))
     halvings = _halvings(x, highest, temperature)
     order = ordered(x, ids)
-    are_members = (_bucket_of(halvings) == bucket) & (order >= least) & (order <= greatest)
+    are_members = (_bucket_of(halvings) == bucket) & (x >= least_logit) & (order >= least) & (order <= greatest)
     return order, _weight_of(halvings), are_members
 
 
 @triton.jit
 def _narrowed(
-    row_ptr, vocab_size, highest, temperature, bucket, size, count, mass, wanted_count, wanted_mass,
+    row_ptr, vocab_size, highest, temperature, least_logit, bucket, size, count, mass, wanted_count, wanted_mass,
     BLOCK: tl.constexpr, NUM_RANKED: tl.constexpr,
 ):  # fmt: skip
     """Return bounds of the order between which a place lies, with at most NUM_RANKED tokens of a bucket.
@@ -124,7 +138,7 @@ def _narrowed(
         uppermost = tl.full((BLOCK,), -0x7FFFFFFFFFFFFFFF, tl.int64)
         for start in range(0, vocab_size, BLOCK):
             order, _weights, are_members = _members(
-                row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK
+                row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK
             )
             lowest = tl.minimum(lowest, tl.where(are_members, order, 0x7FFFFFFFFFFFFFFF))
             uppermost = tl.maximum(uppermost, tl.where(are_members, order, -0x7FFFFFFFFFFFFFFF))
@@ -134,7 +148,7 @@ def _narrowed(
         upper_counts, upper_masses = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
         for start in range(0, vocab_size, BLOCK):
             _order, weights, are_upper = _members(
-                row_ptr, start, vocab_size, highest, temperature, bucket, middle + 1, greatest, BLOCK
+                row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, middle + 1, greatest, BLOCK
             )
             upper_counts += are_upper.to(tl.int64)
             upper_masses += tl.where(are_upper, weights, 0)
@@ -152,8 +166,8 @@ def _narrowed(
 
 @triton.jit
 def _gather(
-    row_ptr, order_ptr, num_found_ptr, vocab_size, highest, temperature, bucket, least, greatest, BLOCK: tl.constexpr,
-    NUM_RANKED: tl.constexpr,
+    row_ptr, order_ptr, num_found_ptr, vocab_size, highest, temperature, least_logit, bucket, least, greatest,
+    BLOCK: tl.constexpr, NUM_RANKED: tl.constexpr,
 ):  # fmt: skip
     """Write the order of the tokens of a bucket that lie between bounds to order [NUM_RANKED] int64, in any order.
 
@@ -161,7 +175,7 @@ def _gather(
     """
     for start in range(0, vocab_size, BLOCK):
         order, _weights, are_members = _members(
-            row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK
+            row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK
         )
         counters = num_found_ptr + tl.zeros((BLOCK,), tl.int32)
         places = tl.atomic_add(counters, tl.full((BLOCK,), 1, tl.int64), mask=are_members, sem="relaxed")
@@ -199,8 +213,8 @@ def _first_place(
 
 @triton.jit(do_not_specialize=["row_stride"])
 def draw_rows(
-    logits_ptr, highest_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, uniform_ptr, buckets_ptr, order_ptr,
-    ids_ptr, vocab_size, row_stride, BLOCK: tl.constexpr, NUM_BUCKETS: tl.constexpr,
+    logits_ptr, highest_ptr, best_ptr, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr, uniform_ptr, buckets_ptr,
+    order_ptr, ids_ptr, vocab_size, row_stride, BLOCK: tl.constexpr, NUM_BUCKETS: tl.constexpr,
     NUM_RANKED: tl.constexpr, RANKED_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the token id [N] int64 that is drawn from row program_id(0) of logits [N, V]; at temperature 0, best [N].
@@ -218,6 +232,7 @@ def draw_rows(
         counts_row = buckets_ptr + row * (2 * NUM_BUCKETS + 4)
         masses_row = counts_row + NUM_BUCKETS
         highest = tl.load(highest_ptr + row)
+        least_logit = _least_logit(highest, temperature, tl.load(min_p_ptr + row))
         _bucket, kept_count, kept_mass = _buckets_before(
             counts_row, masses_row, 0x7FFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, BLOCK, NUM_BUCKETS
         )
@@ -236,12 +251,12 @@ def draw_rows(
                 )
                 size = tl.load(counts_row + tl.minimum(bucket, NUM_BUCKETS - 1))
                 least, greatest, size, count, mass = _narrowed(
-                    row_ptr, vocab_size, highest, temperature, bucket, size, count, mass, wanted_count, wanted_mass,
-                    BLOCK, NUM_RANKED,
+                    row_ptr, vocab_size, highest, temperature, least_logit, bucket, size, count, mass, wanted_count,
+                    wanted_mass, BLOCK, NUM_RANKED,
                 )  # fmt: skip
                 _gather(
-                    row_ptr, order_row, counts_row + 2 * NUM_BUCKETS + stage, vocab_size, highest, temperature, bucket,
-                    least, greatest, BLOCK, NUM_RANKED,
+                    row_ptr, order_row, counts_row + 2 * NUM_BUCKETS + stage, vocab_size, highest, temperature,
+                    least_logit, bucket, least, greatest, BLOCK, NUM_RANKED,
                 )  # fmt: skip
                 first, count, mass = _first_place(
                     order_row, size, count, mass, highest, temperature, wanted_count, wanted_mass, NUM_RANKED,
@@ -253,7 +268,7 @@ def draw_rows(
     tl.store(ids_ptr + row, token_id)
 
 
-_ROW_POINTERS = {"logits_ptr": "*fp32", "highest_ptr": "*fp32", "temperature_ptr": "*fp32"}
+_ROW_POINTERS = {"logits_ptr": "*fp32", "highest_ptr": "*fp32", "temperature_ptr": "*fp32", "min_p_ptr": "*fp64"}
 _BUCKETS = {"buckets_ptr": "*i64"}
 _SIZES = {"vocab_size": "i32", "row_stride": "i32"}
 _WEIGH_PARTS = Variant(
@@ -305,11 +320,11 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     if not is_served(logits) or logits.shape[1] > MAX_VOCAB:
         return by_definition(reference.sample_tokens, logits, draw)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]
-    temperature, top_k, top_p, uniform = columns
+    temperature, min_p, top_k, top_p, uniform = columns
     best, highest = argmax_rows(logits)
     buckets = best.new_zeros((len(logits), 2 * NUM_BUCKETS + 4))
     rows = {"logits_ptr": logits, "vocab_size": logits.shape[1], "row_stride": logits.stride(0)}
-    rows |= {"highest_ptr": highest, "temperature_ptr": temperature, "buckets_ptr": buckets}
+    rows |= {"highest_ptr": highest, "temperature_ptr": temperature, "min_p_ptr": min_p, "buckets_ptr": buckets}
     _WEIGH_PARTS.launch((len(logits), num_parts_of(logits)), **rows)
     token_ids = torch.empty_like(best)
     target = target_of(logits.device)

@@ -70,7 +70,8 @@ def draws_at(positions: Array) -> list[Array]:
     rows = np.arange(len(positions))
     noise = [(at * 0.618034 + rows * 0.27) % 1 for at in (positions + 1, positions + 2)]
     temperature = np.where(rows == 1, 0.0, 50.0 + rows).astype(np.float32)
-    return [temperature, np.where(rows == 2, 5, 0), np.where(rows == 0, 0.9, 1.0), *noise]
+    min_p = np.where(rows == 0, 1e-4, 0.0)
+    return [temperature, min_p, np.where(rows == 2, 5, 0), np.where(rows == 0, 0.9, 1.0), *noise]
 
 
 def check(found: ForwardOutput, model: Model, given: HostBatch, stage: ForwardStage) -> None:

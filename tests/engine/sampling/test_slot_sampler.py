@@ -166,7 +166,7 @@ def test_the_arrays_of_the_streams_are_made_once_for_a_step(monkeypatch: pytest.
     [
         ({"temperature": 0.0, "min_p": 0.1}, (), ForwardStage.MOST_LIKELY),
         ({"temperature": 0.7, "top_k": 5, "top_p": 0.9}, (), ForwardStage.DRAWN),
-        ({"temperature": 0.7, "min_p": 0.1}, (), ForwardStage.LOGITS),
+        ({"temperature": 0.7, "min_p": 0.1}, (), ForwardStage.DRAWN),
         ({"temperature": 0.7, "presence_penalty": 0.5}, (), ForwardStage.LOGITS),
         ({"temperature": 0.7, "min_tokens": 2}, (4,), ForwardStage.LOGITS),
     ],

@@ -22,7 +22,7 @@ def sampling(seed: int = 0, choice_index: int = 0, **fields: Any) -> SlotSamplin
         ({"temperature": 0.0}, False, False, False, False),
         ({"temperature": 2.0**-127}, False, False, False, False),
         ({"temperature": 2.0**-126, "top_k": 3, "top_p": 0.5}, True, False, False, False),
-        ({"temperature": 1.0, "min_p": 0.1}, True, True, False, False),
+        ({"temperature": 1.0, "min_p": 0.1}, True, False, False, False),
         ({"temperature": 1.0, "typical_p": 0.9}, True, True, False, False),
         ({"temperature": 1.0, "top_n_sigma": 1.0}, True, True, False, False),
         ({"temperature": 1.0, "xtc_probability": 0.5}, True, True, False, False),

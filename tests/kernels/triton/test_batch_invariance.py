@@ -108,7 +108,7 @@ def tokens_and_sums() -> Operation:
     temperature = torch.zeros(MOST)
     temperature[[0, 4, 16]] = 0.9
     column = torch.full((MOST,), 0.9, dtype=torch.float64)
-    draw = DrawOptions(temperature, torch.full((MOST,), 50), column, column)
+    draw = DrawOptions(temperature, 0.01 * column, torch.full((MOST,), 50), column, column)
 
     def compute(n: int) -> Tensor:
         best, highest = logits.argmax_rows(x[:n])

@@ -48,17 +48,6 @@ def test_masks() -> None:
         assert torch.equal(found, expected)
 
 
-def test_min_p() -> None:
-    x = numbers(4, 1030)
-    x[1, :900], x[2] = float("-inf"), 3.0
-    temperature, min_p = torch.tensor([1.0, 0.3, 2.0, 5.0]).double(), torch.tensor([0.1, 0.001, 1.0, 0.7]).double()
-    expected = reference.mask_min_p(x, temperature, min_p)
-    assert torch.equal(logits.mask_min_p(x, temperature, min_p), expected)
-    assert expected.isfinite().sum(1).tolist()[2] == 1030 and not expected[0].isfinite().all()
-    wide = numbers(4, 1100)[:, :1030]
-    assert torch.equal(logits.mask_min_p(wide, temperature, min_p), reference.mask_min_p(wide, temperature, min_p))
-
-
 def test_random_numbers_have_the_same_bits() -> None:
     columns = torch.randint(-(2**63), 2**63 - 1, (3, 131), generator=torch.Generator().manual_seed(1))
     for purpose in Purpose:

@@ -18,9 +18,9 @@ sampling = pytest.importorskip("pagewick.kernels.triton.sampling")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-def draw_options(parameters: list[tuple[float, int, float]], uniform: Tensor) -> DrawOptions:
-    temperature, top_k, top_p = torch.tensor(parameters, dtype=torch.float64).unbind(1)
-    return DrawOptions(temperature.float(), top_k.long(), top_p, uniform)
+def draw_options(parameters: list[tuple[float, float, int, float]], uniform: Tensor) -> DrawOptions:
+    temperature, min_p, top_k, top_p = torch.tensor(parameters, dtype=torch.float64).unbind(1)
+    return DrawOptions(temperature.float(), min_p, top_k.long(), top_p, uniform)
 
 
 def random(num: int, seed: int = 0) -> Tensor:
@@ -44,7 +44,7 @@ def test_a_large_bucket_is_halved_until_few_tokens_are_left(monkeypatch: pytest.
     logits = torch.zeros(3, 1100)
     logits[0, 200:300], logits[1], logits[2, :150] = float("-inf"), -0.0, 0.001
     uniform = random(3, 3)
-    parameters = [(1.0, 0, 1.0), (1.0, 800, 0.75), (1.0, 151, 1.0)]
+    parameters = [(1.0, 0.0, 0, 1.0), (1.0, 0.0, 800, 0.75), (1.0, 0.999, 151, 1.0)]
     drawn = sampling.sample_tokens(logits, draw_options(parameters, uniform)).tolist()
     number = int(uniform[0] * 1000)
     assert drawn == [number if number < 200 else number + 100, int(uniform[1] * 600), int(uniform[2] * 151)]
@@ -53,7 +53,7 @@ def test_a_large_bucket_is_halved_until_few_tokens_are_left(monkeypatch: pytest.
 def test_a_row_of_several_parts() -> None:
     logits, uniform = numbers(1, sampling.PART + 1), random(1, 4)
     logits[0, -1] = 3.5
-    draw = draw_options([(0.5, 50, 0.9)], uniform)
+    draw = draw_options([(0.5, 0.01, 50, 0.9)], uniform)
     assert torch.equal(sampling.sample_tokens(logits, draw), reference.sample_tokens(logits, draw))
     masks = torch.full((1, -(-logits.shape[1] // 8)), 0x55, dtype=torch.uint8)
     assert torch.equal(sampling.sample_tokens(logits, draw, masks), reference.sample_tokens(logits, draw, masks))
@@ -67,7 +67,10 @@ def test_ties_masked_tokens_and_extreme_numbers() -> None:
     logits[:2, [30, 60]] = 5.0
     logits[2:4, 17], logits[3, 3] = -1000.0, -1000.5
     logits[4:, :3] = torch.tensor([1e4, -1e4, 9.9e3])
-    parameters = [(1.0, 1, 1.0), (1.0, 2, 1.0), (1.0, 0, 1.0), (1.0, 0, 1.0), (1e-30, 0, 1.0), (1e30, 0, 1.0)]
+    parameters = [
+        (1.0, 0.0, 1, 1.0), (1.0, 1.0, 2, 1.0), (1.0, 0.0, 0, 1.0), (1.0, 0.0, 0, 1.0), (1e-30, 0.5, 0, 1.0),
+        (1e30, 0.0, 0, 1.0),
+    ]  # fmt: skip
     uniform = torch.tensor([0.9, 0.9, 1 - 2**-53, 1 - 2**-53, 0.99, 0.5], dtype=torch.float64)
     drawn = sampling.sample_tokens(logits, draw_options(parameters, uniform))
     assert drawn.tolist() == [30, 60, 17, 3, 0, 2]
@@ -76,5 +79,5 @@ def test_ties_masked_tokens_and_extreme_numbers() -> None:
 def test_a_row_that_has_no_numbers_gives_some_token_of_the_vocabulary() -> None:
     logits = numbers(3, 50)
     logits[0, 7], logits[1, 9], logits[2] = float("nan"), float("inf"), float("-inf")
-    drawn = sampling.sample_tokens(logits, draw_options([(1.0, 5, 0.5)] * 3, random(3)))
+    drawn = sampling.sample_tokens(logits, draw_options([(1.0, 0.1, 5, 0.5)] * 3, random(3)))
     assert bool(((drawn >= 0) & (drawn < 50)).all())

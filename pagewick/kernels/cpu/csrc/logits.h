@@ -27,10 +27,12 @@ struct LogSoftmaxArgs {
 };
 
 // Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id, of
-// which top_k (0: all) and of these the shortest prefix with top_p of their mass are kept. Temperature 0: the greatest.
+// which those with min_p times the weight of the first, then top_k (0: all), and of these the shortest prefix with top_p
+// of their mass are kept. Temperature 0: the greatest.
 struct SampleArgs {
   const float* logits;       // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
   const float* temperature;  // [num_rows], 0 or above
+  const double* min_p;       // [num_rows], in [0, 1]
   const int64_t* top_k;      // [num_rows]
   const double* top_p;       // [num_rows]
   const double* uniform;     // [num_rows], in [0, 1)
@@ -82,14 +84,21 @@ struct ExpSum {
   float sum;  // of exp(x - max)
 };
 
+// The greatest of this many elements is found at a time, to look for large elements only where there are some.
+constexpr int64_t kGroup = 128;
+
 // Buckets of tokens of similar weight. Bucket 0 has the greatest weights.
 constexpr int64_t kNumBuckets = 2048;
 
 struct LogitsKernels {
   Greatest (*find_greatest)(const float* x, int64_t size);
+  // greatest[i] = the greatest of the elements from i * kGroup on; there are no NaNs.
+  void (*find_group_greatest)(const float* x, int64_t size, float* greatest);
   ExpSum (*sum_exp)(const float* x, int64_t size);
   // weights = exp((x - max) / temperature); buckets = the bucket of each weight that is not 0.
   void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
+  // The sum of exp((x - max) / temperature) over the elements below `least`.
+  double (*sum_below)(const float* x, int64_t size, float max, float temperature, float least);
   // out = x, and -inf where the element's bit is not set.
   void (*mask)(const float* x, const uint8_t* bits, int64_t size, float* out);
   Allowed (*find_allowed)(const float* x, const uint8_t* bits, int64_t size);

@@ -85,6 +85,23 @@ float highest_of(const float* x, int64_t size) {
   return highest;
 }
 
+void find_group_greatest(const float* x, int64_t size, float* greatest) {
+  static_assert(kGroup % (kChains * kLanes) == 0, "a group has whole vectors for every chain");
+  int64_t i = 0;
+  for (; i + kGroup <= size; i += kGroup) {
+    Vec highest[kChains];
+    for (int chain = 0; chain < kChains; ++chain) highest[chain] = load(x + i + chain * kLanes);
+    for (int64_t at = kChains * kLanes; at < kGroup; at += kChains * kLanes)
+      for (int chain = 0; chain < kChains; ++chain)
+        highest[chain] = max(load(x + i + at + chain * kLanes), highest[chain]);
+    greatest[i / kGroup] = hmax(max(max(highest[0], highest[1]), max(highest[2], highest[3])));
+  }
+  if (i == size) return;
+  float rest = x[i];
+  for (int64_t at = i + 1; at < size; ++at) rest = x[at] > rest ? x[at] : rest;
+  greatest[i / kGroup] = rest;
+}
+
 // The bits of a mask for the elements of a vector, and those after it.
 int32_t bits_at(const uint8_t* bits, int64_t element) {
   const int32_t low = bits[element / 8] >> element % 8;
@@ -146,6 +163,21 @@ ExpSum sum_exp(const float* x, int64_t size) {
   return {found, hsum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
 }
 
+double sum_below(const float* x, int64_t size, float max, float temperature, float least) {
+  const float inverse = 1.0f / temperature;
+  // Sums of this many elements are added in double precision.
+  constexpr int64_t kPart = 8192;
+  double total = 0;
+  for (int64_t begin = 0; begin < size; begin += kPart) {
+    Vec sums[kChains] = {};
+    for_chains(x + begin, size - begin < kPart ? size - begin : kPart, [&](int chain, Vec value) {
+      sums[chain] = sums[chain] + (value < least ? exp((value - max) * inverse) : zero());
+    });
+    total += hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+  return total;
+}
+
 void weigh(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets) {
   // Weights below 2^-61, which is the end of the last bucket, count as 0.
   constexpr float kBucketsPerUnit = 48.0f;
@@ -185,7 +217,7 @@ Allowed find_allowed(const float* x, const uint8_t* bits, int64_t size) {
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, sum_exp, weigh, mask, find_allowed};
+const LogitsKernels kLogits = {find_greatest, find_group_greatest, sum_exp, weigh, sum_below, mask, find_allowed};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

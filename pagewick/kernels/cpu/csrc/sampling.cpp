@@ -1,8 +1,11 @@
 // Draws tokens without sorting the vocabulary: tokens are counted and their weights summed in buckets of similar
-// weight. Only the buckets in which top_k, top_p or the drawn token falls are sorted.
+// weight. Only the buckets in which top_k, top_p or the drawn token falls are sorted. Where few tokens decide the draw,
+// only these are counted.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <limits>
 
 #include "logits.h"
 #include "parallel.h"
@@ -90,6 +93,7 @@ class Row {
   Place all_;
 };
 
+// Returns the index of the drawn token.
 int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
   Place kept = row.all();
   if (top_k > 0 && top_k < kept.count) kept = row.find([&](const Place& place) { return place.count >= top_k; });
@@ -99,6 +103,20 @@ int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
   }
   const double passed = uniform * kept.mass;
   return row.find([&](const Place& place) { return place.mass > passed || place.count >= kept.count; }).token_id;
+}
+
+// Returns the index of the drawn token where others with the mass `rest` follow the tokens of a row; -1 if these decide
+// which one is drawn.
+int64_t draw_before(Row row, double rest, double top_p, double uniform) {
+  const double known = row.all().mass;
+  double kept = known + rest;
+  if (top_p < 1) {
+    const double share = top_p * kept;
+    if (known < share) return -1;
+    kept = row.find([&](const Place& place) { return place.mass >= share; }).mass;
+  }
+  const double passed = uniform * kept;
+  return known > passed ? row.find([&](const Place& place) { return place.mass > passed; }).token_id : -1;
 }
 
 void find_most_likely(const Kernels& kernels, const SampleArgs& args) {
@@ -122,6 +140,85 @@ const float* allowed_logits(const LogitsKernels& kernels, const SampleArgs& args
   return allowed;
 }
 
+// Returns the least number that is not below `bound`.
+float round_up(double bound) {
+  const float rounded = static_cast<float>(bound);
+  return rounded < bound ? std::nextafter(rounded, std::numeric_limits<float>::infinity()) : rounded;
+}
+
+// A token this many temperatures below the most likely one has less than 6e-6 of its weight.
+constexpr double kFar = 12.0;
+
+// The draw from one row: from the tokens that min_p leaves or from at least the first top_k; without these parameters,
+// from the likely ones, as long as they decide it.
+class RowDraw {
+ public:
+  RowDraw(const LogitsKernels& kernels, const SampleArgs& args, int64_t row, const float* logits, float max)
+      : kernels_(kernels), logits_(logits), size_(args.vocab_size), num_groups_(ceil_div(size_, kGroup)), max_(max),
+        temperature_(args.temperature[row]), min_p_(args.min_p[row]), top_k_(args.top_k[row]), top_p_(args.top_p[row]),
+        uniform_(args.uniform[row]) {
+    const size_t num_bytes = static_cast<size_t>(2 * num_groups_ + 2 * size_) * sizeof(float);
+    greatest_ = static_cast<float*>(thread_scratch(Scratch::kPartials, num_bytes));
+    ordered_ = greatest_ + num_groups_;
+    chosen_ = ordered_ + num_groups_;
+    token_ids_ = reinterpret_cast<int32_t*>(chosen_ + size_);
+  }
+
+  int64_t token_id() {
+    const bool has_few = top_k_ > 0 && top_k_ <= num_groups_;
+    if (has_few || min_p_ > 0) {
+      kernels_.find_group_greatest(logits_, size_, greatest_);
+      const float least = std::max(min_p_ > 0 ? least_by_min_p() : -kInfinity, has_few ? least_by_top_k() : -kInfinity);
+      return token_ids_[draw(row_of_chosen(least), top_k_, top_p_, uniform_)];
+    }
+    if (top_k_ == 0) {
+      kernels_.find_group_greatest(logits_, size_, greatest_);
+      const float least = round_up(max_ - kFar * temperature_);
+      const double rest = kernels_.sum_below(logits_, size_, max_, temperature_, least);
+      const int64_t place = draw_before(row_of_chosen(least), rest, top_p_, uniform_);
+      if (place >= 0) return token_ids_[place];
+    }
+    return draw(Row(kernels_, logits_, size_, max_, temperature_), top_k_, top_p_, uniform_);
+  }
+
+ private:
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+  float least_by_min_p() const { return round_up(max_ + temperature_ * std::log(min_p_)); }
+
+  // Each of the top_k greatest groups has a logit that is as great as the last one's, so there are top_k of these.
+  float least_by_top_k() const {
+    std::copy(greatest_, greatest_ + num_groups_, ordered_);
+    std::nth_element(ordered_, ordered_ + top_k_ - 1, ordered_ + num_groups_, std::greater<float>());
+    return ordered_[top_k_ - 1];
+  }
+
+  // Chooses the tokens whose logit is at least `least` and returns their weights; their order is that of their ids.
+  Row row_of_chosen(float least) {
+    int64_t count = 0;
+    for (int64_t group = 0; group < num_groups_; ++group) {
+      if (greatest_[group] < least) continue;
+      const int64_t end = std::min((group + 1) * kGroup, size_);
+      for (int64_t i = group * kGroup; i < end; ++i) {
+        chosen_[count] = logits_[i];
+        token_ids_[count] = static_cast<int32_t>(i);
+        count += logits_[i] >= least;
+      }
+    }
+    return Row(kernels_, chosen_, count, max_, temperature_);
+  }
+
+  const LogitsKernels& kernels_;
+  const float* logits_;
+  int64_t size_, num_groups_;
+  float max_, temperature_;
+  double min_p_;
+  int64_t top_k_;
+  double top_p_, uniform_;
+  float *greatest_, *ordered_, *chosen_;  // of each group, the same in another order, the logits of chosen tokens
+  int32_t* token_ids_;                    // of chosen tokens
+};
+
 }  // namespace
 
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
@@ -131,8 +228,7 @@ Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
     const float* const row = allowed_logits(*kernels.logits, args, i);
     const float max = row[args.token_ids[i]];
     if (!std::isfinite(max)) return;  // there is nothing to draw from
-    args.token_ids[i] = draw(Row(*kernels.logits, row, args.vocab_size, max, args.temperature[i]), args.top_k[i],
-                             args.top_p[i], args.uniform[i]);
+    args.token_ids[i] = RowDraw(*kernels.logits, args, i, row, max).token_id();
   });
   return kOk;
 }
