@@ -76,6 +76,9 @@ def _tile(key: Key, block_dim: int) -> Tile:
     """Return the tile of a variant. Chosen so that registers and shared memory suffice; no GPU was there to measure."""
     is_wide, is_hopper = block_dim > 128, key.target == "sm_90"
     num_stages = 2 if is_wide or key.target in ("sm_89", "gfx942") else 3
+    if key.dtype == torch.float32 and key.stored:
+        # A tile that is converted while the one before it is multiplied would need more registers than there are.
+        return Tile(32 if key.is_long else MAX_SHORT_ROWS, 16, 8, 1)
     if key.dtype == torch.float32:
         return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
     if not key.is_long:
@@ -100,6 +103,7 @@ _SAMPLE = {
     (False, torch.bfloat16, "", 128, False),
     (True, torch.bfloat16, "", 128, False),
     (False, torch.float16, "fp8_e4m3", 80, True),
+    (True, torch.float32, "int8", 256, False),
 }
 
 

@@ -72,13 +72,18 @@ def weigh_parts(
 ):  # fmt: skip
     """Add the tokens of part program_id(1) of a row of logits [N, V] to buckets [N, 2 * NUM_BUCKETS + 4] int64.
 
-    A row of these has the number of tokens of each bucket, then the mass of each, and four zeros for draw_rows.
+    A row of these has the number of tokens of each bucket, then the mass of each, and for draw_rows three zeros and
+    the lower bound of the order of tokens that min_p leaves.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0:
         highest = tl.load(highest_ptr + row)
         least_logit = _least_logit(highest, temperature, tl.load(min_p_ptr + row))
+        if part == 0:
+            # Of equal logits, that of the last id comes last.
+            lower_bound = ordered(least_logit, tl.full((), 0x7FFFFFFF, tl.int32))
+            tl.store(buckets_ptr + row * (2 * NUM_BUCKETS + 4) + 2 * NUM_BUCKETS + 3, lower_bound)
         for start in range(part * PART, tl.minimum(part * PART + PART, vocab_size), BLOCK):
             ids = start + tl.arange(0, BLOCK)
             x = tl.load(logits_ptr + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf"))
@@ -110,21 +115,19 @@ def _buckets_before(counts_ptr, masses_ptr, wanted_count, wanted_mass, BLOCK: tl
 
 
 @triton.jit
-def _members(
-    row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK: tl.constexpr
-):
+def _members(row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK: tl.constexpr):
     """Return for BLOCK tokens from `start` their order, their weights, and which are in a bucket and between bounds."""
     ids = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf"))
     halvings = _halvings(x, highest, temperature)
     order = ordered(x, ids)
-    are_members = (_bucket_of(halvings) == bucket) & (x >= least_logit) & (order >= least) & (order <= greatest)
+    are_members = (_bucket_of(halvings) == bucket) & (order >= least) & (order <= greatest)
     return order, _weight_of(halvings), are_members
 
 
 @triton.jit
 def _narrowed(
-    row_ptr, vocab_size, highest, temperature, least_logit, bucket, size, count, mass, wanted_count, wanted_mass,
+    row_ptr, vocab_size, highest, temperature, bucket, least, size, count, mass, wanted_count, wanted_mass,
     BLOCK: tl.constexpr, NUM_RANKED: tl.constexpr,
 ):  # fmt: skip
     """Return bounds of the order between which a place lies, with at most NUM_RANKED tokens of a bucket.
@@ -132,13 +135,13 @@ def _narrowed(
     Also the number of these tokens, and how many tokens and what mass lie before them. size: the tokens of the bucket.
     count, mass: those before the bucket. The bounds of a large bucket are halved; few logits are so close together.
     """
-    least, greatest = tl.full((), -0x7FFFFFFFFFFFFFFF, tl.int64), tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+    greatest = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
     if size > NUM_RANKED:
         lowest = tl.full((BLOCK,), 0x7FFFFFFFFFFFFFFF, tl.int64)
         uppermost = tl.full((BLOCK,), -0x7FFFFFFFFFFFFFFF, tl.int64)
         for start in range(0, vocab_size, BLOCK):
             order, _weights, are_members = _members(
-                row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK
+                row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK
             )
             lowest = tl.minimum(lowest, tl.where(are_members, order, 0x7FFFFFFFFFFFFFFF))
             uppermost = tl.maximum(uppermost, tl.where(are_members, order, -0x7FFFFFFFFFFFFFFF))
@@ -148,7 +151,7 @@ def _narrowed(
         upper_counts, upper_masses = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
         for start in range(0, vocab_size, BLOCK):
             _order, weights, are_upper = _members(
-                row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, middle + 1, greatest, BLOCK
+                row_ptr, start, vocab_size, highest, temperature, bucket, middle + 1, greatest, BLOCK
             )
             upper_counts += are_upper.to(tl.int64)
             upper_masses += tl.where(are_upper, weights, 0)
@@ -166,8 +169,8 @@ def _narrowed(
 
 @triton.jit
 def _gather(
-    row_ptr, order_ptr, num_found_ptr, vocab_size, highest, temperature, least_logit, bucket, least, greatest,
-    BLOCK: tl.constexpr, NUM_RANKED: tl.constexpr,
+    row_ptr, order_ptr, num_found_ptr, vocab_size, highest, temperature, bucket, least, greatest, BLOCK: tl.constexpr,
+    NUM_RANKED: tl.constexpr,
 ):  # fmt: skip
     """Write the order of the tokens of a bucket that lie between bounds to order [NUM_RANKED] int64, in any order.
 
@@ -175,7 +178,7 @@ def _gather(
     """
     for start in range(0, vocab_size, BLOCK):
         order, _weights, are_members = _members(
-            row_ptr, start, vocab_size, highest, temperature, least_logit, bucket, least, greatest, BLOCK
+            row_ptr, start, vocab_size, highest, temperature, bucket, least, greatest, BLOCK
         )
         counters = num_found_ptr + tl.zeros((BLOCK,), tl.int32)
         places = tl.atomic_add(counters, tl.full((BLOCK,), 1, tl.int64), mask=are_members, sem="relaxed")
@@ -213,8 +216,8 @@ def _first_place(
 
 @triton.jit(do_not_specialize=["row_stride"])
 def draw_rows(
-    logits_ptr, highest_ptr, best_ptr, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr, uniform_ptr, buckets_ptr,
-    order_ptr, ids_ptr, vocab_size, row_stride, BLOCK: tl.constexpr, NUM_BUCKETS: tl.constexpr,
+    logits_ptr, highest_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, uniform_ptr, buckets_ptr, order_ptr,
+    ids_ptr, vocab_size, row_stride, BLOCK: tl.constexpr, NUM_BUCKETS: tl.constexpr,
     NUM_RANKED: tl.constexpr, RANKED_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the token id [N] int64 that is drawn from row program_id(0) of logits [N, V]; at temperature 0, best [N].
@@ -232,7 +235,6 @@ def draw_rows(
         counts_row = buckets_ptr + row * (2 * NUM_BUCKETS + 4)
         masses_row = counts_row + NUM_BUCKETS
         highest = tl.load(highest_ptr + row)
-        least_logit = _least_logit(highest, temperature, tl.load(min_p_ptr + row))
         _bucket, kept_count, kept_mass = _buckets_before(
             counts_row, masses_row, 0x7FFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, BLOCK, NUM_BUCKETS
         )
@@ -250,13 +252,14 @@ def draw_rows(
                     counts_row, masses_row, wanted_count, wanted_mass, BLOCK, NUM_BUCKETS
                 )
                 size = tl.load(counts_row + tl.minimum(bucket, NUM_BUCKETS - 1))
+                lower_bound = tl.load(counts_row + 2 * NUM_BUCKETS + 3)
                 least, greatest, size, count, mass = _narrowed(
-                    row_ptr, vocab_size, highest, temperature, least_logit, bucket, size, count, mass, wanted_count,
+                    row_ptr, vocab_size, highest, temperature, bucket, lower_bound, size, count, mass, wanted_count,
                     wanted_mass, BLOCK, NUM_RANKED,
                 )  # fmt: skip
                 _gather(
-                    row_ptr, order_row, counts_row + 2 * NUM_BUCKETS + stage, vocab_size, highest, temperature,
-                    least_logit, bucket, least, greatest, BLOCK, NUM_RANKED,
+                    row_ptr, order_row, counts_row + 2 * NUM_BUCKETS + stage, vocab_size, highest, temperature, bucket,
+                    least, greatest, BLOCK, NUM_RANKED,
                 )  # fmt: skip
                 first, count, mass = _first_place(
                     order_row, size, count, mass, highest, temperature, wanted_count, wanted_mass, NUM_RANKED,
@@ -268,11 +271,11 @@ def draw_rows(
     tl.store(ids_ptr + row, token_id)
 
 
-_ROW_POINTERS = {"logits_ptr": "*fp32", "highest_ptr": "*fp32", "temperature_ptr": "*fp32", "min_p_ptr": "*fp64"}
+_ROW_POINTERS = {"logits_ptr": "*fp32", "highest_ptr": "*fp32", "temperature_ptr": "*fp32"}
 _BUCKETS = {"buckets_ptr": "*i64"}
 _SIZES = {"vocab_size": "i32", "row_stride": "i32"}
 _WEIGH_PARTS = Variant(
-    "weigh_parts", weigh_parts, {**_ROW_POINTERS, **_BUCKETS, **_SIZES},
+    "weigh_parts", weigh_parts, {**_ROW_POINTERS, "min_p_ptr": "*fp64", **_BUCKETS, **_SIZES},
     {"PART": PART, "BLOCK": BLOCK, "NUM_BUCKETS": NUM_BUCKETS},
 )  # fmt: skip
 
@@ -324,8 +327,8 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     best, highest = argmax_rows(logits)
     buckets = best.new_zeros((len(logits), 2 * NUM_BUCKETS + 4))
     rows = {"logits_ptr": logits, "vocab_size": logits.shape[1], "row_stride": logits.stride(0)}
-    rows |= {"highest_ptr": highest, "temperature_ptr": temperature, "min_p_ptr": min_p, "buckets_ptr": buckets}
-    _WEIGH_PARTS.launch((len(logits), num_parts_of(logits)), **rows)
+    rows |= {"highest_ptr": highest, "temperature_ptr": temperature, "buckets_ptr": buckets}
+    _WEIGH_PARTS.launch((len(logits), num_parts_of(logits)), **rows, min_p_ptr=min_p)
     token_ids = torch.empty_like(best)
     target = target_of(logits.device)
     next(variant for variant in _DRAWS if target in variant.targets).launch(
