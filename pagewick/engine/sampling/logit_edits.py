@@ -20,7 +20,6 @@ from pagewick.kernels.options import EditStep, TokenEdits
 
 # By step: the tokens of a row, and the amount of each or of all.
 _Changes = dict[EditStep, tuple[Array, Array | float]]
-_NO_CHANGE = np.zeros(0, np.int64), 0.0
 
 # Keeps logits finite: a penalty must not exclude a token, in case all other tokens are excluded.
 MAX_DRY_PENALTY = 1e30
@@ -161,13 +160,14 @@ def _dry(row: SampleRow) -> tuple[Array, Array]:
 
 def _edits(logits: Tensor, changes: Mapping[int, _Changes]) -> TokenEdits:
     """Put the changes of rows together on the device of logits."""
-    ordered = [of_row.get(step, _NO_CHANGE) for step in EditStep for of_row in changes.values()]
-    all_token_ids = [token_ids for token_ids, _ in ordered]
-    counts = [len(token_ids) for token_ids in all_token_ids]
-    amounts = np.concatenate([np.broadcast_to(amount, len(token_ids)) for token_ids, amount in ordered])
-    starts, rows = np.concatenate([[0], np.cumsum(counts)]), np.array([*changes], np.int64)
-    numbers = [rows, starts, np.concatenate(all_token_ids), amounts.astype(np.float32)]
-    return TokenEdits(*upload(numbers, logits.device))
+    ordered = [of_row.get(step) for step in EditStep for of_row in changes.values()]
+    starts = np.cumsum([0, *(len(change[0]) if change else 0 for change in ordered)])
+    token_ids = np.concatenate([change[0] for change in ordered if change])
+    amounts = np.empty(len(token_ids), np.float32)
+    for change, first, end in zip(ordered, starts.tolist(), starts[1:].tolist(), strict=False):
+        if change:
+            amounts[first:end] = change[1]
+    return TokenEdits(*upload([np.array([*changes], np.int64), starts, token_ids, amounts], logits.device))
 
 
 def _breakers(sampling: SlotSampling) -> Breakers:
