@@ -2,7 +2,7 @@
 
 `TABLE` dispatches them by device and dtype to the first backend that supports them, else to their definition; `cpu` is
 the native library, `triton` has kernels for GPUs. Structs that operations take are in `options`, weights and caches in
-the layout of a backend in `matrix` and `kv_cache`. `truncation` is plain PyTorch everywhere.
+the layout of a backend in `matrix` and `kv_cache`.
 """
 
 import torch
@@ -35,7 +35,13 @@ latent_attention = TABLE.operation(reference.latent_attention)
 layer_norm = TABLE.operation(reference.layer_norm)
 linear = TABLE.operation(reference.linear)
 log_softmax_stats = TABLE.operation(reference.log_softmax_stats)
+mask_min_p = TABLE.operation(reference.mask_min_p)
 mask_rows = TABLE.operation(reference.mask_rows)
+mask_surprise = TABLE.operation(reference.mask_surprise)
+mask_top_k_top_p = TABLE.operation(reference.mask_top_k_top_p)
+mask_top_n_sigma = TABLE.operation(reference.mask_top_n_sigma)
+mask_typical_p = TABLE.operation(reference.mask_typical_p)
+mask_xtc = TABLE.operation(reference.mask_xtc)
 paged_attention = TABLE.operation(reference.paged_attention)
 philox_uniform = TABLE.operation(reference.philox_uniform)
 quantize_weight = TABLE.operation(reference.quantize_weight)
@@ -50,6 +56,7 @@ scale = TABLE.operation(reference.scale)
 scatter_blocks = TABLE.operation(reference.scatter_blocks)
 soft_cap = TABLE.operation(reference.soft_cap)
 store_kv = TABLE.operation(reference.store_kv)
+surprise = TABLE.operation(reference.surprise)
 
 
 def native_status() -> str:

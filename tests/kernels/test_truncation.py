@@ -1,4 +1,4 @@
-"""Each filter against its definition, at vocabularies from 1 token up, with ties and with tokens that cannot come."""
+"""Each filter, native or not, against its definition, from 1 token up, with ties and with tokens that cannot come."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick.kernels import reference_sampling, truncation
-from pagewick.kernels.reference_sampling import mask_min_p
+from pagewick import kernels
+from pagewick.kernels import cpu, reference, reference_sampling
+from pagewick.kernels import reference_truncation as truncation
 from tests.kernels import truncation_definitions as definitions
+
+
+@pytest.fixture(params=["native", "reference"])
+def source(request: pytest.FixtureRequest) -> Any:
+    """The namespace of the filters."""
+    if request.param == "native" and cpu.library() is None:
+        pytest.skip("needs the native library: make install")
+    return kernels if request.param == "native" else reference
+
 
 VOCAB_SIZES = [1, 7, 193, 5000]
 TEMPERATURES = [0.3, 1.0, 1.7]
@@ -49,11 +59,11 @@ def expected_by(
 
 
 # No mass is a multiple of 1 / 5000: whether equal tokens reach one exactly is a matter of rounding.
-FILTERS: list[tuple[Callable[..., Tensor], Callable[..., definitions.Probs], list[tuple[Any, ...]]]] = [
-    (mask_min_p, definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
-    (truncation.mask_typical_p, definitions.typical_p, [(0.02003,), (0.30003,), (0.95003,), (0.999999,)]),
+FILTERS: list[tuple[str, Callable[..., definitions.Probs], list[tuple[Any, ...]]]] = [
+    ("mask_min_p", definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
+    ("mask_typical_p", definitions.typical_p, [(0.02003,), (0.30003,), (0.95003,), (0.999999,)]),
     (
-        truncation.mask_top_k_top_p,
+        "mask_top_k_top_p",
         definitions.top_k_top_p,
         [
             (1, 1.0),
@@ -67,26 +77,27 @@ FILTERS: list[tuple[Callable[..., Tensor], Callable[..., definitions.Probs], lis
             (0, 0.999999),
         ],
     ),
-    (truncation.mask_xtc, definitions.xtc, [(0.0,), (0.001,), (0.1,), (0.4,), (0.51,), (1.0,)]),
-    (truncation.mask_surprise, definitions.mirostat_2, [(-2.0,), (0.01,), (2.5,), (5.0,), (12.0,), (200.0,)]),
+    ("mask_xtc", definitions.xtc, [(0.0,), (0.001,), (0.1,), (0.4,), (0.51,), (1.0,)]),
+    ("mask_surprise", definitions.mirostat_2, [(-2.0,), (0.01,), (2.5,), (5.0,), (12.0,), (200.0,)]),
 ]
 CASES = [(mask, definition, values) for mask, definition, all_values in FILTERS for values in all_values]
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize(
-    ("mask", "definition", "values"), CASES, ids=[f"{mask.__name__[5:]}-{values}" for mask, _, values in CASES]
+    ("mask", "definition", "values"), CASES, ids=[f"{mask[5:]}-{values}" for mask, _, values in CASES]
 )
 def test_a_filter_keeps_what_its_definition_keeps(
-    mask: Callable[..., Tensor],
+    mask: str,
     definition: Callable[..., definitions.Probs],
     values: tuple[Any, ...],
     vocab_size: int,
+    source: Any,
 ) -> None:
     for temperature in TEMPERATURES:
         logits = logits_of(vocab_size, 6, seed=vocab_size)
         before = logits.clone()
-        masked = mask(logits, filled(6, temperature), *(filled(6, value) for value in values))
+        masked = getattr(source, mask)(logits, filled(6, temperature), *(filled(6, value) for value in values))
         assert torch.equal(logits, before)
         expected = expected_by(logits, temperature, lambda probs: definition(probs, *values))
         assert kept_by(masked, logits) == expected
@@ -95,18 +106,18 @@ def test_a_filter_keeps_what_its_definition_keeps(
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("num_sigmas", [1e-9, 0.5, 1.0, 2.0, 3.3, 50.0])
-def test_top_n_sigma_keeps_what_its_definition_keeps(num_sigmas: float, vocab_size: int) -> None:
+def test_top_n_sigma_keeps_what_its_definition_keeps(num_sigmas: float, vocab_size: int, source: Any) -> None:
     logits = logits_of(vocab_size, 6, seed=vocab_size + 1)
-    masked = truncation.mask_top_n_sigma(logits, filled(6, num_sigmas))
+    masked = source.mask_top_n_sigma(logits, filled(6, num_sigmas))
     for row, kept in zip(logits.double().tolist(), kept_by(masked, logits), strict=True):
         expected = definitions.top_n_sigma(row, num_sigmas)
         assert kept == {i for i, logit in enumerate(expected) if logit > NO_TOKEN}
 
 
-def test_sigma_is_not_moved_by_large_logits() -> None:
+def test_sigma_is_not_moved_by_large_logits(source: Any) -> None:
     logits = torch.tensor([[1e4, 1e4 - 1, 1e4 - 2, 1e4 - 9], [1.0, 0.0, -1.0, -1e30]])
     # The standard deviation of the first row is 3.535, that of the second 4.3e29.
-    masked = truncation.mask_top_n_sigma(logits, filled(2, 0.5))
+    masked = source.mask_top_n_sigma(logits, filled(2, 0.5))
     assert (masked > NO_TOKEN).tolist() == [[True, True, False, False], [True, True, True, False]]
 
 
@@ -140,31 +151,35 @@ def test_mirostat_1_with_one_token_and_with_impossible_ones() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_surprise_is_in_bits_and_under_the_whole_distribution(vocab_size: int) -> None:
+def test_surprise_is_in_bits_and_under_the_whole_distribution(vocab_size: int, source: Any) -> None:
     logits = logits_of(vocab_size, 6)
     for temperature, token_id in product(TEMPERATURES, {0, vocab_size - 1}):
-        found = truncation.surprise(logits, torch.full((6,), token_id), filled(6, temperature)).tolist()
+        found = source.surprise(logits, torch.full((6,), token_id), filled(6, temperature)).tolist()
         rows = [definitions.softmax(row, temperature) for row in logits.double().tolist()]
         expected = [-math.log2(probs[token_id]) if token_id in probs else math.inf for probs in rows]
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        # The native library computes weights in float32.
+        tolerance = 1e-12 if source is reference else 1e-6
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
-def all_filters(logits: Tensor, temperature: Tensor) -> list[Tensor]:
+def all_filters(source: Any, logits: Tensor, temperature: Tensor) -> list[Tensor]:
     def column(value: float) -> Tensor:
         return torch.full((len(logits),), value, dtype=torch.float64)
 
-    results = [truncation.mask_top_n_sigma(logits, column(1.5))]
+    results = [source.mask_top_n_sigma(logits, column(1.5))]
     results += [
-        mask(logits, temperature, *(column(v) if isinstance(v, float) else column(v).long() for v in all_values[1]))
+        getattr(source, mask)(
+            logits, temperature, *(column(v) if isinstance(v, float) else column(v).long() for v in all_values[1])
+        )
         for mask, _, all_values in FILTERS
     ]
     results.append(truncation.mirostat_top_k(logits, temperature, column(5.0)).unsqueeze(1))
-    results.append(truncation.surprise(logits, logits.argmax(-1), temperature).unsqueeze(1))
+    results.append(source.surprise(logits, logits.argmax(-1), temperature).unsqueeze(1))
     return results
 
 
 @pytest.mark.parametrize("vocab_size", [7, 5000, 300_000])
-def test_a_row_s_bits_do_not_depend_on_the_others(vocab_size: int) -> None:
+def test_a_row_s_bits_do_not_depend_on_the_others(vocab_size: int, source: Any) -> None:
     """Also with threads: torch divides one long row among them, but many rows otherwise."""
     threads = torch.get_num_threads()
     num_rows = 5
@@ -172,12 +187,12 @@ def test_a_row_s_bits_do_not_depend_on_the_others(vocab_size: int) -> None:
     temperature = torch.tensor([0.3, 0.7, 1.0, 2.0, 1e-3], dtype=torch.float64)
     try:
         torch.set_num_threads(2)
-        together = all_filters(logits, temperature)
+        together = all_filters(source, logits, temperature)
         for row in range(num_rows):
-            alone = all_filters(logits[row : row + 1], temperature[row : row + 1])
+            alone = all_filters(source, logits[row : row + 1], temperature[row : row + 1])
             assert all(torch.equal(a, b[row : row + 1]) for a, b in zip(alone, together, strict=True))
         order = [4, 0, 3]
-        some = all_filters(logits[order], temperature[order])
+        some = all_filters(source, logits[order], temperature[order])
         assert all(torch.equal(a, b[order]) for a, b in zip(some, together, strict=True))
     finally:
         torch.set_num_threads(threads)
@@ -203,9 +218,9 @@ def test_sorting_only_the_head_drops_no_other_token(monkeypatch: pytest.MonkeyPa
         for values in all_values:
             arguments = (filled(24, temperature), *(filled(24, value) for value in values))
             monkeypatch.setattr(reference_sampling, "SORTED_HEAD", 1500)
-            expected = mask(logits, *arguments)
+            expected = getattr(truncation, mask)(logits, *arguments)
             monkeypatch.setattr(reference_sampling, "SORTED_HEAD", head)
-            assert torch.equal(mask(logits, *arguments), expected)
+            assert torch.equal(getattr(truncation, mask)(logits, *arguments), expected)
 
 
 def test_among_equal_tokens_the_lowest_ids_are_typical_and_the_highest_id_survives_xtc() -> None:
@@ -218,9 +233,9 @@ def test_among_equal_tokens_the_lowest_ids_are_typical_and_the_highest_id_surviv
     assert kept_by(truncation.mask_xtc(equal, filled(1, 1.0), filled(1, 0.1)), equal) == [{9}]
 
 
-def test_extreme_logits_and_temperatures_leave_a_token() -> None:
+def test_extreme_logits_and_temperatures_leave_a_token(source: Any) -> None:
     logits = torch.tensor([[3e38, -3e38, 2.9e38], [1e30, 1e30, NO_TOKEN], [0.0, -1e30, -1e-30]])
     for temperature in (2.0**-126, 1e-20, 2.0):
-        for masked in all_filters(logits, filled(3, temperature))[:-2]:
+        for masked in all_filters(source, logits, filled(3, temperature))[:-2]:
             assert (masked > NO_TOKEN).any(-1).all()
             assert not masked.isnan().any()

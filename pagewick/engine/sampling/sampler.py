@@ -22,9 +22,9 @@ from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.logit_edits import edit_logits, has_edits_beside_mask, pack_masks
 from pagewick.engine.sampling.traits import SampleRow, traits_of
-from pagewick.kernels import truncation
 from pagewick.kernels.options import DrawOptions
-from pagewick.kernels.reference_sampling import Purpose, mask_min_p, sum_dtype
+from pagewick.kernels.reference_sampling import Purpose, sum_dtype
+from pagewick.kernels.reference_truncation import mirostat_top_k
 
 # Rows that a filter takes at a time: sorting them takes some 100 bytes for each logit.
 _MASKED_ROWS = 16
@@ -126,7 +126,7 @@ def _draw(logits: Tensor, rows: Mapping[int, SampleRow], draws: Draws) -> tuple[
     next_mu: list[float | None] = [None] * len(logits)
     if by_mirostat := [index for index in truncated if rows[index].sampling.params.mirostat]:
         divisors = _columns(logits, [rows[index] for index in by_mirostat], "temperature")
-        surprises = truncation.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *divisors).tolist()
+        surprises = kernels.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *divisors).tolist()
         for index, surprise in zip(by_mirostat, surprises, strict=True):
             params = rows[index].sampling.params
             next_mu[index] = _mirostat_mu(rows[index]) - params.mirostat_eta * (surprise - params.mirostat_tau)
@@ -153,31 +153,31 @@ def _truncate(logits: Tensor, rows: Mapping[int, SampleRow], drawn: Sequence[int
         for first in range(0, len(indices), _MASKED_ROWS):
             chosen = indices[first : first + _MASKED_ROWS]
             columns = _columns(logits, [rows[index] for index in chosen], *names)
-            (where,) = upload([np.array(chosen, np.int64)], logits.device)
+            where: slice | Tensor = slice(chosen[0], chosen[-1] + 1)
+            if chosen[-1] - chosen[0] >= len(chosen):
+                (where,) = upload([np.array(chosen, np.int64)], logits.device)
             logits[where] = mask(logits[where], *columns)
 
-    apply(truncation.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
+    apply(kernels.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
     typical = [index for index in drawn if params[index].typical_p < 1]
     excluding = _excluding_top_choices(rows, drawn)
     # min_p comes before typical_p and XTC, which may exclude the most likely token.
     by_min_p = [index for index in sorted({*typical, *excluding}) if params[index].min_p]
-    apply(mask_min_p, by_min_p, "temperature", "min_p")
+    apply(kernels.mask_min_p, by_min_p, "temperature", "min_p")
     left.min_p[by_min_p] = 0.0
-    apply(truncation.mask_typical_p, typical, "temperature", "typical_p")
+    apply(kernels.mask_typical_p, typical, "temperature", "typical_p")
     if excluding:
         # XTC comes after top_k and top_p, so these cannot be left to the draw.
         cut = [index for index in excluding if left.top_k[index] > 0 or left.top_p[index] < 1]
-        apply(truncation.mask_top_k_top_p, cut, "temperature", "top_k", "top_p")
-        apply(truncation.mask_xtc, excluding, "temperature", "xtc_threshold")
+        apply(kernels.mask_top_k_top_p, cut, "temperature", "top_k", "top_p")
+        apply(kernels.mask_xtc, excluding, "temperature", "xtc_threshold")
         left.top_k[cut], left.top_p[cut] = 0, 1.0
     if estimated := [index for index in drawn if params[index].mirostat == 1]:
         columns = _columns(logits, [rows[index] for index in estimated], "temperature", "mirostat_mu")
-        for index, value in zip(
-            estimated, truncation.mirostat_top_k(logits[estimated], *columns).tolist(), strict=True
-        ):
+        for index, value in zip(estimated, mirostat_top_k(logits[estimated], *columns).tolist(), strict=True):
             left.top_k[index] = value
     surprising = [index for index in drawn if params[index].mirostat == 2]
-    apply(truncation.mask_surprise, surprising, "temperature", "mirostat_mu")
+    apply(kernels.mask_surprise, surprising, "temperature", "mirostat_mu")
 
 
 def _excluding_top_choices(rows: Mapping[int, SampleRow], drawn: Sequence[int]) -> list[int]:

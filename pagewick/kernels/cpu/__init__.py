@@ -2,7 +2,19 @@
 
 import torch
 
-from pagewick.kernels.cpu import attention, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope
+from pagewick.kernels.cpu import (
+    attention,
+    elementwise,
+    logits,
+    matrix,
+    mla,
+    moe,
+    norm,
+    quantized,
+    quantizers,
+    rope,
+    truncation,
+)
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, empty, library, status
 from pagewick.kernels.dispatch import Backend, WeightLayout
 
@@ -11,7 +23,7 @@ __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "stat
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {
     function.__name__: (function, dtypes)
-    for family in (attention, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope)
+    for family in (attention, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope, truncation)
     for function, dtypes in family.OPERATIONS.items()
 }
 

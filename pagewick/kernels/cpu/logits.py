@@ -19,7 +19,7 @@ _DRAW_DTYPES = (torch.float32, torch.float64, torch.int64, torch.float64, torch.
 
 def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     """reference.argmax_rows for logits [N, V] float32."""
-    if not _is_served(logits):
+    if not is_served(logits):
         return reference.argmax_rows(logits)
     token_ids, values = empty(logits.shape[:1], torch.int64), empty(logits.shape[:1], torch.float32)
     args = ArgmaxArgs(
@@ -32,7 +32,7 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def argmax_allowed(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """reference.argmax_allowed for logits [N, V] float32. Raises ValueError for masks of another shape."""
-    if not (_is_served(logits) and _is_mask(masks)):
+    if not (is_served(logits) and _is_mask(masks)):
         return reference.argmax_allowed(logits, masks)
     _check_shape(masks, logits)
     masks, token_ids = masks.contiguous(), empty(logits.shape[:1], torch.int64)
@@ -48,7 +48,7 @@ def argmax_allowed(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     """reference.log_softmax_stats for logits [N, V] float32. The order of summation depends on V alone."""
-    if not _is_served(logits):
+    if not is_served(logits):
         return reference.log_softmax_stats(logits)
     highest, log_sum = empty(logits.shape[:1], torch.float32), empty(logits.shape[:1], torch.float32)
     args = LogSoftmaxArgs(
@@ -61,7 +61,7 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     """reference.mask_rows for logits [N, V] float32. Raises ValueError for masks of another shape."""
-    if not (_is_served(logits) and _is_mask(masks)):
+    if not (is_served(logits) and _is_mask(masks)):
         return reference.mask_rows(logits, masks)
     _check_shape(masks, logits)
     masks, masked = masks.contiguous(), empty(logits.shape, torch.float32)
@@ -78,7 +78,7 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
 
     The order of summation depends on the row alone. Raises ValueError for columns or masks that do not fit.
     """
-    if not (_is_served(logits) and (masks is None or _is_mask(masks))):
+    if not (is_served(logits) and (masks is None or _is_mask(masks))):
         return reference.sample_tokens(logits, draw, masks)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]
     if any(values.shape != logits.shape[:1] for values in columns):
@@ -100,7 +100,8 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
 OPERATIONS = dict.fromkeys((argmax_allowed, argmax_rows, log_softmax_stats, mask_rows, sample_tokens), (torch.float32,))
 
 
-def _is_served(logits: Tensor) -> bool:
+def is_served(logits: Tensor) -> bool:
+    """Whether the native library reads these logits [N, V]."""
     is_matrix = logits.dim() == 2 and logits.shape[1] > 0 and logits.stride(1) == 1
     return is_matrix and logits.dtype == torch.float32 and is_plain(logits)
 

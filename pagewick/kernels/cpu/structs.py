@@ -42,6 +42,9 @@ class Activation(IntEnum):
 class Elementwise(IntEnum):
     ADD = 0; SCALE = 1; SOFT_CAP = 2
 
+class Truncation(IntEnum):
+    MIN_P = 0; SIGMAS = 1; TYPICAL_P = 2; TOP_P = 3; XTC = 4; SURPRISE = 5
+
 class QuantizedFormat(IntEnum):
     Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
     Q5_K = 10; Q6_K = 11; INT4_G32 = 12; INT4_G64 = 13; INT4_G128 = 14; FP8_G32 = 15; FP8_G128 = 16
@@ -101,6 +104,16 @@ class MaskArgs(Structure):
 class AllowedArgs(Structure):
     logits: Address; masks: Address; token_ids: Address; values: Address; highest: Address; num_rows: Int64
     vocab_size: Int64; stride: Int64; mask_bytes: Int64
+
+@laid_out
+class TruncateArgs(Structure):
+    logits: Address; temperature: Address; limits: Address; top_k: Address; masked: Address; num_rows: Int64
+    vocab_size: Int64; stride: Int64; filter: Int32
+
+@laid_out
+class SurpriseArgs(Structure):
+    logits: Address; temperature: Address; token_ids: Address; bits: Address; num_rows: Int64; vocab_size: Int64
+    stride: Int64
 
 @laid_out
 class LinearArgs(Structure):
@@ -209,5 +222,6 @@ OPERATIONS: dict[str, type[Structure]] = {
     "fused_moe": FusedMoeArgs, "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs,
     "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
-    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs
+    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "truncate_rows": TruncateArgs,
+    "surprise": SurpriseArgs
 }

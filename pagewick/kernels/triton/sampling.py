@@ -81,7 +81,7 @@ def weigh_parts(
         highest = tl.load(highest_ptr + row)
         least_logit = _least_logit(highest, temperature, tl.load(min_p_ptr + row))
         if part == 0:
-            # Of equal logits, that of the last id comes last.
+            # The greatest id comes last among equal logits.
             lower_bound = ordered(least_logit, tl.full((), 0x7FFFFFFF, tl.int32))
             tl.store(buckets_ptr + row * (2 * NUM_BUCKETS + 4) + 2 * NUM_BUCKETS + 3, lower_bound)
         for start in range(part * PART, tl.minimum(part * PART + PART, vocab_size), BLOCK):

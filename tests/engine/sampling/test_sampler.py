@@ -291,7 +291,8 @@ def test_mirostat_learns_from_the_surprise_of_its_token(version: int, temperatur
         logits.double().tolist(), sampled.token_ids.tolist(), given, sampled.mirostat_mu, strict=False
     ):
         surprise = -math.log2(definitions.softmax(values, temperature)[token_id])
-        assert found == pytest.approx((5.0 if mu is None else mu) - 0.3 * (surprise - 2.5), abs=1e-9)
+        # The native library computes the weights of tokens in float32.
+        assert found == pytest.approx((5.0 if mu is None else mu) - 0.3 * (surprise - 2.5), abs=1e-6)
     assert sampled.mirostat_mu[3] is None
 
 

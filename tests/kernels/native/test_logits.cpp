@@ -71,19 +71,21 @@ struct Draw {
   float temperature;
   int64_t top_k;
   double top_p, uniform;
+  double min_p = 0;
 };
 
 Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, int64_t size, int64_t stride, Draw wish,
                     const uint8_t* masks = nullptr) {
   Array<float> temperature(num_rows);
   Array<int64_t> top_k(num_rows), ids(num_rows);
-  Array<double> top_p(num_rows), uniform(num_rows);
+  Array<double> min_p(num_rows), top_p(num_rows), uniform(num_rows);
   for (int64_t i = 0; i < num_rows; ++i) {
     temperature[i] = wish.temperature, top_k[i] = wish.top_k, top_p[i] = wish.top_p, uniform[i] = wish.uniform;
+    min_p[i] = wish.min_p;
   }
-  run("sample_tokens", pagewick::SampleArgs{logits.floats() + first_row * stride, temperature.data(), top_k.data(),
-                                            top_p.data(), uniform.data(), masks, ids.data(), num_rows, size, stride,
-                                            pagewick::ceil_div(size, 8)});
+  run("sample_tokens", pagewick::SampleArgs{logits.floats() + first_row * stride, temperature.data(), min_p.data(),
+                                            top_k.data(), top_p.data(), uniform.data(), masks, ids.data(), num_rows,
+                                            size, stride, pagewick::ceil_div(size, 8)});
   return ids;
 }
 
@@ -98,7 +100,8 @@ bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int6
   const auto weight = [&](int64_t id) {
     return std::exp((logits[begin + id] - max) / static_cast<double>(wish.temperature));
   };
-  if (wish.top_k > 0 && wish.top_k < size) order.resize(static_cast<size_t>(wish.top_k));
+  while (weight(order.back()) < wish.min_p) order.pop_back();
+  if (wish.top_k > 0 && wish.top_k < static_cast<int64_t>(order.size())) order.resize(static_cast<size_t>(wish.top_k));
   constexpr double kError = 1e-4;
   double total = 0;
   for (const int64_t id : order) total += weight(id);
@@ -114,8 +117,10 @@ bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int6
 }
 
 void test_draws(const Tensor& logits, int64_t size, int64_t stride) {
-  for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7}, Draw{8.0f, 7, 1.0, 0.9},
-                          Draw{1.0f, 40, 0.6, 0.0}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
+  for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7},
+                          Draw{8.0f, 7, 1.0, 0.9},
+                          Draw{1.0f, 40, 0.6, 0.0}, Draw{3.0f, 0, 1.0, 0.999999999}, Draw{2.0f, 0, 0.8, 0.5, 0.01},
+                          Draw{4.0f, 100, 0.9, 0.4, 0.3}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
     // Nothing can be drawn from a row with a NaN, with infinity or with -infinity only.
     for (const int64_t row : {0, 1, 3, 7, 8}) {
       if (row == 3 && size < 2) continue;
@@ -165,8 +170,104 @@ void test_masks(const Tensor& logits, int64_t size, int64_t stride) {
   }
 }
 
+constexpr double kTemperature = 2.0;
+
+// One row of logits, and what filters compute from it.
+struct Weighed {
+  const Tensor& logits;
+  int64_t begin, size;
+  double max = -HUGE_VAL, mass = 0, distances = 0;
+
+  Weighed(const Tensor& all, int64_t begin, int64_t size) : logits(all), begin(begin), size(size) {
+    for (int64_t i = 0; i < size; ++i) max = std::max(max, logits[begin + i]);
+    for (int64_t i = 0; i < size; ++i) {
+      mass += weight(i);
+      if (weight(i) > 0) distances += distance(i) * weight(i);
+    }
+  }
+  double distance(int64_t i) const { return (max - logits[begin + i]) / kTemperature; }
+  double weight(int64_t i) const { return std::exp(-distance(i)); }
+};
+
+// The tokens up to one have at least this share of the mass, and those before it have less; an order is a function that
+// gives numbers, the least one first. Borders are rounded.
+template <class Order>
+void check_prefix(const Weighed& row, const Tensor& masked, double share, const Order& order) {
+  double kept = 0, last = -HUGE_VAL, weight_of_last = 0, first_dropped = HUGE_VAL;
+  for (int64_t i = 0; i < row.size; ++i) {
+    if (std::isfinite(masked[i])) {
+      kept += row.weight(i);
+      if (order(i) >= last) last = order(i), weight_of_last = row.weight(i);
+    } else if (row.weight(i) > 1e-15) {
+      first_dropped = std::min(first_dropped, order(i));
+    }
+  }
+  require(last <= first_dropped + 1e-5, "the first tokens are kept");
+  require(kept >= (share - 1e-5) * row.mass, "enough tokens are kept");
+  require(kept - weight_of_last <= (share + 1e-5) * row.mass, "no more tokens are kept");
+}
+
+// Tokens from a distance on are dropped, or those before it; within a rounding error, both are right.
+void check_border(const Weighed& row, const Tensor& masked, double border) {
+  for (int64_t i = 0; i < row.size; ++i)
+    if (std::abs(row.distance(i) - border) > 1e-5 * (1 + std::abs(border)))
+      require(std::isfinite(masked[i]) == (row.distance(i) < border), "tokens up to a border are kept");
+}
+
+Tensor truncated(const Tensor& logits, int64_t row, int64_t size, int64_t stride, pagewick::Truncation filter,
+                 double limit, int64_t top_k = 0) {
+  Array<double> temperature(1), limits(1);
+  Array<int64_t> top_ks(1);
+  temperature[0] = kTemperature, limits[0] = limit, top_ks[0] = top_k;
+  Tensor masked(DType::kFloat32, size);
+  run("truncate_rows", pagewick::TruncateArgs{logits.floats() + row * stride, temperature.data(), limits.data(),
+                                              top_ks.data(), static_cast<float*>(masked.data()), 1, size, stride,
+                                              filter});
+  for (int64_t i = 0; i < size; ++i)
+    require(masked[i] == logits[row * stride + i] || masked[i] == -HUGE_VAL, "a logit or -inf");
+  return masked;
+}
+
+void test_truncations(const Tensor& logits, int64_t size, int64_t stride) {
+  using pagewick::Truncation;
+  for (const int64_t at : {0, 1, 3, 7}) {
+    if (at == 3 && size < 2) continue;
+    const Weighed row(logits, at * stride, size);
+    const auto filtered = [&](Truncation filter, double limit, int64_t top_k = 0) {
+      return truncated(logits, at, size, stride, filter, limit, top_k);
+    };
+    check_border(row, filtered(Truncation::kMinP, 0.03), -std::log(0.03));
+    check_border(row, filtered(Truncation::kSurprise, 20.0), 20.0 * std::log(2.0) - std::log(row.mass));
+    double count = 0, sum = 0, squares = 0;
+    for (int64_t i = 0; i < size; ++i)
+      if (std::isfinite(logits[row.begin + i])) count += 1, sum += row.distance(i);
+    for (int64_t i = 0; i < size; ++i)
+      if (std::isfinite(logits[row.begin + i])) squares += std::pow(row.distance(i) - sum / count, 2);
+    check_border(row, filtered(Truncation::kSigmas, 1.1), std::max(1e-3, 1.1 * std::sqrt(squares / count)));
+    check_prefix(row, filtered(Truncation::kTopP, 0.7), 0.7, [&](int64_t i) { return row.distance(i); });
+    check_prefix(row, filtered(Truncation::kTypicalP, 0.6), 0.6,
+                 [&](int64_t i) { return std::abs(row.distance(i) - row.distances / row.mass); });
+    const Tensor few = filtered(Truncation::kTopP, 1.0, 3), others = filtered(Truncation::kXtc, 0.02);
+    int64_t num_few = 0, num_likely = 0, num_kept = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const bool is_likely = row.weight(i) >= 0.02 * row.mass;
+      num_few += std::isfinite(few[i]), num_likely += is_likely, num_kept += is_likely && std::isfinite(others[i]);
+      require(is_likely || others[i] == logits[row.begin + i], "unlikely tokens stay");
+    }
+    require(num_few == std::min<int64_t>(3, static_cast<int64_t>(count)), "three tokens");
+    require(num_kept == std::min<int64_t>(1, num_likely), "one likely token");
+    Array<double> temperature(1), bits(1);
+    Array<int64_t> token_ids(1);
+    temperature[0] = kTemperature, token_ids[0] = size - 1;
+    run("surprise", pagewick::SurpriseArgs{logits.floats() + row.begin, temperature.data(), token_ids.data(),
+                                           bits.data(), 1, size, stride});
+    const double expected = (row.distance(size - 1) + std::log(row.mass)) / std::log(2.0);
+    require(bits[0] == expected || std::abs(bits[0] - expected) < 1e-5 * (1 + expected), "the surprise");
+  }
+}
+
 void test_size(int64_t size) {
-  begin_case("argmax_rows, log_softmax_stats, sample_tokens of %d", static_cast<int>(size));
+  begin_case("argmax_rows, log_softmax_stats, sample_tokens, truncate_rows, surprise of %d", static_cast<int>(size));
   const int64_t stride = size + 3;
   const Tensor logits = make_logits(size, stride);
   for (const int32_t threads : {1, 2, 3}) {
@@ -183,6 +284,7 @@ void test_size(int64_t size) {
   }
   test_draws(logits, size, stride);
   test_masks(logits, size, stride);
+  test_truncations(logits, size, stride);
   argmax(logits, 0, 0, size, stride);
   softmax_stats(logits, 0, 0, size, stride);
 }

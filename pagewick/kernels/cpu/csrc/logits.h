@@ -26,9 +26,9 @@ struct LogSoftmaxArgs {
   int64_t stride;
 };
 
-// Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id, of
-// which those with min_p times the weight of the first, then top_k (0: all), and of these the shortest prefix with top_p
-// of their mass are kept. Temperature 0: the greatest.
+// Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id. It
+// keeps those with min_p times the weight of the first, of these top_k (0: all), and of these the shortest prefix with
+// top_p of the mass. Temperature 0: the greatest.
 struct SampleArgs {
   const float* logits;       // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
   const float* temperature;  // [num_rows], 0 or above
@@ -69,6 +69,39 @@ struct AllowedArgs {
   int64_t mask_bytes;
 };
 
+enum class Truncation : int32_t {
+  kMinP = 0,
+  kSigmas = 1,
+  kTypicalP = 2,
+  kTopP = 3,
+  kXtc = 4,
+  kSurprise = 5,
+};
+
+// masked = logits, and -inf where a filter drops a token. Its definition is in reference_truncation.py.
+struct TruncateArgs {
+  const float* logits;        // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
+  const double* temperature;  // [num_rows], above 0; without meaning for kSigmas
+  const double* limits;       // [num_rows]: min_p, the number of sigmas, typical_p, top_p, the threshold or mu
+  const int64_t* top_k;       // [num_rows], 0: all; only for kTopP, else null
+  float* masked;              // [num_rows, vocab_size]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+  Truncation filter;
+};
+
+// bits = -log2 of the probability of a token.
+struct SurpriseArgs {
+  const float* logits;        // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
+  const double* temperature;  // [num_rows], above 0
+  const int64_t* token_ids;   // [num_rows]
+  double* bits;               // [num_rows]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+};
+
 struct Greatest {
   float value;
   int64_t index;
@@ -84,6 +117,17 @@ struct ExpSum {
   float sum;  // of exp(x - max)
 };
 
+struct WeightSums {
+  double mass;       // the sum of exp(-distance)
+  double distances;  // the sum of distance * exp(-distance)
+};
+
+struct Moments {
+  int64_t count;
+  double sum;      // of x - max
+  double squares;  // of x - max - mean
+};
+
 // The greatest of this many elements is found at a time, to look for large elements only where there are some.
 constexpr int64_t kGroup = 128;
 
@@ -95,10 +139,14 @@ struct LogitsKernels {
   // greatest[i] = the greatest of the elements from i * kGroup on; there are no NaNs.
   void (*find_group_greatest)(const float* x, int64_t size, float* greatest);
   ExpSum (*sum_exp)(const float* x, int64_t size);
-  // weights = exp((x - max) / temperature); buckets = the bucket of each weight that is not 0.
-  void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
-  // The sum of exp((x - max) / temperature) over the elements below `least`.
-  double (*sum_below)(const float* x, int64_t size, float max, float temperature, float least);
+  // weights = exp(-distance), where distance = (max - x) / temperature; buckets = the bucket of each weight that is not
+  // 0, by the difference of its distance from `center`.
+  void (*weigh)(const float* x, int64_t size, float max, float temperature, float center, float* weights,
+                int32_t* buckets);
+  // Of the elements below `end`.
+  WeightSums (*sum_weights)(const float* x, int64_t size, float max, float temperature, float end);
+  // Of the elements that are not -inf.
+  Moments (*sum_moments)(const float* x, int64_t size, float max, double mean);
   // out = x, and -inf where the element's bit is not set.
   void (*mask)(const float* x, const uint8_t* bits, int64_t size, float* out);
   Allowed (*find_allowed)(const float* x, const uint8_t* bits, int64_t size);
@@ -114,5 +162,9 @@ Status argmax_allowed(const Kernels& kernels, const AllowedArgs& args);
 
 // sampling.cpp
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args);
+
+// truncation.cpp
+Status truncate_rows(const Kernels& kernels, const TruncateArgs& args);
+Status surprise(const Kernels& kernels, const SurpriseArgs& args);
 
 }  // namespace pagewick

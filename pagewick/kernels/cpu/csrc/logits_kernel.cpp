@@ -163,29 +163,63 @@ ExpSum sum_exp(const float* x, int64_t size) {
   return {found, hsum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
 }
 
-double sum_below(const float* x, int64_t size, float max, float temperature, float least) {
-  const float inverse = 1.0f / temperature;
+WeightSums sum_weights(const float* x, int64_t size, float max, float temperature, float end) {
   // Sums of this many elements are added in double precision.
-  constexpr int64_t kPart = 8192;
-  double total = 0;
+  constexpr int64_t kPart = 2048;
+  const float inverse = 1.0f / temperature;
+  WeightSums sums = {0, 0};
   for (int64_t begin = 0; begin < size; begin += kPart) {
-    Vec sums[kChains] = {};
+    Vec mass[kChains] = {}, distances[kChains] = {};
     for_chains(x + begin, size - begin < kPart ? size - begin : kPart, [&](int chain, Vec value) {
-      sums[chain] = sums[chain] + (value < least ? exp((value - max) * inverse) : zero());
+      // A greater distance has no weight; that of -inf must not become NaN.
+      const Vec distance = min((max - value) * inverse, set1(1e3f));
+      const Vec weight = value < end ? exp(-distance) : zero();
+      mass[chain] = mass[chain] + weight;
+      distances[chain] = madd(distance, weight, distances[chain]);
     });
-    total += hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    sums.mass += hsum((mass[0] + mass[1]) + (mass[2] + mass[3]));
+    sums.distances += hsum((distances[0] + distances[1]) + (distances[2] + distances[3]));
   }
-  return total;
+  return sums;
 }
 
-void weigh(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets) {
+Moments sum_moments(const float* x, int64_t size, float max, double mean) {
+  // As many chains of sums as vectors of any instruction set have numbers; compilers do not reorder sums themselves.
+  constexpr int kSums = 16;
+  double sums[kSums] = {}, squares[kSums] = {};
+  int64_t counts[kSums] = {};
+  int64_t i = 0;
+  const auto add = [&](int64_t element, int at) {
+    const bool is_number = x[element] > -kInfinity;
+    const double value = is_number ? static_cast<double>(x[element]) - max : 0.0;
+    const double distance = is_number ? value - mean : 0.0;
+    counts[at] += is_number;
+    sums[at] += value;
+    squares[at] += distance * distance;
+  };
+  for (; i + kSums <= size; i += kSums)
+    for (int at = 0; at < kSums; ++at) add(i + at, at);
+  for (; i < size; ++i) add(i, 0);
+  Moments found = {0, 0, 0};
+  for (int at = 0; at < kSums; ++at) {
+    found.count += counts[at];
+    found.sum += sums[at];
+    found.squares += squares[at];
+  }
+  return found;
+}
+
+void weigh(const float* x, int64_t size, float max, float temperature, float center, float* weights,
+           int32_t* buckets) {
   // Weights below 2^-61, which is the end of the last bucket, count as 0.
   constexpr float kBucketsPerUnit = 48.0f;
   const auto weigh_vector = [&](Vec logits, float* weight, int32_t* bucket) {
     const Vec distance = (max - logits) / temperature;
-    const Vec place = distance * kBucketsPerUnit, end = set1(kNumBuckets);
-    store(weight, place < end ? exp(-distance) : zero());
-    const IntVec number = __builtin_convertvector(place < end ? place : zero(), IntVec);
+    const Vec end = set1(kNumBuckets), difference = distance - center;
+    const auto has_weight = distance * kBucketsPerUnit < end;
+    store(weight, has_weight ? exp(-distance) : zero());
+    const Vec place = (difference < zero() ? -difference : difference) * kBucketsPerUnit;
+    const IntVec number = __builtin_convertvector(has_weight ? min(place, end - 1.0f) : zero(), IntVec);
     memcpy(bucket, &number, sizeof(number));
   };
   int64_t i = 0;
@@ -217,7 +251,8 @@ Allowed find_allowed(const float* x, const uint8_t* bits, int64_t size) {
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, find_group_greatest, sum_exp, weigh, sum_below, mask, find_allowed};
+const LogitsKernels kLogits = {find_greatest, find_group_greatest, sum_exp, weigh,
+                               sum_weights,   sum_moments,         mask,    find_allowed};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -161,6 +161,8 @@ const Operation kOperations[] = {
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
     PW_OPERATION(quantize_weight, QuantizeWeightArgs),
     PW_OPERATION(gather_columns, GatherColumnsArgs),
+    PW_OPERATION(truncate_rows, TruncateArgs),
+    PW_OPERATION(surprise, SurpriseArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

@@ -8,115 +8,35 @@
 #include <limits>
 
 #include "logits.h"
-#include "parallel.h"
+#include "token_order.h"
 
 namespace pagewick {
 namespace {
 
-// A point in a walk over the tokens by falling logit.
-struct Place {
-  int64_t token_id = 0;
-  int64_t count = 0;  // number of tokens passed, this one included
-  double mass = 0;    // the sum of their weights
-};
-
-// The weights of one row, in scratch memory of this thread. Tokens without weight are left out: they would come last.
-class Row {
- public:
-  Row(const LogitsKernels& kernels, const float* logits, int64_t size, float max, float temperature)
-      : logits_(logits), size_(size) {
-    const int64_t padded = ceil_div(size, 16) * 16;
-    const int64_t num_bytes = padded * 12 + kNumBuckets * 16;
-    char* const memory = static_cast<char*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(num_bytes)));
-    masses_ = reinterpret_cast<double*>(memory);
-    counts_ = reinterpret_cast<int64_t*>(masses_ + kNumBuckets);
-    weights_ = reinterpret_cast<float*>(counts_ + kNumBuckets);
-    buckets_ = reinterpret_cast<int32_t*>(weights_ + padded);
-    members_ = buckets_ + padded;
-    std::memset(memory, 0, kNumBuckets * 16);
-    kernels.weigh(logits, size, max, temperature, weights_, buckets_);
-    for (int64_t i = 0; i < size; ++i) {
-      if (weights_[i] == 0.0f) continue;
-      masses_[buckets_[i]] += weights_[i];
-      counts_[buckets_[i]] += 1;
-    }
-    for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) all_ = after(bucket, all_);
-  }
-
-  // The end of the walk, which belongs to no token.
-  Place all() const { return all_; }
-
-  // Returns the first place for which is_there(place) holds. It must also hold for all later places.
-  template <class F>
-  Place find(const F& is_there) {
-    Place place;
-    for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) {
-      if (counts_[bucket] > 0 && is_there(after(bucket, place))) return find_in(bucket, place, is_there);
-      place = after(bucket, place);
-    }
-    return place;
-  }
-
- private:
-  Place after(int64_t bucket, const Place& before) const {
-    return {0, before.count + counts_[bucket], before.mass + masses_[bucket]};
-  }
-
-  template <class F>
-  Place find_in(int64_t bucket, Place place, const F& is_there) {
-    const int64_t count = sort_members(bucket);
-    for (int64_t i = 0; i < count; ++i) {
-      place = {members_[i], place.count + 1, place.mass + weights_[members_[i]]};
-      if (is_there(place)) break;
-    }
-    return place;
-  }
-
-  int64_t sort_members(int64_t bucket) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < size_; ++i) {
-      members_[count] = static_cast<int32_t>(i);
-      count += buckets_[i] == bucket && weights_[i] != 0.0f;
-    }
-    std::sort(members_, members_ + count, [this](int32_t a, int32_t b) {
-      return logits_[a] != logits_[b] ? logits_[a] > logits_[b] : a < b;
-    });
-    return count;
-  }
-
-  const float* logits_;
-  int64_t size_;
-  double* masses_;
-  int64_t* counts_;
-  float* weights_;
-  int32_t *buckets_, *members_;
-  Place all_;
-};
-
 // Returns the index of the drawn token.
-int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
-  Place kept = row.all();
-  if (top_k > 0 && top_k < kept.count) kept = row.find([&](const Place& place) { return place.count >= top_k; });
+int64_t draw(TokenOrder order, int64_t top_k, double top_p, double uniform) {
+  Place kept = order.all();
+  if (top_k > 0 && top_k < kept.count) kept = order.find([&](const Place& place) { return place.count >= top_k; });
   if (top_p < 1) {
     const Place most = kept;
-    kept = row.find([&](const Place& place) { return place.mass >= top_p * most.mass || place.count >= most.count; });
+    kept = order.find([&](const Place& place) { return place.mass >= top_p * most.mass || place.count >= most.count; });
   }
   const double passed = uniform * kept.mass;
-  return row.find([&](const Place& place) { return place.mass > passed || place.count >= kept.count; }).token_id;
+  return order.find([&](const Place& place) { return place.mass > passed || place.count >= kept.count; }).token_id;
 }
 
 // Returns the index of the drawn token where others with the mass `rest` follow the tokens of a row; -1 if these decide
 // which one is drawn.
-int64_t draw_before(Row row, double rest, double top_p, double uniform) {
-  const double known = row.all().mass;
+int64_t draw_before(TokenOrder order, double rest, double top_p, double uniform) {
+  const double known = order.all().mass;
   double kept = known + rest;
   if (top_p < 1) {
     const double share = top_p * kept;
     if (known < share) return -1;
-    kept = row.find([&](const Place& place) { return place.mass >= share; }).mass;
+    kept = order.find([&](const Place& place) { return place.mass >= share; }).mass;
   }
   const double passed = uniform * kept;
-  return known > passed ? row.find([&](const Place& place) { return place.mass > passed; }).token_id : -1;
+  return known > passed ? order.find([&](const Place& place) { return place.mass > passed; }).token_id : -1;
 }
 
 void find_most_likely(const Kernels& kernels, const SampleArgs& args) {
@@ -138,12 +58,6 @@ const float* allowed_logits(const LogitsKernels& kernels, const SampleArgs& args
   float* const allowed = static_cast<float*>(thread_scratch(Scratch::kPrepared, num_bytes));
   kernels.mask(logits, args.masks + row * args.mask_bytes, args.vocab_size, allowed);
   return allowed;
-}
-
-// Returns the least number that is not below `bound`.
-float round_up(double bound) {
-  const float rounded = static_cast<float>(bound);
-  return rounded < bound ? std::nextafter(rounded, std::numeric_limits<float>::infinity()) : rounded;
 }
 
 // A token this many temperatures below the most likely one has less than 6e-6 of its weight.
@@ -169,16 +83,16 @@ class RowDraw {
     if (has_few || min_p_ > 0) {
       kernels_.find_group_greatest(logits_, size_, greatest_);
       const float least = std::max(min_p_ > 0 ? least_by_min_p() : -kInfinity, has_few ? least_by_top_k() : -kInfinity);
-      return token_ids_[draw(row_of_chosen(least), top_k_, top_p_, uniform_)];
+      return token_ids_[draw(order_of_chosen(least), top_k_, top_p_, uniform_)];
     }
     if (top_k_ == 0) {
       kernels_.find_group_greatest(logits_, size_, greatest_);
       const float least = round_up(max_ - kFar * temperature_);
-      const double rest = kernels_.sum_below(logits_, size_, max_, temperature_, least);
-      const int64_t place = draw_before(row_of_chosen(least), rest, top_p_, uniform_);
+      const double rest = kernels_.sum_weights(logits_, size_, max_, temperature_, least).mass;
+      const int64_t place = draw_before(order_of_chosen(least), rest, top_p_, uniform_);
       if (place >= 0) return token_ids_[place];
     }
-    return draw(Row(kernels_, logits_, size_, max_, temperature_), top_k_, top_p_, uniform_);
+    return draw(TokenOrder(kernels_, logits_, size_, max_, temperature_), top_k_, top_p_, uniform_);
   }
 
  private:
@@ -193,8 +107,8 @@ class RowDraw {
     return ordered_[top_k_ - 1];
   }
 
-  // Chooses the tokens whose logit is at least `least` and returns their weights; their order is that of their ids.
-  Row row_of_chosen(float least) {
+  // Chooses the tokens whose logit is at least `least`; the indices in their order are places in token_ids_.
+  TokenOrder order_of_chosen(float least) {
     int64_t count = 0;
     for (int64_t group = 0; group < num_groups_; ++group) {
       if (greatest_[group] < least) continue;
@@ -205,7 +119,7 @@ class RowDraw {
         count += logits_[i] >= least;
       }
     }
-    return Row(kernels_, chosen_, count, max_, temperature_);
+    return TokenOrder(kernels_, chosen_, count, max_, temperature_);
   }
 
   const LogitsKernels& kernels_;

@@ -1,5 +1,5 @@
-"""Filters over logits that decide which tokens may be drawn, and mirostat. Plain PyTorch on any device. mask_min_p is
-in reference_sampling.py, as the definition of a draw needs it.
+"""Definitions of the filters over logits that decide which tokens may be drawn, and of mirostat; a part of `reference`.
+mask_min_p is in reference_sampling.py, as the definition of a draw needs it.
 
 Dimensions: N rows, V vocabulary. Each mask_... takes logits [N, V] (float32, -inf for excluded tokens, at least one
 finite per row) and parameters [N], and returns logits with -inf for the tokens that it drops. Probabilities are those
