@@ -31,7 +31,7 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}),
     "yarn": frozenset(
         {"factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate", "finetuned"}
-        | {_ORIGINAL}
+        | {_ORIGINAL, "attn_factor", "extrapolation_factor"}
     ),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL}),
 }
@@ -177,6 +177,12 @@ def _yarn_numbers(scaling: Entries, factor: float) -> dict[str, Any]:
         attention_factor = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
     else:
         attention_factor = yarn_mscale(factor)
+    if "attn_factor" in scaling:
+        # Multiplies the formula's result in the code of YaRN's authors; DeepSeek-R1-0528-Qwen3-8B has it.
+        if "attention_factor" in scaling:
+            raise scaling.wrong("attn_factor", "left out beside attention_factor, which is the whole factor")
+        attention_factor *= scaling.positive("attn_factor")
+    scaling.demand("extrapolation_factor", 1, 1)
     return {
         "beta_fast": fast,
         "beta_slow": slow,

@@ -224,6 +224,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "max_window_layers": 28, "num_attention_heads": 16,
         "num_hidden_layers": 28, "num_key_value_heads": 8, "tie_word_embeddings": True,
     },
+    "DeepSeek-R1-0528-Qwen3-8B": {
+        **_QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36, "num_attention_heads": 32,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        "rope_scaling": {"attn_factor": 0.8782488562869419, "factor": 4.0, "rope_type": "yarn",
+                         "original_max_position_embeddings": 32768},
+    },
     "Qwen3-30B-A3B": {
         **_QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
         "hidden_size": 2048, "intermediate_size": 6144, "max_window_layers": 48, "mlp_only_layers": [],

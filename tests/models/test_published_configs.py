@@ -49,6 +49,8 @@ FACTS = {
     "4 of 60 x 1408 + 5632 gated | 8192 | qkv bias",
     "Qwen3-0.6B": "28 16/8x128 | default 128@1e+06 | all | sequential rms 1e-06 | silu 3072 | 40960 | "
     "tied, rms head norm",
+    "DeepSeek-R1-0528-Qwen3-8B": "36 32/8x128 | yarn 128@1e+06 | all | sequential rms 1e-06 | silu 12288 | 131072 | "
+    "rms head norm",
     "Qwen3-30B-A3B": "48 32/4x128 | default 128@1e+06 | all | sequential rms 1e-06 | 8 of 128 x 768 | 40960 | "
     "rms head norm",
     "phi-1": f"24 32/32x64 | default 32@10000 | all | parallel layer 1e-05 | plain gelu_tanh 8192 | {_PHI_END}",
@@ -205,6 +207,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("Meta-Llama-3.1-8B", 8, 8192, 1),
         ("Llama-3.2-1B", 32, 8192, 1),
         ("Qwen2.5-7B-Instruct with YaRN", 4, 32768, 1.138629),
+        ("DeepSeek-R1-0528-Qwen3-8B", 4, 32768, 1),
         ("Phi-3-mini-128k-instruct", 32, 4096, 1.190238),
         ("Phi-4-mini-instruct", 32, 4096, 1.190238),
         ("DeepSeek-V2.5", 40, 4096, 1),

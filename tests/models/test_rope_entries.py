@@ -104,6 +104,15 @@ def test_what_transformers_saves_is_read_back() -> None:
         agree(read(saved), theirs)
 
 
+@pytest.mark.parametrize("new", [False, True], ids=["rope_scaling", "rope_parameters"])
+def test_attn_factor_multiplies_yarns_factor(new: bool) -> None:
+    """It is not attention_factor, which replaces the factor; transformers knows only that one."""
+    plain = read(file_of(DEEPSEEK, new=new)).attention_factor
+    changed = read(file_of({**DEEPSEEK, "attn_factor": 0.7, "extrapolation_factor": 1}, new=new))
+    assert changed.attention_factor == pytest.approx(0.7 * plain)
+    assert changed.mscale_all_dim == DEEPSEEK["mscale_all_dim"]
+
+
 def test_dynamic_leaves_all_positions_of_the_file_alone() -> None:
     found = read(file_of({"type": "dynamic", "factor": 3.5}, new=False))
     assert (found.original_max_position_embeddings, found.factor) == (MAX_POSITION, 3.5)
@@ -197,6 +206,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "llama3-factor": ({"type": "llama3", "low_freq_factor": 1, "high_freq_factor": 2}, r"factor is missing"),
     "betas": ({**YARN, "beta_fast": 0.5}, r"beta_fast is 0\.5, and must be at least beta_slow \(1\.0\)"),
     "mscale": ({**YARN, "mscale": -0.1}, r"mscale is -0\.1, and must be a number from 0"),
+    "attn-factor": ({**YARN, "attn_factor": 0}, r"attn_factor is 0, and must be a number above 0"),
+    "both-factors": ({**YARN, "attn_factor": 0.7, "attention_factor": 1}, r"attn_factor is 0\.7, .* left out beside"),
+    "extrapolation": ({**YARN, "extrapolation_factor": 0.5}, r"extrapolation_factor is 0\.5, and must be 1"),
     "truncate": ({**YARN, "truncate": "no"}, r"truncate is 'no', and must be true or false"),
     "original": ({**YARN, "original_max_position_embeddings": 1}, r"embeddings is 1, .* whole number above 1"),
     "no-long": ({"type": "longrope", "short_factor": SHORT}, r"long_factor is missing, and must be a list"),
