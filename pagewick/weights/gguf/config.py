@@ -21,9 +21,19 @@ _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 # The old name of rope.scaling.factor; a file with it scales linearly.
 _SCALE_LINEAR: Final = "rope.scale_linear"
 _YARN_ENTRIES: Final = {
-    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.attn_factor": "attn_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+# Keys of models that compute something else than their architecture does elsewhere -> the values that change nothing.
+# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, embedding models see later tokens.
+_WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "rope.dimension_sections": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (True,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
 }
 # general.sampling.* -> entry of generation_config.json.
 SAMPLING: Final = {
@@ -94,6 +104,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     architecture, shapes = architecture_of(metadata), metadata.shapes
     if missing := [key for key in architecture.required if metadata.get(key) is None]:
         raise metadata.wrong(f"{metadata.kind}.{missing[0]}", "missing")
+    _check_effects(metadata)
     if "token_embd.weight" not in shapes:
         raise ModelLoadError(f"{metadata.where} holds no token_embd.weight\n  use a file that holds a language model")
     found: dict[str, Any] = {
@@ -118,6 +129,14 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= _rope(metadata, read_numbers)
     found |= _special_cases(metadata, found)
     return found
+
+
+def _check_effects(metadata: Metadata) -> None:
+    """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
+    for key, allowed in _WITHOUT_EFFECT.items():
+        value = metadata.values.get(f"{metadata.kind}.{key}", allowed[0])
+        if any(one not in allowed for one in (value if isinstance(value, list) else [value])):
+            raise metadata.wrong(f"{metadata.kind}.{key}", f"{value!r:.80}, which is not supported")
 
 
 def generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,6 +233,10 @@ def _scaling(metadata: Metadata) -> dict[str, Any] | None:
     if (original := metadata.get("rope.scaling.original_context_length")) is not None:
         found["original_max_position_embeddings"] = original
     found |= {entry: value for key, entry in _YARN_ENTRIES.items() if (value := metadata.get(key)) is not None}
+    if (written := metadata.get("rope.scaling.yarn_attn_factor")) is not None:
+        # llama.cpp's converter writes attention_factor here, which is never below 1, or the multiplier attn_factor.
+        is_multiplier = isinstance(written, float) and written < 1
+        found["attn_factor" if is_multiplier else "attention_factor"] = written
     if (multiplier := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:
         # Written as 0.1 * mscale_all_dim. DeepSeek's files have mscale equal to it.
         found |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))

@@ -1,0 +1,61 @@
+"""Keys of published GGUF files that few files have, and what the config.json amounts to that we make of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pagewick.errors import ModelLoadError
+from pagewick.models.registry import read_config
+from pagewick.weights.gguf.config import Metadata, hugging_face_config
+
+SHAPES = {"token_embd.weight": (50, 64), "output.weight": (50, 64)}
+SIZES = {
+    "block_count": 1, "context_length": 512, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+COMPUTED = 1 + 0.1 * math.log(4)
+
+
+def config_of(keys: dict[str, Any], kind: str = "qwen3") -> dict[str, Any]:
+    values = {f"{kind}.{key}": value for key, value in {**SIZES, **keys}.items()}
+    return hugging_face_config(Metadata({"general.architecture": kind, **values}, SHAPES, "m.gguf"), lambda name: [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (None, None, COMPUTED),
+        # DeepSeek-R1-0528-Qwen3-8B.
+        ("yarn_attn_factor", 0.8782488562869419, 1.0),
+        ("yarn_attn_factor", 1.25, 1.25),
+        ("attn_factor", 0.5, 0.5 * COMPUTED),
+        ("yarn_ext_factor", 1.0, COMPUTED),
+    ],
+)
+def test_the_factor_of_attention_with_yarn(key: str | None, value: float, expected: float) -> None:
+    scaling = {**YARN, **({} if key is None else {key: value})}
+    config = config_of({f"rope.scaling.{name}": given for name, given in scaling.items()})
+    rope = read_config(config).layers[0].rope
+    assert rope is not None
+    assert rope.attention_factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "harmless"),
+    [
+        ("glm4", "rope.dimension_sections", [8, 12, 12, 0], [0, 0, 0, 0]),
+        ("llama", "attention.temperature_scale", 0.1, 0.0),
+        ("qwen2", "attention.causal", False, True),
+        ("llama", "attention.clamp_kqv", 8.0, 0.0),
+        ("llama", "attention.max_alibi_bias", 8.0, 0.0),
+        ("qwen3", "rope.scaling.yarn_ext_factor", 0.5, -1.0),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(kind: str, key: str, value: object, harmless: object) -> None:
+    with pytest.raises(ModelLoadError, match=rf"m\.gguf: {kind}\.{key} is .*, which is not supported\n  use another"):
+        config_of({key: value}, kind)
+    assert config_of({key: harmless}, kind) == config_of({}, kind)
