@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.weight import Pieces
 from pagewick.weights.progress import Progress
+from pagewick.weights.same_tensors import check_zeros
 from pagewick.weights.source import TensorSource
-from pagewick.weights.tensor_check import check_names
+from pagewick.weights.tensor_check import check_names, spare_biases
 from pagewick.weights.upload import Upload
 
 
@@ -70,13 +71,15 @@ def load_weights(
     Returns the seconds that "weights" (reading and placing them) and "repack" (`finish_loading`) took.
 
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
-    `ignore` or in the model's `ignored_weights` (tensors that no model needs, such as rotary inv_freq). A model whose
-    files use other names has `name_in_file`, which translates its own names to theirs. Names are compared
-    before anything is read. Raises ModelLoadError for missing or unexpected tensors and for wrong shapes or dtypes.
+    `ignore` or in the model's `ignored_weights` (tensors that no model needs, such as rotary inv_freq), or it is a bias
+    of zeros. A model whose files use other names has `name_in_file`, which translates its own names to theirs. Names
+    are compared before anything is read. Raises ModelLoadError for missing or unexpected tensors and for wrong shapes
+    or dtypes.
     """
     started = time.monotonic()
     routes = build_routes(model)
     check_names(routes.keys(), source.names(), [*ignore, *getattr(model, "ignored_weights", ())])
+    check_zeros(source, spare_biases(routes.keys(), source.names()))
     routes = {**build_routes(model, "optional_weights"), **routes}
     progress, pieces = progress or Progress(), pieces_of(source, upload)
     names = [name for name in source.names() if name in routes]

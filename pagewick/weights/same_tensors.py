@@ -1,8 +1,8 @@
-"""Whether tensors that a model takes for one and the same hold the same numbers."""
+"""Whether tensors that a model leaves out hold the numbers with which it computes in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -25,6 +25,18 @@ def check_tied_heads(source: TensorSource, heads: Mapping[str, str]) -> None:
                 f"this model's head is tied to its embedding, but {head} differs from {embedding}\n"
                 "  set tie_word_embeddings to false in config.json, so that the head is used; it may be true by default"
             )
+
+
+def check_zeros(source: TensorSource, biases: Iterable[str]) -> None:
+    """Raise ModelLoadError if one of these biases, which would not be loaded, is not zero."""
+    for name in biases:
+        bias = source.get(name)
+        if bool((bias.float() != 0).any()):
+            raise ModelLoadError(
+                f"{name} holds other numbers than zeros, and config.json says that this model has no such bias\n"
+                "  config.json and the weights do not belong together; download or copy both again"
+            )
+        source.release(bias)
 
 
 def _are_equal(source: TensorSource, first: str, second: str) -> bool:

@@ -13,17 +13,21 @@ from pagewick.weights.files import name_some
 from pagewick.weights.tensor_headers import TensorInfo
 
 _DTYPES: Final = ("BF16", "F16", "F32", "F64")
+_BIAS: Final = "bias"
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 
 
 def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterable[str]) -> None:
     """Raise ModelLoadError if `names`, a checkpoint's tensors, are not the `expected` ones.
 
-    ignored: regular expressions of tensors that may be there and are not used.
+    ignored: regular expressions of tensors that may be there and are not used. spare_biases may be there, too; headers
+    do not show whether they are zeros.
     """
     present, patterns = set(names), [re.compile(pattern) for pattern in ignored]
     missing = [name for name in expected if name not in present]
     unexpected = [name for name in names if name not in expected and not any(p.fullmatch(name) for p in patterns)]
+    spare = set(spare_biases(expected, unexpected))
+    unexpected = [name for name in unexpected if name not in spare]
     problems = []
     if missing:
         problems.append(f"the checkpoint lacks {_count(missing)} of this model: {name_some(missing)}")
@@ -31,6 +35,16 @@ def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterab
         problems.append(f"the model has no place for {_count(unexpected)}: {name_some(unexpected)}")
     if problems:
         raise ModelLoadError("\n".join([*problems, _FIX]))
+
+
+def spare_biases(expected: Collection[str], names: Iterable[str]) -> list[str]:
+    """Return the biases among `names` of weights that have none in the model.
+
+    AutoGPTQ gave a bias of zeros to every weight that it quantized (Llama 2 and Mistral by TheBloke). The
+    caller has to check that they are zeros.
+    """
+    biases = (name for name in names if name.endswith(f".{_BIAS}") and name not in expected)
+    return [name for name in biases if f"{name.removesuffix(_BIAS)}weight" in expected]
 
 
 def check_headers(

@@ -182,8 +182,12 @@ def test_unexpected_tensors() -> None:
     assert "layers.5" not in message
 
 
-def test_a_bias_that_the_model_does_not_have_is_unexpected() -> None:
-    assert "layers.0.q_proj.bias" in fails(Model(), checkpoint() | {"layers.0.q_proj.bias": torch.zeros(4)})
+def test_a_bias_that_the_model_does_not_have_must_be_zeros() -> None:
+    bias = torch.zeros(4)
+    load_weights(Model(), MemorySource(checkpoint() | {"layers.0.q_proj.bias": bias}))
+    bias[3] = 1e-7
+    assert "layers.0.q_proj.bias holds other numbers" in fails(Model(), checkpoint() | {"layers.0.q_proj.bias": bias})
+    assert "no place for 1 tensor: q_proj.bias" in fails(Model(), checkpoint() | {"q_proj.bias": torch.zeros(4)})
 
 
 def test_ignored_tensors_are_neither_read_nor_missed() -> None:

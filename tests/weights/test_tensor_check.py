@@ -52,6 +52,15 @@ def extra(tensors: dict[str, TensorInfo]) -> None:
     tensors["model.layers.5.mlp.up_proj.weight"] = replace(tensors[NAME], name="model.layers.5.mlp.up_proj.weight")
 
 
+def stray_bias(tensors: dict[str, TensorInfo]) -> None:
+    tensors["model.layers.3.mlp.router.bias"] = TensorInfo("model.layers.3.mlp.router.bias", "F16", (5,), 10)
+
+
+def test_a_bias_of_a_weight_without_one_is_left_to_the_loader() -> None:
+    name = NAME.replace(".weight", ".bias")
+    check_tensors(CONFIG, [*TENSORS.values(), TensorInfo(name, "F16", (768,), 1536)])
+
+
 def test_the_built_in_model_is_whole() -> None:
     check_tensors(CONFIG, TENSORS.values())
 
@@ -60,6 +69,7 @@ def test_the_built_in_model_is_whole() -> None:
     ("change", "complaint"),
     [
         (lambda tensors: tensors.pop(NAME), f"lacks 1 tensor of this model: {NAME}\n.*do not belong together"),
+        (stray_bias, r"no place for 1 tensor: model.layers.3.mlp.router.bias"),
         (extra, r"no place for 1 tensor: model.layers.5.mlp.up_proj.weight\n.*do not belong together"),
         (
             changed(shape=(768, 255)),

@@ -29,9 +29,9 @@ from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
 from pagewick.weights.opening import open_source
 from pagewick.weights.packed.config import packed_rules
-from pagewick.weights.same_tensors import check_tied_heads
+from pagewick.weights.same_tensors import check_tied_heads, check_zeros
 from pagewick.weights.source import TensorSource
-from pagewick.weights.tensor_check import check_names
+from pagewick.weights.tensor_check import check_names, spare_biases
 
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 # Keys that describe one file, and no copy of it in another type.
@@ -115,6 +115,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     _, architecture = architecture_named(model.architecture)
     _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)
+    _drop_spare_biases(source, places, model)
     values, factors = metadata_of(config)
     shapes = {name: source.shape(place) for name, place in places.items()}
     _check_tensors(shapes, model)
@@ -164,6 +165,12 @@ def _check_tied_heads(source: TensorSource, model: ModelConfig) -> None:
     places = {_text_name(name): name for name in source.names()}
     heads = model.tied_heads(list(places))
     check_tied_heads(source, {places[head]: places[embedding] for head, embedding in heads.items()})
+
+
+def _drop_spare_biases(source: TensorSource, places: dict[str, str], model: ModelConfig) -> None:
+    """Remove biases that the model has not. Raises ModelLoadError if one of them is not zero."""
+    spare = spare_biases({tensor.name for tensor in model_tensors(model, list(places))}, list(places))
+    check_zeros(source, [places.pop(name) for name in spare])
 
 
 def _check_tensors(shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> None:

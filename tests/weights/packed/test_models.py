@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
@@ -48,6 +49,27 @@ DEEPSEEK: dict[str, Any] = {
 def test_logits(quantization: dict[str, Any], write: Writer, tmp_path: Path) -> None:
     written = write_packed(tmp_path, quantization, write)
     check_two_ranks(written, check_logits(written, tmp_path))
+
+
+def test_biases_of_zeros(tmp_path: Path) -> None:
+    """Old versions of AutoGPTQ wrote one for every weight, as in TheBloke's Llama 2; another is no such."""
+    write = gptq(group_size=32)
+
+    def with_bias(prefix: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        tensors, numbers = write(prefix, weight)
+        return {**tensors, f"{prefix}.bias": torch.zeros(len(weight), dtype=torch.float16)}, numbers
+
+    written = write_packed(tmp_path / "plain", {**GPTQ, "group_size": 32}, write)
+    ours = logits_on(written.directory)
+    directory = write_packed(tmp_path / "biased", {**GPTQ, "group_size": 32}, with_bias).directory
+    check_models(EngineConfig(model=str(directory)))
+    assert torch.equal(logits_on(directory), ours)
+    tensors = load_file(directory / "model.safetensors")
+    bias = "model.layers.1.mlp.down_proj.bias"
+    tensors[bias][-1] = 0.25
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=rf"{bias} holds other numbers than zeros.*\n.*config.json"):
+        logits_on(directory)
 
 
 def test_act_order(tmp_path: Path) -> None:
