@@ -63,6 +63,8 @@ class TestLabels:
             "a/m-mmproj-f16.gguf",
             "mtp-m.gguf",
             "imatrix.gguf",
+            "Qwen_Qwen3-8B-imatrix.gguf",
+            "Qwen3-8B.imatrix.gguf",
             "x.bin",
             "../m.gguf",
             "/m.gguf",

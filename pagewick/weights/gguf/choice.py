@@ -15,9 +15,11 @@ from pagewick.weights.files import GGUF_SUFFIX, has_safetensors, is_plain_name, 
 from pagewick.weights.gguf.checkpoint import split_names
 from pagewick.weights.progress import format_bytes
 
-# Files that belong to a model, but are not the model: a part of their names, and the beginnings of others.
+# Files that belong to a model, but are not the model: a part of their names, and the beginnings and an end of others.
+# "M-imatrix-Q4_K_M.gguf" is a model.
 _VISION: Final = "mmproj"
 _PARTS_OF_MODELS: Final = ("mtp-", "imatrix")
+_MATRIX_END: Final = f"imatrix{GGUF_SUFFIX}"
 _PART_NUMBER: Final = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 # Such as Q8_0, Q4_K_M, IQ2_XXS, TQ1_0, MXFP4_MOE, BF16, and UD-Q4_K_XL.
 _LABEL: Final = re.compile(
@@ -60,7 +62,8 @@ def find_models(names: Iterable[str]) -> list[GgufModel]:
     for name in names:
         base = name.rpartition("/")[2]
         is_inside = all(map(is_plain_name, name.split("/")))  # names may come from a server
-        is_part = _VISION in base.lower() or base.lower().startswith(_PARTS_OF_MODELS)
+        lower = base.lower()
+        is_part = _VISION in lower or lower.startswith(_PARTS_OF_MODELS) or lower.endswith(_MATRIX_END)
         if not is_inside or is_part or not base.endswith(GGUF_SUFFIX):
             continue
         match, count = _PART_NUMBER.search(name), 1
