@@ -180,8 +180,8 @@ class ModelConfig:
         """Regular expressions of all tensors that a file may hold and the model does not use."""
         # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
         tied = (_TIED_HEAD,) if self.tie_word_embeddings else ()
-        # DecoderAttention reads the scales of keys and values, which not every KV cache needs.
-        kv_scales = r".*\.self_attn\.(((attn|k_proj|v_proj)\.)?(k|v|kv)_scale|[kv]_proj\.output_scale)"
+        # DecoderAttention reads the scales of keys and values, which not every KV cache needs; queries are not rounded.
+        kv_scales = r".*\.self_attn\.(((attn|[qkv]_proj)\.)?(q|k|v|kv)_scale|[kv]_proj\.output_scale)"
         return (r".*\.rotary_emb\.inv_freq", kv_scales, *self.ignored, *tied)
 
     def tied_heads(self, tensor_names: Sequence[str]) -> dict[str, str]:

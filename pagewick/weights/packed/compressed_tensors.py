@@ -193,14 +193,16 @@ def read_rules(settings: Settings) -> PackedRules:
     """Return what the quantization_config of a compressed-tensors checkpoint says. Raises ModelLoadError."""
     _check_dense(settings)
     settings.word("quantization_status", ("compressed", "frozen"), "compressed")
-    groups = [(group.texts("targets"), _format(settings, group)) for _, group in settings.children("config_groups")]
-    by_target = {target: form for targets, form in groups for target in targets}
+    groups = [(group, _format(settings, group)) for _, group in settings.children("config_groups")]
+    by_target = {target: (group, form) for group, form in groups for target in group.texts("targets")}
+    # A group without weights may be of another class, whose activations are rounded, such as LlamaAttention.
+    by_target = {target: found for target, found in by_target.items() if found[1] or not _is_other_class(target)}
     if not by_target:
         raise settings.wrong("config_groups", "groups of layers with their targets")
     is_left_out = _matcher(settings, "ignore", settings.texts("ignore"))
     # The more exact target counts: a name, then a regular expression, then a class.
     ordered = sorted(by_target, key=lambda target: (target in _CLASSES, target.startswith("re:"), target))
-    choices = [(_matcher(settings, "targets", (target,)), by_target[target]) for target in ordered]
+    choices = [(_matcher(by_target[target][0], "targets", (target,)), by_target[target][1]) for target in ordered]
 
     def format_of(prefix: str) -> PackedFormat | None:
         if is_left_out(prefix):
@@ -305,7 +307,7 @@ def _matcher(settings: Settings, entry: str, targets: Sequence[str]) -> Callable
     """Return whether one of the targets fits a weight's prefix: a name, re: and a regular expression, or a class."""
     patterns = [_pattern(settings, entry, target) for target in targets if target.startswith("re:")]
     names = {target for target in targets if not target.startswith("re:")}
-    if unknown := [name for name in names if _CLASS_NAME.fullmatch(name) and name not in _CLASSES]:
+    if unknown := list(filter(_is_other_class, names)):
         raise settings.wrong(
             entry, f"names, regular expressions and the classes {', '.join(_CLASSES)}: not {unknown[0]}"
         )
@@ -315,6 +317,10 @@ def _matcher(settings: Settings, entry: str, targets: Sequence[str]) -> Callable
         return prefix in names or kind in names or any(pattern.match(prefix) for pattern in patterns)
 
     return fits
+
+
+def _is_other_class(target: str) -> bool:
+    return bool(_CLASS_NAME.fullmatch(target)) and target not in _CLASSES
 
 
 def _pattern(settings: Settings, entry: str, target: str) -> re.Pattern[str]:

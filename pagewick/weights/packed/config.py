@@ -42,6 +42,8 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "bitsandbytes": bitsandbytes.read_rules,
     "hqq": hqq.read_rules,
 }
+# MLX's entry, beside which newer versions write the same as a quantization_config; it names no method.
+_MLX: Final = "quantization"
 _OLD_NAMES: Final = {"intel/auto-round": "auto-round"}
 # File that a program writes -> the function that turns its content into a quantization_config.
 SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
@@ -86,6 +88,8 @@ def quant_method(config: Mapping[str, Any]) -> str:
     if method is None and any(config[key].get(name) is True for name in ("load_in_8bit", "load_in_4bit")):
         # Older versions of transformers wrote no name for it.
         return "bitsandbytes"
+    if method is None and _is_of_mlx(config):
+        return "mlx"
     if not isinstance(method, str) or not method:
         return "an unnamed method"
     name = method.lower().replace("_", "-")
@@ -104,8 +108,13 @@ def with_rules(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[st
 
 def _key(config: Mapping[str, Any]) -> str | None:
     """Return the name of the entry that says how weights are packed; None if there is none."""
-    key = next((key for key in _KEYS if config.get(key) is not None), None)
+    key = next((key for key in _KEYS if config.get(key) is not None), _MLX if _is_of_mlx(config) else None)
     return None if key is None or _is_of_cache(config[key]) else key
+
+
+def _is_of_mlx(config: Mapping[str, Any]) -> bool:
+    entries = config.get(_MLX)
+    return isinstance(entries, Mapping) and {"bits", "group_size"} <= entries.keys()
 
 
 def _is_of_cache(entries: Any) -> bool:

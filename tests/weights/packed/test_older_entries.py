@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.models.registry import read_config
 from pagewick.weights.packed.config import packed_rules, quant_method
+from tests.models.published import PUBLISHED
 from tests.weights.packed import byte_writers
 from tests.weights.packed.test_byte_formats import CASES, _hqq, described
 from tests.weights.packed.test_readers import NAME, ROUND, numbers_in, weight_of, write_one
@@ -76,6 +80,28 @@ def test_compressed_tensors_with_a_block_in_one_string() -> None:
         weights["block_structure"] = wrong
         with pytest.raises(ModelLoadError, match="block_structure"):
             rules_of(entries)
+
+
+def test_compressed_tensors_that_round_activations_of_attention(tmp_path: Path) -> None:
+    """A group for a class without weights; llm-compressor writes one for attention in FP8, and scales of queries."""
+    attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": _CACHE, "format": None}
+    entries = copy.deepcopy(dict(CASES["float-tensor"].config))
+    entries["config_groups"] = {"attention": attention, **entries["config_groups"]}
+    assert rules_of(entries).format_of(NAME) == rules_of(dict(CASES["float-tensor"].config)).format_of(NAME)
+    ignored = read_config(PUBLISHED["Meta-Llama-3.1-8B"]).ignored_tensors
+    assert any(re.fullmatch(pattern, "model.layers.0.self_attn.q_scale") for pattern in ignored)
+    entries["config_groups"]["group_0"]["targets"].append("LlamaMLP")
+    with pytest.raises(ModelLoadError, match=r"config_groups\.group_0\.targets in .*Linear, Embedding: not LlamaMLP"):
+        rules_of(entries)
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "text"])
+def test_mlx_is_refused_by_its_name(key: str) -> None:
+    """Older versions of MLX wrote no quantization_config."""
+    entries = {"group_size": 64, "bits": 4, "mode": "affine"}
+    with pytest.raises(ConfigError, match=r"quantized with mlx \(4 bits\), which is not supported\n.*\n  use another"):
+        packed_rules({"quantization": entries, key: entries})
+    assert packed_rules({"quantization": {"bits": 4}}) is None
 
 
 def test_bitsandbytes_without_a_name() -> None:
