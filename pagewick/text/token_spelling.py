@@ -77,6 +77,7 @@ def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
 _BYTE_OF_CHAR = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
+CHAR_OF_LATIN_1 = str.maketrans({chr(byte): char for char, byte in _BYTE_OF_CHAR.items()})
 # A character that stands for no byte becomes U+FFFF, which Latin-1 cannot encode.
 _LATIN_1_OF_CHAR = str.maketrans(
     {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _BYTE_OF_CHAR.items()}

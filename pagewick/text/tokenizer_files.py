@@ -1,4 +1,4 @@
-"""Reads a tokenizer from a model directory: the vocabulary in one of three formats, and its configuration.
+"""Reads a tokenizer from a model directory: the vocabulary in one of four formats, and its configuration.
 
 The configuration is `tokenizer_config.json` and older files beside it. The rules are those of transformers'
 AutoTokenizer, so that both give the same ids. No code from the directory is executed.
@@ -23,6 +23,7 @@ from pagewick.text.guarded import guarded
 from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
+from pagewick.text.tekken import TEKKEN_FILE, make_tekken
 from pagewick.weights.files import GGUF_SUFFIX
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.vocabulary import end_token_ids
@@ -60,26 +61,28 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
     """Read a tokenizer, its configuration, from older files if necessary, and the tokens that end a sequence, if known.
 
     path: a directory, a GGUF file, which has its own, or one of a tokenizer's files. In a directory, looks for
-    tokenizer.json, then tokenizer.model (SentencePiece), then vocab.json with merges.txt. Raises ModelLoadError if
-    there is none of them, or if one is unusable.
+    tokenizer.json, then tekken.json (Mistral's), tokenizer.model (SentencePiece), and vocab.json with merges.txt.
+    Raises ModelLoadError if there is none of them, or if one is unusable.
     """
     if path.suffix == GGUF_SUFFIX and path.is_file():
         values = open_gguf(path).values
         return *gguf_tokenizer(values, str(path)), end_token_ids(values)
     directory = path.parent if path.is_file() else path
-    files = [directory / name for name in ("tokenizer.json", "tokenizer.model", "vocab.json")]
+    files = [directory / name for name in ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", "vocab.json")]
     file = next((file for file in files if file.is_file()), path) if directory == path else path
     config = _read_config(directory)
     if file.name == "vocab.json" and (directory / "merges.txt").is_file():
         backend = _from_merges(file, directory / "merges.txt", config)
+    elif file.name == TEKKEN_FILE:
+        backend = _from_tekken(file, config)
     elif file.suffix == ".json" and file.name != "vocab.json":
         backend = _from_json(file)
     elif file.suffix == ".model":
         backend = _from_sentencepiece(file, config)
     elif file == directory / "vocab.json" or file == directory:
         raise ModelLoadError(
-            f"{directory} has no tokenizer.json, no tokenizer.model, and no vocab.json with merges.txt; use a model "
-            "that has one of them, or write it with transformers: "
+            f"{directory} has no tokenizer.json, no tekken.json, no tokenizer.model, and no vocab.json with "
+            "merges.txt; use a model that has one of them, or write it with transformers: "
             f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
         )
     else:
@@ -133,6 +136,15 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     backend = guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
     if backend.normalizer is not None:
         guarded(lambda: _check_normalizer(json.loads(backend.normalizer.__getstate__())), file)
+    return backend
+
+
+def _from_tekken(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Also adds to `config` the roles of tokens that it leaves open."""
+    _check_size(file)
+    backend, roles = guarded(lambda: make_tekken(read_json_object(file)), file)
+    for name, value in roles.items():
+        config.setdefault(name, value)
     return backend
 
 

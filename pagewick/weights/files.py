@@ -29,6 +29,7 @@ _METADATA_PATTERNS: Final = (
     "quantize_config.json",
     "quant_config.json",
     "tokenizer*.json",
+    "tekken.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -39,7 +40,7 @@ _METADATA_PATTERNS: Final = (
     "processor_config.json",
 )
 # A tokenizer is read from the first of these groups whose files all exist (pagewick/text/tokenizer_files.py).
-_TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_TOKENIZERS: Final = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 _MAX_CONFIG_BYTES: Final = 16 * 2**20

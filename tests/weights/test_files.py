@@ -27,6 +27,7 @@ def test_metadata_is_neither_weights_nor_code_nor_pickles() -> None:
         "generation_config.json",
         "tokenizer.json",
         "tokenizer.model",
+        "tekken.json",
         "chat_template.jinja",
     ]
     unwanted = [
@@ -138,3 +139,9 @@ def test_bad_index(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(ModelLoadError, match=words):
         files.read_index(tmp_path / "index.json")
+
+
+def test_files_that_are_a_tokenizer() -> None:
+    for names in (["tokenizer.json"], ["tekken.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"]):
+        assert files.has_tokenizer(["config.json", *names])
+    assert not files.has_tokenizer(["tokenizer_config.json", "vocab.json", "tiktoken.model"])
