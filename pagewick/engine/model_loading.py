@@ -33,6 +33,7 @@ from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import method_chooser
+from pagewick.weights.end_tokens import tokenizer_end_ids
 from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
 from pagewick.weights.progress import Progress, default_progress
@@ -90,7 +91,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         if source.note and collectives.rank == 0:
             logger.info("%s", source.note)
         model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
-        eos = eos_token_ids(source.config(), source.generation_config())
+        eos = _end_token_ids(config, model_config, source)
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,
             longest_context=model_config.longest_context,
@@ -129,6 +130,13 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     total = sum(tensor.num_elements for tensor in model_tensors(model_config, list(types)))
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline, total)
+
+
+def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSource) -> list[int]:
+    """Return the tokens that end a sequence: the checkpoint's, and the one that its tokenizer names."""
+    found = eos_token_ids(source.config(), source.generation_config())
+    named = tokenizer_end_ids(Path(config.tokenizer or config.model))
+    return [*dict.fromkeys([*found, *(token_id for token_id in named if token_id < model.vocab_size)])]
 
 
 def _require_batch_invariance(device: torch.device, collectives: Collectives) -> None:

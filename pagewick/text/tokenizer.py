@@ -30,7 +30,7 @@ class Tokenizer:
     """A vocabulary with its rules.
 
     config: the content of `tokenizer_config.json`.
-    eos_token_ids: the tokens that end a sequence, from generation_config.json, else config.json, else the tokenizer.
+    eos_token_ids: the tokens that end a sequence, from generation_config.json, else config.json, and eos_token.
     edge_token_ids: the tokens that begin or end a whole text; they do not show that a new turn has begun.
     """
 
@@ -54,7 +54,7 @@ class Tokenizer:
         self.all_texts = TokenTexts(self, hidden=frozenset())
         self.shown_texts = TokenTexts(self, hidden=self.special_token_ids)
         self.special_tokens = _special_tokens(config)
-        self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
+        self.eos_token_ids = tuple(dict.fromkeys([*(eos_token_ids or ()), *self._ids_of("eos_token")]))
         self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
 
     @classmethod

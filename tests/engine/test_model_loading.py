@@ -54,6 +54,26 @@ def test_a_tied_head_is_compared_before_weights_are_quantized(quantization: str 
         Engine(config)
 
 
+def test_the_tokenizers_end_token_ends_sequences_too(tmp_path: Path) -> None:
+    """Fine-tuned models often keep the generation_config.json of the model that they come from."""
+    directory = copy_of(tmp_path, torch.bfloat16)
+    vocab_size = json.loads((directory / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    (directory / "generation_config.json").write_text('{"eos_token_id": 5}', encoding="utf-8")
+
+    def ends(token_id: int, tokenizer: Path | None = None) -> list[int]:
+        listed = {"added_tokens_decoder": {str(token_id): {"content": "<|im_end|>"}}}
+        place = directory if tokenizer is None else tokenizer
+        place.mkdir(exist_ok=True)
+        (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", **listed}))
+        config = EngineConfig(str(directory), tokenizer=None if tokenizer is None else str(tokenizer))
+        return model_loading.load_model(config, Collectives.single(), torch.device("cpu")).eos_token_ids
+
+    assert ends(9) == [5, 9]
+    assert ends(5) == [5]
+    assert ends(vocab_size) == [5]
+    assert ends(11, tmp_path / "other") == [5, 11]
+
+
 @pytest.mark.parametrize(("local_world_size", "num_threads"), [(1, 12), (2, 6), (None, 3)])
 def test_ranks_share_the_processors_of_their_machine(
     local_world_size: int | None, num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

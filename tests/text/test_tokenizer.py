@@ -73,10 +73,10 @@ def test_special_tokens_and_their_ids(tmp_path: Path) -> None:
     write_model_directory(tmp_path, backend, generation_config={"eos_token_id": [im_end, end]})
     assert Tokenizer.from_directory(path).eos_token_ids == (im_end, end)
     write_model_directory(tmp_path, backend, generation_config={"eos_token_id": im_end})
-    assert Tokenizer.from_directory(path).eos_token_ids == (im_end,)
+    assert Tokenizer.from_directory(path).eos_token_ids == (im_end, end)
     (path / "generation_config.json").unlink()
     (path / "config.json").write_text('{"eos_token_id": 7}')
-    assert Tokenizer.from_directory(path).eos_token_ids == (7,)
+    assert Tokenizer.from_directory(path).eos_token_ids == (7, end)
 
 
 def test_bos_token_is_added_once(tmp_path: Path) -> None:
