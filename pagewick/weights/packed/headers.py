@@ -10,11 +10,15 @@ from typing import Any, Final
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.packed.config import packed_rules
-from pagewick.weights.packed.layout import PackedRules, PackedWeight
+from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight
 from pagewick.weights.tensor_headers import TensorInfo
 
 # Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8.
 _PACKED_SUFFIXES: Final = (".qweight", ".weight.absmax", ".weight_scale", ".weight_scale_inv", ".weight_packed")
+
+# transformers has renamed the text part of models that see images, and still writes files with the old names. Rules
+# have the names that the modules had when they were written.
+_TEXT_PARTS: Final = ("language_model.model.", "model.language_model.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,16 @@ def _split(name: str, rules: PackedRules) -> tuple[str, str]:
     return name.removesuffix(suffix), suffix
 
 
+def _of_module(rules: PackedRules, prefix: str) -> PackedFormat | None:
+    """Return the format of a weight of the text part under the other name that it has in transformers."""
+    for of_file, of_module in (_TEXT_PARTS, _TEXT_PARTS[::-1]):
+        if prefix.startswith(of_file):
+            return rules.format_of(of_module + prefix.removeprefix(of_file))
+    return None
+
+
 def _weight(rules: PackedRules, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-    form = rules.format_of(prefix)
+    form = rules.format_of(prefix) or _of_module(rules, prefix)
     if form is None:
         raise ModelLoadError(
             f"{name_some(part.name for part in parts.values())}: packed, and {rules.excluded_by} in config.json says "

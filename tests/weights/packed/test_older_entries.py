@@ -12,6 +12,8 @@ import torch
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.registry import read_config
+from pagewick.quantization.ggml import dequantize
+from pagewick.weights.opening import open_source
 from pagewick.weights.packed.config import packed_rules, quant_method
 from tests.models.published import PUBLISHED
 from tests.weights.packed import byte_writers
@@ -31,6 +33,21 @@ def test_auto_round_without_packing_format(tmp_path: Path) -> None:
     write_one(tmp_path, {**OLD_ROUND, "backend": "auto_round:gptq:exllamav2"}, parts)
     assert torch.equal(numbers_in(tmp_path)[0], meant)
     assert quant_method({"quantization_config": OLD_ROUND}) == "auto-round"
+
+
+@pytest.mark.parametrize("names", [("language_model.model", "model.language_model"), ("model.language_model",) * 2])
+def test_rules_with_the_names_of_modules(names: tuple[str, str], tmp_path: Path) -> None:
+    """transformers writes Gemma 3 with other names than its modules have, and AutoRound names the modules."""
+    for of_file, of_rule in (names, names[::-1]):
+        parts, meant = gptq(group_size=128)(NAME.replace("model", of_file, 1), weight_of())
+        write_one(tmp_path, {**ROUND, "block_name_to_quantize": f"{of_rule}.layers"}, parts)
+        with open_source(tmp_path) as source:
+            (name,) = [name for name in source.names() if name.startswith(of_file)]
+            numbers = dequantize(str(source.stored_type(name)), source.get(name), meant.shape[1])
+        assert torch.equal(numbers, meant)
+    write_one(tmp_path, {**ROUND, "block_name_to_quantize": "vision_tower.layers"}, parts)
+    with pytest.raises(ModelLoadError, match="packed, and extra_config"), open_source(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("backend", ["auto_round:exllamav2", 3])
