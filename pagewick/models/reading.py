@@ -151,6 +151,7 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
     if len(mixtures) * max((mixture.num_experts for mixture in mixtures), default=0) > _MAX_EXPERTS:
         layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
         raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
+    _check_layer_types(entries, layers)
     # Layers with a window never look far; some models rotate them in a way of their own.
     farthest = next((layer for layer in layers if layer.window is None), layers[0])
     context, longest = read_context(entries, farthest.rope)
@@ -164,6 +165,16 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
         "dtype": read_dtype(entries),
     }
     return ModelConfig(**{**sizes, **fields})
+
+
+def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
+    """Raise ModelLoadError if layer_types, which not every family reads, says something else than `layers`."""
+    # Where use_sliding_window is false, transformers knows no window, whatever layer_types says.
+    kinds = None if entries.get("use_sliding_window") is False else entries.texts("layer_types")
+    found = tuple(_KINDS[layer.window is not None] for layer in layers)
+    if kinds is not None and kinds != found:
+        counts = f"{found.count(_KINDS[0])} of {len(found)} layers see everything"
+        raise entries.wrong("layer_types", f"left out or agree with the other entries, by which {counts}")
 
 
 def read_dtype(entries: Entries) -> str:

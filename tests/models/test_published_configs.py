@@ -12,6 +12,7 @@ from itertools import groupby
 
 import pytest
 
+from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from pagewick.models.registry import read_config
@@ -257,6 +258,28 @@ def test_which_layers_see_all(name: str, seeing_all: range | tuple[int, ...]) ->
 )
 def test_weights_have_the_type_that_the_file_says(name: str, dtype: str) -> None:
     assert read_config(PUBLISHED[name]).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("Mistral-7B-v0.1", ["sliding_attention"] * 32, ["sliding_attention"] * 31 + ["full_attention"]),
+        ("Meta-Llama-3.1-8B", ["full_attention"] * 32, ["sliding_attention"] * 32),
+        ("granite-3.0-2b-base", ["full_attention"] * 40, ["full_attention"] * 39),
+        ("DeepSeek-V2-Lite", ["full_attention"] * 27, ["full_attention"] * 26 + ["linear_attention"]),
+    ],
+)
+def test_layer_types_are_never_ignored(name: str, right: list[str], wrong: list[str]) -> None:
+    """Families whose layers all see the same do not read them; a file that says otherwise means another model."""
+    config = PUBLISHED[name]
+    assert read_config({**config, "layer_types": right}) == read_config(config)
+    with pytest.raises(ModelLoadError, match=r"layer_types is \[.*, and must be left out or agree with the other"):
+        read_config({**config, "layer_types": wrong})
+
+
+def test_layer_types_of_windows_that_are_not_used() -> None:
+    config = {**PUBLISHED["Qwen1.5-0.5B"], "layer_types": ["full_attention"] * 21 + ["sliding_attention"] * 3}
+    assert all(layer.window is None for layer in read_config(config).layers)
 
 
 def test_embeddings_are_scaled_and_layers_that_predict_later_tokens_ignored() -> None:
