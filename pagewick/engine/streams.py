@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -89,8 +89,20 @@ class CudaStream:
         except BaseException:
             # If ending the capture fails as well, PyTorch stays on the stream that it captures.
             torch.cuda.set_stream(before)
+            self._end_allocation()
             raise
         return [_borrowed(result) for result in results], graph
+
+    def _end_allocation(self) -> None:
+        """Tell PyTorch's allocator that a capture is over: CUDAGraph.capture_end does that last, or not if it fails.
+
+        Until then the allocator frees nothing: an operation for which it must raises an internal error.
+        """
+        index, pool, self._pool = self._device.index or 0, self._pool, None
+        # Where the capture did end, this raises, and the pool is the graph's to release.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
 
 
 def stream_of(device: torch.device) -> DeviceStream | None:

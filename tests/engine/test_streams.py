@@ -11,33 +11,86 @@ import torch
 
 from pagewick.engine.streams import CudaStream
 
+PREVIOUS_ERROR = "operation failed due to a previous error during capture"
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The streams that become current, first to last. The end of a capture fails as PyTorch's does."""
-    current = ["usual"]
+
+class Allocator:
+    """What PyTorch's allocator notes of captures. capturing: the pools into which something is being captured.
+
+    num_uses: how many graphs use a pool, the one that is being captured included. current: the streams that became
+    current, first to last. ends: whether the driver can end a capture.
+    """
+
+    def __init__(self) -> None:
+        self.capturing: list[tuple[int, int]] = []
+        self.num_uses: dict[tuple[int, int], int] = {}
+        self.current = ["usual"]
+        self.ends = False
 
     @contextmanager
-    def graph(*given: Any, **options: Any) -> Iterator[None]:
-        current.append("capturing")
+    def graph(self, graph: object, *, pool: tuple[int, int], capture_error_mode: str) -> Iterator[None]:
+        """Begin and end a capture as torch.cuda.graph does: CUDAGraph.cpp tells the allocator last."""
+        self.current.append("capturing")
+        self.capturing.append(pool)
+        self.num_uses[pool] = self.num_uses.get(pool, 0) + 1
         try:
             yield
         finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
+            if not self.ends:
+                raise RuntimeError(PREVIOUS_ERROR)
+            self.capturing.remove(pool)
 
+    def end_allocate(self, device: int, pool: tuple[int, int]) -> None:
+        assert device == 0
+        if pool not in self.capturing:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.capturing.remove(pool)
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        assert device == 0
+        self.num_uses[pool] -= 1
+        assert self.num_uses[pool] >= 0
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    made = Allocator()
+    handles = iter(range(1, 9))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
-    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
-    return current
+    monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", made.current.append)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", made.release)
+    return made
 
 
-def test_after_a_failed_capture_the_stream_is_the_one_before(streams: list[str]) -> None:
-    def step() -> list[torch.Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing")
+def failing_step() -> list[torch.Tensor]:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
+
+def test_after_a_failed_capture_the_stream_is_the_one_before(allocator: Allocator) -> None:
     with pytest.raises(RuntimeError, match="previous error"):
-        CudaStream(torch.device("cuda", 0)).capture(step)
-    assert streams == ["usual", "capturing", "usual"]
+        CudaStream(torch.device("cuda", 0)).capture(failing_step)
+    assert allocator.current == ["usual", "capturing", "usual"]
+
+
+def test_after_a_failed_capture_the_allocator_can_free_memory(allocator: Allocator) -> None:
+    """While it believes that something is captured, it raises an error instead, and keeps the pool."""
+    stream: Any = CudaStream(torch.device("cuda", 0))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="previous error"):
+            stream.capture(failing_step)
+        assert not allocator.capturing
+    # A pool that nothing uses any more takes no further graph.
+    assert allocator.num_uses == {(0, 1): 0, (0, 2): 0}
+
+
+def test_a_capture_that_ends_is_left_to_its_graph(allocator: Allocator) -> None:
+    """The graph releases its pool itself: a second time would take it from the other graphs."""
+    allocator.ends = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaStream(torch.device("cuda", 0)).capture(failing_step)
+    assert not allocator.capturing and allocator.num_uses == {(0, 1): 1}
