@@ -139,9 +139,8 @@ class CapturedSteps:
         try:
             results, graph = self._stream.capture(step)
             found = _Captured(graph, results, padded[0].extras)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            # Also too little memory: the eager step of this size had enough, without a pool for graphs.
             reason = _first_line(_cause(error))
         # Nothing has run yet on any GPU, so all ranks can still run this step eagerly.
         (is_captured_everywhere,) = self._collectives.minimum([int(found is not None)])

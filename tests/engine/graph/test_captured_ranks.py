@@ -112,14 +112,15 @@ def test_ranks_ask_each_other_only_when_a_size_is_new() -> None:
     assert [rank.num_minima for rank in ranks] == [2] * NUM_RANKS
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
 @pytest.mark.parametrize("failing", [[0], [1], [0, 2], [0, 1, 2]])
 def test_if_one_rank_cannot_capture_a_step_all_run_eagerly(
-    failing: list[int], caplog: pytest.LogCaptureFixture
+    failing: list[int], kind: type[RuntimeError], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="pagewick")
 
     def fails(rank: int, doing: str, layer: int) -> Exception | None:
-        return RuntimeError("a wait\nmore") if doing == "capturing" and rank in failing and layer == 2 else None
+        return kind("a wait\nmore") if doing == "capturing" and rank in failing and layer == 2 else None
 
     gpus, ranks, ends = steps_on_ranks(fails)
     assert ends == [None] * NUM_RANKS
@@ -155,10 +156,9 @@ def test_if_only_some_ranks_could_run_a_step_the_engine_ends(failing: list[int])
         assert ("no kernel" in str(end)) == (rank in failing)
 
 
-@pytest.mark.parametrize("doing", ["waiting is refused", "capturing"])
-def test_a_rank_without_memory_ends_all(doing: str) -> None:
-    def fails(rank: int, now: str, layer: int) -> Exception | None:
-        return torch.OutOfMemoryError("none left") if now == doing and rank == 1 else None
+def test_a_rank_without_memory_ends_all() -> None:
+    def fails(rank: int, doing: str, layer: int) -> Exception | None:
+        return torch.OutOfMemoryError("none left") if doing == "waiting is refused" and rank == 1 else None
 
     gpus, _, ends = steps_on_ranks(fails)
     assert isinstance(ends[1], torch.OutOfMemoryError)
