@@ -24,6 +24,9 @@ from pagewick.kernels.block_formats import Blocks, fields, unpack
 from pagewick.kernels.dispatch import QuantizedLayout
 
 ALIGNMENT: Final = 16
+# Bytes of blocks that are packed at a time. Levels of 32 bits and their sums take up to 48 times as many on the GPU,
+# which at the end of loading has no more room than a step needs.
+_BYTES_AT_ONCE: Final = 2**22
 # Kinds of levels: numbers as they are, whole numbers, E4M3.
 PLAIN, WHOLE, E4M3 = range(3)
 # Kinds of scales of groups: none; bytes 0 to 63; signed bytes; bytes of a scale and a minimum of four bits each.
@@ -118,12 +121,19 @@ def pack_rows(name: str, rows: Tensor, weight: Tensor, first_row: int) -> None:
     form, rows = FORMATS[name], rows.to(weight.device)
     if rows.ndim != 2 or rows.dtype != torch.uint8 or not 0 <= first_row <= len(weight) - len(rows):
         raise ValueError(f"{rows.dtype} rows {list(rows.shape)} do not fit into a packed weight {list(weight.shape)}")
+    step = max(1, _BYTES_AT_ONCE // max(1, rows.shape[1]))
+    targets = torch.split(weight[first_row : first_row + len(rows)], step)
+    for some, target in zip(torch.split(rows, step), targets, strict=True):
+        _pack(name, form, some, target)
+
+
+def _pack(name: str, form: Format, rows: Tensor, target: Tensor) -> None:
+    """Store rows of blocks as the rows `target` of a packed weight. Raises ValueError if they do not fit."""
     blocks = unpack(name, rows)
     levels = _levels(name, form, rows, blocks)
     place = planes(name, levels.shape[1])
-    if place.row_bytes != weight.shape[1]:
-        raise ValueError(f"rows of {levels.shape[1]} columns do not fit into a packed weight {list(weight.shape)}")
-    target = weight[first_row : first_row + len(rows)]
+    if place.row_bytes != target.shape[1]:
+        raise ValueError(f"rows of {levels.shape[1]} columns do not fit into a packed weight {list(target.shape)}")
     _store(target, 0, _packed_bits(levels & (1 << form.low_bits) - 1, form.low_bits))
     if form.high_bits:
         _store(target, place.high, _packed_bits(levels >> form.low_bits, form.high_bits))

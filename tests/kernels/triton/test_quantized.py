@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewick.kernels import triton as backend
 from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.cpu.quantized import BLOCKS
 from pagewick.kernels.options import StoredQuantized
 from pagewick.kernels.quantized import QuantizedExperts, quantized_layout
+from pagewick.kernels.triton import layouts
 from pagewick.kernels.triton.layouts import FORMATS, pack_rows, packed_shape, planes
 from tests.kernels.block_rows import random_rows
 from tests.kernels.triton.harness import IS_DEEP, assert_close
@@ -104,6 +109,36 @@ def test_tiles_of_many_rows(kind: str, name: str) -> None:
     stored = launches.Stored(weight.data, num_rows, weight.num_columns, name)
     launches.launch_product(kind, x, stored, None, out)
     assert_product(out, x, numbers, part=2**-11)
+
+
+class LargestTensor(TorchDispatchMode):
+    """num_bytes: of the largest tensor that operations have made."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [part.nbytes for part in pytree.tree_leaves(made) if isinstance(part, Tensor)]
+        self.num_bytes = max(self.num_bytes, *sizes, 0)
+        return made
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packing_takes_little_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader brings rows of 64 MiB at once: for these, each of several tensors of levels would have up to 780 MiB."""
+    at_once = 2**15
+    monkeypatch.setattr(layouts, "_BYTES_AT_ONCE", at_once)
+    numbers, num_bytes = 1024, 1024 // BLOCKS[name][0] * BLOCKS[name][1]
+    rows = random_rows(name, 32 * at_once // num_bytes, numbers)
+    data = torch.zeros(packed_shape(name, len(rows), numbers), dtype=torch.uint8)
+    with LargestTensor() as largest:
+        pack_rows(name, rows, data, 0)
+    # Levels of two bits take 16 times as much memory in 32 bits.
+    assert largest.num_bytes <= max(rows.nbytes, data.nbytes)
+    again = torch.zeros_like(data)
+    for number in range(0, len(rows), 100):
+        pack_rows(name, rows[number : number + 1], again, number)
+        assert torch.equal(again[number], data[number])
 
 
 def test_levels_and_scales_may_be_extreme() -> None:
