@@ -1,7 +1,8 @@
 """Kernels in Triton for GPUs of NVIDIA (from compute capability 8.0) and AMD. None has run on a GPU yet: docs/gpu.md.
 
-Each operation has a module, which is imported when the operation first meets a tensor on a GPU: nothing of Triton is
-imported before. PyTorch for CUDA and ROCm brings Triton along. PAGEWICK_TRITON=0 turns the kernels off.
+Each operation has a module, which is imported when the operation first meets a tensor on a GPU. Nothing of Triton is
+imported where PyTorch sees no GPU. PyTorch for CUDA and ROCm brings Triton along. PAGEWICK_TRITON=0 turns the kernels
+off.
 """
 
 from __future__ import annotations
@@ -98,6 +99,26 @@ def why_off() -> str:
         return "PyTorch sees no GPU"
     if not torch.version.hip and torch.cuda.get_device_capability() < (8, 0):
         return "the GPU is older than compute capability 8.0, which has no bfloat16"
+    return _why_no_launcher()
+
+
+def _why_no_launcher() -> str:
+    """Say why Triton cannot compile C, as it must to start a kernel; nothing: it can, and keeps what it has compiled.
+
+    Otherwise the first step would fail: Triton raises exceptions of many kinds where Python's headers, the driver's
+    library or a directory for its cache are missing.
+    """
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_device()
+    except Exception as error:
+        # That of a compiler has the whole command; the compiler itself writes what it lacks to standard error.
+        said = str(error).partition("\n")[0][:200]
+        return (
+            f"Triton cannot compile its launcher ({type(error).__name__}: {said}); install gcc and Python's headers "
+            "(Debian: apt install gcc python3-dev), or see docs/gpu.md"
+        )
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,13 +33,15 @@ def answers_of_this_test_only() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """PyTorch sees a GPU of capability 8.0, and Triton and a C compiler are installed."""
+    """PyTorch sees a GPU of capability 8.0, Triton and a C compiler are installed, and Triton can compile C."""
     monkeypatch.delenv("PAGEWICK_TRITON", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    launcher = SimpleNamespace(get_current_device=lambda: 0)
+    monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=launcher))
     return monkeypatch
 
 
@@ -75,6 +78,25 @@ def test_the_reason_why_they_are_off(gpu: pytest.MonkeyPatch, name: str, value: 
     gpu.setattr(name, value)
     assert reason in triton.why_off()
     assert kernels.status("cuda:1") == f"plain PyTorch: {triton.why_off()}"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "CalledProcessError: Command '['/usr/bin/gcc'"),
+        (AssertionError("libcuda.so cannot found!\nPlease"), "AssertionError: libcuda.so cannot found!); install"),
+        (PermissionError(13, "Permission denied", "/.triton"), "/.triton"),
+    ],
+)
+def test_triton_must_be_able_to_compile_its_launcher(gpu: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+    """Python's headers may be missing, the driver's library, or a directory for Triton's cache."""
+
+    def fails() -> int:
+        raise error
+
+    gpu.setattr("triton.runtime.driver", SimpleNamespace(active=SimpleNamespace(get_current_device=fails)))
+    assert said in triton.why_off() and "python3-dev" in triton.why_off()
+    assert TABLE.backend("paged_attention", "cuda", torch.bfloat16) is None
 
 
 def test_any_c_compiler_will_do(gpu: pytest.MonkeyPatch) -> None:
