@@ -22,6 +22,8 @@ from pagewick.errors import ConfigError
 
 # Upper limit for a batch, and so for temporary copies, unless a single block is larger.
 _MAX_BATCH_BYTES = 64 * 2**20
+# Rows of host memory [L * B].
+_Rows = Tensor | list[Tensor]
 # Seconds that a disk, or a network file system, may take for a single block.
 DISK_ALLOWED_S = 60.0
 
@@ -55,7 +57,7 @@ class BlockStore:
     @property
     def host_bytes(self) -> int:
         """Host memory set aside for blocks, in bytes."""
-        return sum(memory.nbytes for memory in self._host)
+        return sum(len(memory) * size for memory, size in zip(self._host, self._block_bytes, strict=False))
 
     def run(self, transfers: Sequence[Transfer]) -> list[bytes]:
         """Do the transfers, with the outcome of doing one after the other; a GPU may do them later, before any step.
@@ -120,7 +122,7 @@ class BlockStore:
             for source, destination in zip(sources, destinations, strict=True):
                 cache[destination].copy_(cache[source])
 
-    def _save(self, group: int, blocks: Sequence[int], memory: Tensor, rows: Sequence[int]) -> None:
+    def _save(self, group: int, blocks: Sequence[int], memory: _Rows, rows: Sequence[int]) -> None:
         """Copy blocks of the pool into rows of host memory, [number of rows, L * B]."""
         if not self._is_staged:
             for row, block in zip(rows, blocks, strict=True):
@@ -131,19 +133,19 @@ class BlockStore:
         for row, content in zip(rows, staged, strict=True):
             memory[row].copy_(content, non_blocking=self._is_cuda)
 
-    def _load(self, group: int, memory: Tensor, rows: Sequence[int], blocks: Sequence[int]) -> None:
+    def _load(self, group: int, memory: _Rows, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of host memory, [number of rows, L * B], into blocks of the pool."""
         if not self._is_staged:
             for row, block in zip(rows, blocks, strict=True):
                 for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
                     cache[block].copy_(part)
             return
-        staged = torch.empty(len(rows), memory.shape[1], dtype=torch.uint8, device=self._device)
+        staged = torch.empty(len(rows), self._block_bytes[group], dtype=torch.uint8, device=self._device)
         for row, content in zip(rows, staged, strict=True):
             content.copy_(memory[row], non_blocking=self._is_cuda)
         kernels.scatter_blocks(self._index(blocks), self._caches[group], staged)
 
-    def _write(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> None:
+    def _write(self, batch: Sequence[Transfer], memory: _Rows, rows: Sequence[int]) -> None:
         assert self._disk is not None
         self._wait()
         for row, transfer in zip(rows, batch, strict=True):
@@ -156,7 +158,7 @@ class BlockStore:
             self._progress.mark()
             self._disk.delete(transfer.group, transfer.key)
 
-    def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[bytes]:
+    def _read(self, batch: Sequence[Transfer], memory: _Rows, rows: Sequence[int]) -> list[bytes]:
         """Read blocks into rows of host memory; return the keys of those that failed."""
         assert self._disk is not None
         self._wait()
@@ -176,11 +178,13 @@ class BlockStore:
         (index,) = upload([np.array(numbers, np.int64)], self._device)
         return index
 
-    def _host_memory(self, num_blocks: int, group: int) -> Tensor:
+    def _host_memory(self, num_blocks: int, group: int) -> _Rows:
         """Allocate [num_blocks, L * B] on the CPU, not initialised."""
         num_bytes = self._block_bytes[group]
         try:
-            return torch.empty(num_blocks, num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
+            if self._is_cuda:
+                return _pinned_rows(num_blocks, num_bytes)
+            return torch.empty(num_blocks, num_bytes, dtype=torch.uint8)
         except RuntimeError as error:
             kind = "pinned host memory" if self._is_cuda else "host memory"
             raise ConfigError(
@@ -191,6 +195,20 @@ class BlockStore:
         """Wait for copies from or to host memory that the device has not done yet, before the host uses that memory."""
         if self._stream is not None:
             self._stream.record_event().synchronize()
+
+
+def _pinned_rows(num_rows: int, num_bytes: int) -> list[Tensor]:
+    """Allocate rows of pinned memory, [num_bytes] uint8 each, not initialised.
+
+    PyTorch takes a power of two for each allocation, up to twice as much as it is asked for. So there are several: each
+    but the last nearly is a power of two, and the last has at most an eighth of the rows.
+    """
+    rows: list[Tensor] = []
+    while missing := num_rows - len(rows):
+        largest = 1 << ((missing * num_bytes).bit_length() - 1)
+        count = max(1, largest // num_bytes) if 8 * missing > num_rows else missing
+        rows += torch.empty(count, num_bytes, dtype=torch.uint8, pin_memory=True).unbind()
+    return rows
 
 
 def batches(transfers: Sequence[Transfer], limits: Sequence[int]) -> Iterator[list[Transfer]]:

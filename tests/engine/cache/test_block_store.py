@@ -275,6 +275,24 @@ def test_host_memory_that_is_not_there() -> None:
         BlockStore(make_caches("cpu"), [2**50, 1], None)
 
 
+@given(st.integers(1, 5000), st.sampled_from([1, 24, 1000, 4096, 114688]))
+def test_pinned_memory_is_little_more_than_was_asked_for(num_rows: int, num_bytes: int) -> None:
+    """PyTorch allocates it in powers of two."""
+    taken: list[int] = []
+
+    def pinned(count: int, width: int, *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        assert pin_memory and width == num_bytes
+        taken.append(1 << (count * width - 1).bit_length())
+        return torch.zeros(count, 1, dtype=dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", pinned)
+        assert len(block_store._pinned_rows(num_rows, num_bytes)) == num_rows
+    # Few blocks are no whole part of any power of two.
+    assert sum(taken) <= num_rows * num_bytes * (1.25 if num_rows > 16 else 2)
+    assert len(taken) <= 5
+
+
 def test_closing_waits_for_the_disk() -> None:
     caches = make_caches("cpu")
     with tempfile.TemporaryDirectory() as name:
