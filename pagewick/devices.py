@@ -23,9 +23,12 @@ def choose_device(requested: str) -> str:
     if requested == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if available[device])
     kind = requested.partition(":")[0]
-    if not available.get(kind, False):
-        have = ", ".join(device for device, there in available.items() if there)
-        raise ConfigError(f"--device {requested} is not available on this machine; it has: {have}; give one, or none")
+    have = [device for device, there in available.items() if there]
+    if available["cuda"]:
+        have += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if requested not in have and (kind == "cuda" or kind not in have):
+        listed = ", ".join(have)
+        raise ConfigError(f"--device {requested} is not available on this machine; it has: {listed}; give one, or none")
     return requested
 
 

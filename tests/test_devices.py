@@ -31,6 +31,27 @@ def test_memory_is_what_the_container_leaves(
     assert (devices.available_memory("cpu"), devices.total_memory()) == (available, total)
 
 
+@pytest.mark.parametrize(
+    ("requested", "num_gpus", "chosen"),
+    [
+        ("auto", 2, "cuda"), ("auto", 0, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1"), ("cpu", 2, "cpu"),
+        ("cuda", 0, None), ("cuda:0", 0, None), ("cuda:2", 2, None), ("cuda:", 2, None), ("mps", 2, None),
+    ],
+)  # fmt: skip
+def test_a_device_must_be_there(
+    requested: str, num_gpus: int, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    if chosen is not None:
+        assert devices.choose_device(requested) == chosen
+        return
+    have = "".join(f", cuda:{index}" for index in range(num_gpus))
+    with pytest.raises(ConfigError, match=f"--device {requested} .* it has: cpu{', cuda' if have else ''}{have}; give"):
+        devices.choose_device(requested)
+
+
 @pytest.mark.parametrize(("requested", "expected"), [("cuda", "cuda:2"), ("cuda:1", "cuda:1"), ("cpu", None)])
 def test_a_rank_s_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch, requested: str, expected: str | None) -> None:
     current: list[str] = []
