@@ -1,0 +1,144 @@
+"""Launches kernels by Triton's own functions, without a GPU: nothing is compiled, and nothing runs.
+
+Triton compiles a form of a kernel for each combination of types, of numbers that are 1 or multiples of 16, of aligned
+addresses and of constants. This prints the forms, as JSON, that appear for some sizes of a batch and for others: a list
+of kernels for each. A form that is new in the middle of serving makes all requests wait for the compiler.
+
+It runs in a process of its own, because kernels that are interpreted cannot be launched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from pagewick.expert_routing import Routing
+from pagewick.kernels import kv_cache
+from pagewick.kernels import options as ops
+from pagewick.kernels.triton import (
+    attention,
+    elementwise,
+    latents,
+    layouts,
+    logits,
+    mla,
+    moe,
+    norm,
+    quantized,
+    rope,
+    sampling,
+)
+
+# One size for each kind of tile: see kind_for and kind_for_choices. Few are 1 or multiples of 16.
+FIRST = (1, 2, 3, 17, 300)
+FURTHER = (1, 4, 5, 8, 15, 16, 18, 31, 32, 33, 64, 80, 100, 160, 255, 256, 301, 512, 1000)
+# Blocks of a sequence, the longest.
+FIRST_WIDTHS = (3, 33)
+FURTHER_WIDTHS = (1, 3, 16, 33, 48)
+# New tokens of a sequence that is long for attention.
+_LONG = 5
+_LIMITS = 2**31 - 1, 65535, 65535
+_BF16, _F32, _I32, _I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+
+found: list[str] = []
+
+
+def _note_form(self: Any, key: Any, signature: Any, device: int, *others: Any) -> Any:
+    """In place of JITFunction._do_compile."""
+    found.append(self.fn.__name__)
+
+    def run(*arguments: Any) -> None:
+        # A grid of 2^31 programs or more is silently not launched.
+        grid = arguments[:3]
+        assert all(size <= limit for size, limit in zip(grid, _LIMITS, strict=True)), (self.fn.__name__, grid)
+        assert grid[0] * grid[1] * grid[2] < 2**31, (self.fn.__name__, grid)
+
+    kernel = SimpleNamespace(run=run, function=None, packed_metadata=None, launch_metadata=lambda *arguments: None)
+    self.device_caches[device][0][key] = kernel
+    return kernel
+
+
+def _attend(num_tokens: int, widths: Sequence[int]) -> None:
+    heads, rotation = ops.HeadLayout(32, 8, 128), ops.Rotation(torch.ones(num_tokens, 64), torch.ones(num_tokens, 64))
+    latent_cache = torch.zeros(40, 32, 576, dtype=_BF16)
+    for dtype, num_bytes in ((_BF16, 131072), (torch.float8_e4m3fn, 65536 + 2048)):
+        blocks = torch.zeros(40, num_bytes, dtype=torch.uint8)
+        cache = kv_cache.heads_cache(blocks, dtype, 8, 32, 128, is_packed=False)
+        qkv, slots = torch.zeros(num_tokens, 48 * 128, dtype=_BF16), torch.zeros(num_tokens, dtype=_I64)
+        q = rope.rope_and_store(qkv, cache, slots, heads, ops.HeadOptions(rotation))
+        for width in widths:
+            for each in (1, _LONG, num_tokens):
+                batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
+                attention.paged_attention(q, cache, batch, ops.ScoreOptions(0.1))
+    turned = ops.Rotation(torch.ones(num_tokens, 32), torch.ones(num_tokens, 32), interleaved=True)
+    q_rope = latents.rope_and_store_latent(
+        torch.zeros(num_tokens, 16, 192, dtype=_BF16), torch.zeros(num_tokens, 576, dtype=_BF16), latent_cache,
+        torch.zeros(num_tokens, dtype=_I64), norm_weight=torch.ones(512, dtype=_BF16), norm_eps=1e-6, rotation=turned,
+    )  # fmt: skip
+    for width in widths:
+        batch = _metadata(list(range(num_tokens + 1)), width)
+        mla.latent_attention(
+            torch.zeros(num_tokens, 16, 512, dtype=_BF16), q_rope, latent_cache, batch, softmax_scale=0.1
+        )
+
+
+def _metadata(starts: Sequence[int], width: int) -> ops.AttentionMetadata:
+    num_seqs, longest = len(starts) - 1, starts[1]
+    tables, lengths = torch.zeros(num_seqs, width, dtype=_I32), torch.full((num_seqs,), longest, dtype=_I32)
+    return ops.AttentionMetadata(tables, lengths, torch.tensor(starts, dtype=_I32), longest)
+
+
+def _multiply(num_tokens: int) -> None:
+    x, weight = torch.zeros(num_tokens, 4096, dtype=_BF16), torch.ones(4096, dtype=_BF16)
+    norm.add_rms_norm(x, norm.rms_norm(x, weight, 1e-6), weight, 1e-6)
+    elementwise.gated_activation(torch.zeros(num_tokens, 2 * 14336, dtype=_BF16), "silu")
+    for name in ("Q4_K", "fp8_g128"):
+        data = torch.zeros(layouts.packed_shape(name, 64, 4096), dtype=torch.uint8)
+        stored = ops.StoredQuantized(data, 64, 4096, name, is_packed=True)
+        quantized.quantized_linear(x, stored, weight[:64])
+        quantized.gather_quantized_rows(torch.zeros(num_tokens, dtype=_I64), stored, _BF16)
+    gate_up = ops.StoredExperts(torch.zeros(128, 64, 64, dtype=_BF16), 128, 64, 64, is_packed=False)
+    down = ops.StoredExperts(torch.zeros(128, 64, 32, dtype=_BF16), 128, 64, 32, is_packed=False)
+    moe.fused_moe(x[:, :64], torch.zeros(num_tokens, 128), gate_up, down, Routing(top_k=8))
+
+
+def _sample(num_rows: int) -> None:
+    rows, ids = torch.zeros(num_rows, 2**15), torch.zeros(num_rows, dtype=_I64)
+    columns = torch.ones(num_rows), ids, torch.ones(num_rows), torch.ones(num_rows, dtype=torch.float64)
+    logits.log_softmax_stats(rows)
+    logits.mask_min_p(rows, columns[0], columns[2])
+    logits.philox_uniform(ids, ids, ids, 1)
+    sampling.sample_tokens(rows, ops.DrawOptions(*columns), torch.full((num_rows, 2**12), 255, dtype=torch.uint8))
+
+
+def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
+    """Return the kernels of which there is a new form, one for each."""
+    found.clear()
+    for size in sizes:
+        _attend(size, widths)
+        _multiply(size)
+        _sample(size)
+    return list(found)
+
+
+def main() -> None:
+    target = GPUTarget("cuda", 90, 32)
+    gpu = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+    )
+    driver.set_active(gpu)
+    JITFunction._do_compile = _note_form
+    with torch.inference_mode():
+        first, further = forms_of(FIRST, FIRST_WIDTHS), forms_of(FURTHER, FURTHER_WIDTHS)
+    print(json.dumps({"first": first, "further": further}))
+
+
+if __name__ == "__main__":
+    main()
