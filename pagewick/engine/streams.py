@@ -57,6 +57,7 @@ class CudaStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._capturing: torch.cuda.Stream | None = None
 
     def record_event(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -77,13 +78,17 @@ class CudaStream:
 
     def capture(self, function: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Graph]:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        # All graphs that are captured in a stream share memory in which cuBLAS works. In PyTorch 2.13, the end of one
+        # frees it. In the pool that they share as well, it is still there for the others; if it were in the pool of
+        # another model's graphs, it might not be.
+        self._capturing = self._capturing or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream(self._device)
         try:
             # By default, what any other thread does on the GPU, such as NCCL's watchdog, would end the capture.
             with (
                 torch.cuda.device(self._device),
-                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"),
             ):
                 results = function()
         except BaseException:
@@ -98,7 +103,8 @@ class CudaStream:
 
         Until then the allocator frees nothing: an operation for which it must raises an internal error.
         """
-        index, pool, self._pool = self._device.index or 0, self._pool, None
+        index, pool = self._device.index or 0, self._pool
+        self._pool = self._capturing = None
         # Where the capture did end, this raises, and the pool is the graph's to release.
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(index, pool)

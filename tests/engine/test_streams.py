@@ -28,9 +28,9 @@ class Allocator:
         self.ends = False
 
     @contextmanager
-    def graph(self, graph: object, *, pool: tuple[int, int], capture_error_mode: str) -> Iterator[None]:
+    def graph(self, graph: object, *, pool: tuple[int, int], stream: str, capture_error_mode: str) -> Iterator[None]:
         """Begin and end a capture as torch.cuda.graph does: CUDAGraph.cpp tells the allocator last."""
-        self.current.append("capturing")
+        self.current.append(stream)
         self.capturing.append(pool)
         self.num_uses[pool] = self.num_uses.get(pool, 0) + 1
         try:
@@ -55,11 +55,12 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     made = Allocator()
-    handles = iter(range(1, 9))
+    handles, streams = iter(range(1, 9)), iter(range(1, 9))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream {next(streams)}")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", made.current.append)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate)
@@ -74,7 +75,17 @@ def failing_step() -> list[torch.Tensor]:
 def test_after_a_failed_capture_the_stream_is_the_one_before(allocator: Allocator) -> None:
     with pytest.raises(RuntimeError, match="previous error"):
         CudaStream(torch.device("cuda", 0)).capture(failing_step)
-    assert allocator.current == ["usual", "capturing", "usual"]
+    assert allocator.current == ["usual", "stream 1", "usual"]
+
+
+def test_graphs_of_two_models_share_no_stream(allocator: Allocator) -> None:
+    """Those of one share theirs, and with it memory of cuBLAS, which belongs to the pool that they share as well."""
+    one, other = CudaStream(torch.device("cuda", 0)), CudaStream(torch.device("cuda", 0))
+    allocator.ends = True
+    for stream in (one, other, one):
+        stream.capture(list)
+    assert allocator.current == ["usual", "stream 1", "stream 2", "stream 1"]
+    assert allocator.num_uses == {(0, 1): 2, (0, 2): 1}
 
 
 def test_after_a_failed_capture_the_allocator_can_free_memory(allocator: Allocator) -> None:
