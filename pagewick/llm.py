@@ -4,7 +4,7 @@
         for output in llm.generate(["Once upon a time", "The capital of France is"]):
             print(output.outputs[0].text)
 
-An LLM must be used by one thread only. A program that serves many users at once should use AsyncEngine.
+Calls of several threads wait for each other. A program that serves many users at once should use AsyncEngine.
 """
 
 from __future__ import annotations
@@ -237,8 +237,7 @@ class LLM:
     def close(self) -> None:
         """Free the model and stop the other ranks. The LLM cannot be used afterwards."""
         self._is_closed = True
-        self._requests.close()
-        self._engine.close()
+        self._runner.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.errors import InvalidRequestError, PagewickError
@@ -24,6 +27,19 @@ if TYPE_CHECKING:
 SEED_BITS = 63
 
 OnStep = Callable[[Sequence[RequestOutput]], None]
+
+_open_engines: WeakSet[Engine] = WeakSet()
+# The engines of a fork are its parent's, which goes on using their ranks.
+os.register_at_fork(after_in_child=_open_engines.clear)
+
+
+@atexit.register
+def _close_engines() -> None:
+    """End the other ranks of the engines that a script has left open, which would otherwise report a lost rank 0."""
+    for engine in list(_open_engines):
+        # A stream may be unfinished, and the threads that it needs have ended by now.
+        with suppress(Exception):
+            engine.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class Job:
 
 
 class OfflineRunner:
-    """Starts requests and steps the engine until they are done; must be used by one thread only.
+    """Starts requests and steps the engine until they are done. Threads that use it at the same time take turns.
 
     seed: seeds the generator of seeds for requests without one; None: different seeds every time.
     """
@@ -56,6 +72,15 @@ class OfflineRunner:
         self._seeds = random.Random(seed)
         self._num_requests = 0
         self._running: dict[str, _Request] = {}
+        self._turn = threading.RLock()
+        _open_engines.add(engine)
+
+    def close(self) -> None:
+        """Close the engine, too; waits for the calls of other threads."""
+        with self._turn:
+            _open_engines.discard(self._engine)
+            self._requests.close()
+            self._engine.close()
 
     def run(self, jobs: Sequence[Job], on_step: OnStep | None = None) -> list[RequestOutput]:
         """Run all jobs together.
@@ -64,7 +89,7 @@ class OfflineRunner:
         Raises InvalidRequestError, EngineError.
         """
         requests: list[_Request] = []
-        with self._aborting(requests), _Interrupts() as interrupts:
+        with self._turn, self._aborting(requests), _Interrupts() as interrupts:
             for number, job in enumerate(jobs, start=1):
                 try:
                     requests.append(self._make_request(job))
@@ -86,18 +111,24 @@ class OfflineRunner:
 
     def stream(self, job: Job) -> Generator[RequestOutput]:
         """Yield the same RequestOutput as it grows. Closing the iterator aborts the request. Raises as `run` does."""
-        request = self._make_request(job)
+        with self._turn:
+            request = self._make_request(job)
         with self._aborting([request]):
             self._add(request)
             # Other calls step the engine too, so there may be news without a step, even after the last step.
             while request.has_news or not request.output.finished:
-                if not request.has_news:
-                    with _Interrupts() as interrupts:
-                        self._step(interrupts)
-                request.raise_failure()
-                if request.has_news:
-                    request.has_news = False
+                if self._advance(request):
                     yield request.output
+
+    def _advance(self, request: _Request) -> bool:
+        """Step the engine unless another call has served the request; return whether its output has grown."""
+        with self._turn:
+            if not (request.has_news or request.output.finished):
+                with _Interrupts() as interrupts:
+                    self._step(interrupts)
+            request.raise_failure()
+            has_news, request.has_news = request.has_news, False
+            return has_news
 
     def _step(self, interrupts: _Interrupts) -> list[_Request]:
         """Advance all requests by one step, including those of other open streams; return those that have news."""
@@ -133,9 +164,10 @@ class OfflineRunner:
 
     def _add(self, request: _Request) -> None:
         """Add a request to the engine's queue. Raises InvalidRequestError."""
-        # This comes first, so that Ctrl-C in between aborts it; the engine ignores the abort of an unknown request.
-        self._running[request.wanted.request_id] = request
-        self._engine.add(request.wanted)
+        with self._turn:
+            # This comes first, so that Ctrl-C in between aborts it; the engine ignores the abort of an unknown request.
+            self._running[request.wanted.request_id] = request
+            self._engine.add(request.wanted)
 
     @contextmanager
     def _aborting(self, requests: Sequence[_Request]) -> Iterator[None]:
@@ -144,11 +176,12 @@ class OfflineRunner:
             yield
         finally:
             ids = [request.wanted.request_id for request in requests]
-            left = [request_id for request_id in ids if request_id in self._running]
-            for request_id in left:
-                del self._running[request_id]
-            if left:
-                self._engine.abort(left)
+            with self._turn:
+                left = [request_id for request_id in ids if request_id in self._running]
+                for request_id in left:
+                    del self._running[request_id]
+                if left:
+                    self._engine.abort(left)
 
 
 @dataclass(slots=True)

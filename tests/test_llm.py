@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +310,26 @@ def test_open_streams_go_on_while_others_run(open_llm: Open) -> None:
     assert texts(llm.generate(["hello", "you"])) == ["HELLO", "YOU"]
     assert pieces[0] + "".join(first) == "THE QUICK BROWN FOX"
     assert pieces[1] + "".join(second) == "THE LAZY DOG"
+
+
+def test_threads_take_turns(open_llm: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, engine = open_llm()
+    step, busy = engine.step, threading.Lock()
+
+    def slow_step() -> Any:
+        assert busy.acquire(blocking=False), "two threads step the engine at the same time"
+        try:
+            time.sleep(0.002)
+            return step()
+        finally:
+            busy.release()
+
+    monkeypatch.setattr(engine, "step", slow_step)
+    words = [f"word {number}" for number in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda word: [*texts(llm.generate(word)), "".join(llm.stream(word))], words))
+    assert found == [[word.upper()] * 2 for word in words]
+    assert not engine.has_work
 
 
 THOUGHTFUL = "<think>\nhm, 😀\n</think>\n\nHello!"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -118,3 +120,14 @@ def test_with_a_disk(checkpoints: dict[str, Path], on_one_rank: Answers, tmp_pat
                     path.write_bytes(content)
             assert_equal(serve(engine, requests()), on_one_rank)
         assert bool(count_transfers(plans)[Tier.DISK, Tier.DEVICE]) == (run > 0)
+
+
+def test_a_script_may_end_without_closing_its_ranks() -> None:
+    script = """
+from pagewick import LLM, SamplingParams
+llm = LLM(tensor_parallel_size=2)
+stream = llm.stream("Pagewick is", SamplingParams(max_tokens=9, temperature=0))
+print(next(stream))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, " free\n", "")
