@@ -292,7 +292,7 @@ def _token_ids(name: str, values: tuple[Any, ...], max_tokens: int) -> tuple[int
     # There may be a million: they are checked one by one only to name the wrong one.
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) > _TOKEN_LIMIT:
         for value in values:
-            _integer(name, value, 0, _TOKEN_LIMIT)
+            _integer(name, value, 0, _TOKEN_LIMIT, ": a token id")
     unique = tuple(dict.fromkeys(values))
     if len(unique) > max_tokens:
         raise InvalidRequestError(f"{name} must name at most {max_tokens} tokens; got {len(unique)}", param=name)
@@ -319,21 +319,21 @@ def _logit_bias(value: object) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in value.items():
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 else key
-        _integer("logit_bias", token_id, 0, _TOKEN_LIMIT)
-        _number("logit_bias", bias, -100.0, 100.0)
+        _integer("logit_bias", token_id, 0, _TOKEN_LIMIT, ": a token id")
+        _number("logit_bias", bias, -100.0, 100.0, ": a bias")
         if token_id in biases:
             raise InvalidRequestError(f"logit_bias names token {token_id} twice", param="logit_bias")
         biases[token_id] = bias
     return biases
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def _integer(name: str, value: object, low: int, high: int, what: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}; got {_shown(value)}", param=name)
-    return value
+        wanted = f"an integer from {low} to {high}"
+        raise InvalidRequestError(f"{name}{what} must be {wanted}; got {_shown(value)}", param=name)
 
 
-def _number(name: str, value: object, low: float, high: float) -> None:
+def _number(name: str, value: object, low: float, high: float, what: str = "") -> None:
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
@@ -341,7 +341,7 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         or (value == 0 and name in _POSITIVE)
     ):
         wanted = f"above 0 and at most {high:g}" if name in _POSITIVE else f"a number from {low:g} to {high:g}"
-        raise InvalidRequestError(f"{name} must be {wanted}; got {_shown(value)}", param=name)
+        raise InvalidRequestError(f"{name}{what} must be {wanted}; got {_shown(value)}", param=name)
 
 
 def _shown(value: object) -> str:

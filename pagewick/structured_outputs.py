@@ -100,6 +100,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def _check_choices(choices: tuple[Any, ...]) -> None:
-    if not 1 <= len(choices) <= MAX_CHOICES or not all(isinstance(one, str) and one for one in choices):
-        message = f"choice must have 1 to {MAX_CHOICES} texts, none of them empty; got {len(choices)} entries"
+    wrong = [one for one in choices if not isinstance(one, str) or not one]
+    if wrong or not 1 <= len(choices) <= MAX_CHOICES:
+        got = repr(wrong[0])[:64] if wrong else f"{len(choices)} of them"
+        message = f"choice must have 1 to {MAX_CHOICES} texts, none of them empty; got {got}"
         raise InvalidRequestError(message, param="choice")

@@ -47,10 +47,19 @@ def decode_request(
     except msgspec.ValidationError as error:
         raise _field_error(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+        raise InvalidRequestError(f"the body is not valid JSON: {_reason(body, error)}") from None
     if strict and ignored:
         raise _unknown_fields(ignored, kind.__struct_fields__)
     return request, ignored
+
+
+def _reason(body: bytes, error: Exception) -> str:
+    """Say why a body is not JSON; msgspec counts the position of a wrong byte from the beginning of its string."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return f"it is not UTF-8 (byte {wrong.start})"
+    return str(error).removeprefix("JSON is malformed: ")
 
 
 def harmless_name(name: str) -> str:

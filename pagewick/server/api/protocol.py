@@ -16,7 +16,7 @@ from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.structured_fields import StructuredFields
 from pagewick.server.api.tool_fields import FunctionTool, NamedFunction, Tool, choice_of, tools_of
-from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
+from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_choices, check_count
 from pagewick.server.core.request import ChatRequest, PromptsRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -229,7 +229,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise InvalidRequestError("prompt must not mix texts and token ids", param="prompt")
         if not given or isinstance(given[0], int):
             return [cast(list[int], given)]
-        check_count("prompt", len(given) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
+        check_count("prompt", len(given), MAX_SEQUENCES)
+        check_choices(len(given), max(self.n or 1, self.best_of or 1))
         return cast(list[str | list[int]], given)
 
     def prompts_request(self, max_model_len: int) -> PromptsRequest:

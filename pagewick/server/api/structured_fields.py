@@ -55,7 +55,8 @@ class StructuredFields(ServingFields, kw_only=True):
             try:
                 made = StructuredOutputsParams.of(values)
             except InvalidRequestError as error:
-                raise InvalidRequestError(f"{name}: {error}", param=name) from None
+                message = str(error) if name == "structured_outputs" else f"{name}: {error}"
+                raise InvalidRequestError(message, param=name) from None
             assert made is not None, "there are values"
             return name, made
         if self.constraint_type is not None:

@@ -47,6 +47,16 @@ def check_count(param: str, count: int, limit: int) -> None:
         raise InvalidRequestError(f"{param} must have 1 to {limit} entries; got {count}", param=param)
 
 
+def check_choices(num_prompts: int, n: int) -> None:
+    """n: choices of each prompt. Raises InvalidRequestError for too many choices in all."""
+    if (count := num_prompts * n) > MAX_SEQUENCES:
+        message = (
+            f"a request may have at most {MAX_SEQUENCES} choices, n (or best_of) * prompts; these are {n} * "
+            f"{num_prompts} = {count}. Lower n, or send fewer prompts at once"
+        )
+        raise InvalidRequestError(message, param="prompt")
+
+
 def check_prompt_logprobs(param: str, num_choices: int, num_tokens: int, num_logprobs: int) -> None:
     """num_tokens: in all prompts. Raises InvalidRequestError if the response would be too long with them."""
     num_entries = num_choices * num_tokens * (1 + num_logprobs)

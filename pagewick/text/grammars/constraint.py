@@ -33,6 +33,7 @@ _OTHER_WORDS = {
         "the alternatives of oneOf must exclude each other, by their types or by a property that each requires with "
         "other values; change them, or use anyOf"
     ),
+    "NoExtensionBias": "no text fits it (a rule or $ref that only leads back to itself has no end)",
 }
 
 if TYPE_CHECKING:

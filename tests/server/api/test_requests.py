@@ -80,6 +80,35 @@ def test_malformed_json(http: httpx.Client, body: bytes) -> None:
     assert "not valid JSON" in refused(http.post("/v1/chat/completions", content=body), 400)
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"messages": [{"role": "user", "content": "a\xff"}]}', "it is not UTF-8 (byte 44)"),
+        ('{"messages": []}'.encode("utf-16"), "it is not UTF-8 (byte 0)"),
+        (b'{"temperature": NaN}', "invalid character (byte 16)"),
+    ],
+)
+def test_malformed_json_is_located(http: httpx.Client, body: bytes, reason: str) -> None:
+    message = refused(http.post("/v1/chat/completions", content=body), 400)
+    assert message == f"the body is not valid JSON: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"logit_bias": {"a": 1}}, "logit_bias", "logit_bias: a token id must be an integer from 0 to"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "logit_bias: a bias must be a number from -100 to 100; got 101.0"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids: a token id must be an integer from 0 to"),
+        ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request may have at most 1024 choices"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "guided_choice: choice must have 1 to 10000 texts, none of"),
+        ({"structured_outputs": {}}, "structured_outputs", "structured_outputs needs exactly one of json, regex"),
+    ],
+)
+def test_a_wrong_entry_is_described(http: httpx.Client, fields: dict[str, Any], param: str, message: str) -> None:
+    response = http.post("/v1/completions", json={"prompt": "a"} | fields)
+    assert refused(response, 400, param=param).startswith(message)
+
+
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"x"', b"null", b"true"])
 def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
     assert "the body is not a request" in refused(http.post("/v1/chat/completions", content=body), 400)

@@ -172,6 +172,20 @@ def test_keywords_that_are_not_supported_are_named(maker: RequestMaker, name: st
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"json": {"$ref": "#"}},
+        {"json": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}},
+        {"grammar": "root ::= root"},
+        {"regex": r"[^\x00-\x{10FFFF}]"},
+    ],
+)
+def test_a_form_that_no_text_has_is_refused(maker: RequestMaker, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"cannot be honoured: no text fits it \(a rule or \$ref that only"):
+        check(maker, **given)
+
+
+@pytest.mark.parametrize(
     ("given", "reason"),
     [
         ({"regex": "[0-9{4}"}, "the regular expression [0-9{4} is wrong: unclosed character class"),
