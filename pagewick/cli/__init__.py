@@ -80,6 +80,9 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.MissingParameter as error:
+            # click writes a line for each value that it may have.
+            raise click.UsageError(" ".join(error.format_message().split()), error.ctx) from None
         except PagewickError as error:
             show_error(error)
             ctx.exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from pagewick.server.settings import ServerSettings
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 POSITIONAL = "model_argument"
 _BOOLEANS = {"true": True, "false": False}
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def _flag(description: str, default: Any = None) -> Any:
@@ -140,6 +142,8 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
             error.param_hint = _source_of(ctx, error.param) or error.param_hint
+            # click's list of booleans begins with the empty text.
+            error.message = error.message.replace("Recognized values: , ", "Recognized values: ")
             raise
 
     def _without_booleans(self, args: list[str]) -> list[str]:
@@ -217,7 +221,7 @@ class EngineCommand(Command):
         try:
             arguments = self._arguments(ctx)
         except (ConfigError, InvalidRequestError) as error:
-            raise click.UsageError(str(error), ctx) from error
+            raise click.UsageError(f"{error}{_sources_of(ctx, error)}", ctx) from error
         if _run_as_worker(arguments["config"]):
             return None
         level = ctx.params.pop("log_level") or log.rust_level() or self.log_level
@@ -280,6 +284,18 @@ def _source_of(ctx: click.Context, option: click.Parameter | None) -> str | None
         variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
         return next((name for name in variables if os.environ.get(name)), None)
     return f"{long_name(option)} in the file of --config" if source == ParameterSource.DEFAULT_MAP else None
+
+
+def _sources_of(ctx: click.Context, error: ConfigError | InvalidRequestError) -> str:
+    """Return the end of an error: the variables and the file's keys that set the flags which it names."""
+    named = set(_FLAG.findall(str(error)))
+    if isinstance(error, InvalidRequestError) and error.param is not None:
+        named.add(flag_of(error.param))
+    options = [
+        option for option in ctx.command.params if isinstance(option, click.Option) and long_name(option) in named
+    ]
+    sources = [source for option in options if (source := _source_of(ctx, option)) is not None]
+    return f" (from {', '.join(sources)})" if sources else ""
 
 
 def hint_for(command: click.Command, flag: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import click
 
 from pagewick.cli.flags import long_name
 from pagewick.cli.foreign_flags import ForeignOption
-from pagewick.cli.text_input import read_text
+from pagewick.cli.text_input import read_text, unreadable
 
 
 def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]:
@@ -33,21 +33,19 @@ def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]
 
     try:
         content = tomllib.loads(read_text(file))
-    except OSError as error:
-        raise click.UsageError(f"cannot read {file} ({error.strerror}).") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read {file} ({unreadable(error)}).") from None
     except ValueError as error:
         raise click.UsageError(f"{file} is not valid TOML: {error}.") from None
     options = _options_by_key(command)
     visible = [key for key, option in options.items() if not option.hidden]
-    common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for key, value in content.items():
-        if not isinstance(value, dict):
-            common[_normal(key)] = value
-        elif key not in COMMANDS:
+        if isinstance(value, dict) and key not in COMMANDS:
             raise _unknown(file, f"[{key}] is not a command", key, COMMANDS)
-        elif key == name:
-            own = {_normal(flag): given for flag, given in value.items()}
+        if isinstance(value, dict) and key == name:
+            own = _normal_keys(file, value)
+    common = _normal_keys(file, {key: value for key, value in content.items() if not isinstance(value, dict)})
     if unknown := next((key for key in own if key not in options), None):
         raise _unknown(file, f"{unknown} is not a flag of pagewick {name}", unknown, visible)
     values: dict[str, Any] = {}
@@ -82,8 +80,21 @@ def _options_by_key(command: click.Command) -> dict[str, click.Option]:
 
 
 def _unknown(file: Path, what: str, key: str, known: Iterable[str]) -> click.UsageError:
+    known = list(known)
+    if (positive := key.removeprefix("no-")) != key and positive in known:
+        return click.UsageError(f"{file}: {what}; write {positive} = false.")
     near = difflib.get_close_matches(key, known, n=1)
     return click.UsageError(f"{file}: {what}{f'; did you mean {near[0]}?' if near else '.'}")
+
+
+def _normal_keys(file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises click.UsageError for two spellings of one key; TOML itself refuses the same one twice."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if _normal(key) in found:
+            raise click.UsageError(f"{file}: {_normal(key)} is given twice (once as {key}); leave one out.")
+        found[_normal(key)] = value
+    return found
 
 
 def _normal(key: str) -> str:

@@ -11,7 +11,7 @@ import click
 
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
-from pagewick.cli.text_input import read_text
+from pagewick.cli.text_input import read_text, unreadable
 from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import HUBS, EngineConfig
 from pagewick.errors import ConfigError
@@ -105,8 +105,8 @@ def read_chunks(text: Path, tokenizer: Tokenizer, chunk_size: int) -> list[list[
     """
     try:
         token_ids = tokenizer.encode(read_text(text), add_special_tokens=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {text}: {error}\n  give a file of UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {text}: {unreadable(error)}\n  give a file of UTF-8 text") from None
     start = tokenizer.start_token_ids
     size = chunk_size - len(start)
     chunks = [start + token_ids[first : first + size] for first in range(0, len(token_ids), size)]

@@ -38,6 +38,13 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding=_ENCODING)
 
 
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Say why `read_text` failed."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"it is not UTF-8: {error.reason} at byte {error.start}"
+
+
 def count_lines(name: str) -> int | None:
     """Return the number of lines that are not empty; None for a file that can be read only once."""
     if name == STDIN or not Path(name).is_file():

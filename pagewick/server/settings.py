@@ -88,6 +88,10 @@ class ServerSettings:
                 f"--reasoning-parser must be auto or none; got {self.reasoning_parser!r}: auto learns from the "
                 "model how thoughts are written"
             )
+        if not all(self.served_model_name):
+            raise ConfigError(
+                "--served-model-name must not be empty; leave it out to serve the model under its own name"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
         if not 1 <= self.api_server_count <= MAX_API_SERVERS:

@@ -259,7 +259,8 @@ def parse_id(model: str, revision: str | None, hub: str, weight_file: str | None
         path = path_of(model)
     looks_like_path = model.startswith(_PATH_STARTS) or "\\" in model or model.count("/") > 1
     if looks_like_path or path.suffix in _WEIGHT_SUFFIXES:
-        raise ModelNotFoundError(f"there is no directory {model}\n  {_suggest(path)}")
+        kind = "file" if path.suffix in _WEIGHT_SUFFIXES else "directory"
+        raise ModelNotFoundError(f"there is no {kind} {model}\n  {_suggest(path)}")
     if not _MODEL_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelNotFoundError(
             f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n  check the spelling"
@@ -302,7 +303,7 @@ def _suggest(path: Path) -> str:
     parent = path.absolute().parent
     if not parent.is_dir():
         return f"there is no {parent} either; check the path"
-    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()]
+    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir() or entry.suffix == ".gguf"]
     close = difflib.get_close_matches(path.name, siblings, n=3)
     return f"did you mean {', '.join(str(path.parent / name) for name in close)}?" if close else "check the path"
 

@@ -191,4 +191,8 @@ def test_a_json_schema_is_the_form_of_every_response(opened: list[FakeLLM], tmp_
     batch = complete("--batch", "x.jsonl", "--output", "y.jsonl", "--json-schema", str(path))
     assert batch.exit_code == 2 and "--json-schema has no meaning with --batch" in batch.stderr
     missing = complete("-p", "a", "--json-schema", str(tmp_path / "none.json"))
-    assert missing.exit_code == 1 and f"--json-schema: cannot read {tmp_path / 'none.json'}" in missing.stderr
+    assert missing.exit_code == 1
+    assert f"cannot read {tmp_path / 'none.json'}: No such file or directory; check the path" in missing.stderr
+    path.write_text("{", encoding="utf-8")
+    wrong = complete("-p", "a", "--json-schema", str(path))
+    assert wrong.exit_code == 1 and f"error: --json-schema: {path} is not valid JSON: " in wrong.stderr

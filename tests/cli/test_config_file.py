@@ -108,14 +108,54 @@ def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
         ('isq = "aqlm"', "--quantization aqlm: such checkpoints cannot be loaded yet"),
         ("[serve]\nuds = 'x'", "--uds: a Unix socket is not supported yet"),
-        ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
+        (
+            "max-num-seqs = 0",
+            "--max-num-seqs must be a whole number above 0; got 0 (from --max-num-seqs in the file of --config)",
+        ),
+        ("temperature = 9", "got 9.0 (from --temperature in the file of --config)"),
+        ("max-model-len = 5\nmax_model_len = 6", "max-model-len is given twice (once as max_model_len); leave one out"),
+        ("[serve]\nport = 5\n'--port' = 6", "port is given twice (once as --port); leave one out"),
+        ("no-ui = true", "no-ui is not a flag; write ui = false"),
+        ("[serve]\nno-docs = true", "no-docs is not a flag of pagewick serve; write docs = false"),
+        ("served-model-name = ['']", "--served-model-name must not be empty"),
     ],
 )
+@pytest.mark.usefixtures("ran")
 def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
     result = serve("--config", write(tmp_path, text))
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.split())
     assert len(result.output.splitlines()) <= 6
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "pagewick.toml"
+    path.write_bytes(b"port = 5 # \xff")
+    result = serve("--config", str(path))
+    assert result.exit_code == 2
+    assert "(it is not UTF-8: invalid start byte at byte 11)" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        (
+            {"PAGEWICK_MAX_NUM_SEQS": "0"},
+            "--max-num-seqs must be a whole number above 0; got 0 (from PAGEWICK_MAX_NUM_SEQS)",
+        ),
+        ({"PAGEWICK_TEMPERATURE": "9"}, "got 9.0 (from PAGEWICK_TEMPERATURE)"),
+        ({"PORT": "70000"}, "--port must be 0 to 65535; got 70000 (from PORT)"),
+        (
+            {"PAGEWICK_UI": "maybe"},
+            "Invalid value for PAGEWICK_UI: 'maybe' is not a valid boolean. Recognized values: 0, 1,",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("ran")
+def test_a_wrong_value_in_a_variable_is_traced_to_it(environment: dict[str, str], complaint: str) -> None:
+    result = serve(environment=environment)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ class TestRepacking:
         ([BUILTIN_MODEL, "m", "--to", "marlin", "--bits", "8"], "Marlin checkpoints cannot have 8 bits\n"),
         ([BUILTIN_MODEL, "m", "--to", "marlin", "--group", "64"], "cannot have groups of 64 columns\n"),
         ([BUILTIN_MODEL, "m", "--to", "marlin", "--no-sym"], "cannot have zero points\n"),
-        ([BUILTIN_MODEL, "m", "--to", "gptq", "--text", "no.txt"], "cannot read no.txt: "),
+        ([BUILTIN_MODEL, "m", "--to", "gptq", "--text", "no.txt"], "cannot read no.txt: No such file or directory\n"),
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--text", "short.txt"], "short.txt has 9 tokens, and at least 65"),
         ([BUILTIN_MODEL, "m", "--to", "gptq", "--num-tokens", "999999"], "tokens, and 999999 are wanted\n"),
         (

@@ -86,6 +86,20 @@ def test_a_typing_mistake_gets_a_hint(arguments: list[str], hint: str) -> None:
     assert len(result.output.splitlines()) <= 6
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["convert", "pagewick-demo", "m"], "Missing option '--to'. Choose from: gptq, awq, marlin, gguf"),
+        (["completion"], "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+        (["models", "pull"], "Missing argument 'MODEL'."),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: {words}" and len(result.stderr.splitlines()) <= 6
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
     """A group whose every command raises the error in the list."""

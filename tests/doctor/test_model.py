@@ -176,6 +176,12 @@ class TestDirectories:
         with pytest.raises(ModelLoadError, match=words):
             open_checkpoint(str(tmp_path), {})
 
+    def test_no_file(self, tmp_path: Path) -> None:
+        (tmp_path / "there.gguf").touch()
+        match = r"there is no file .*their\.gguf\n  did you mean .*/there\.gguf\?"
+        with pytest.raises(ModelNotFoundError, match=match):
+            open_checkpoint(str(tmp_path / "their.gguf"), {})
+
     def test_none(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFoundError, match="there is no directory"):
             open_checkpoint(str(tmp_path / "none"), {})

@@ -102,7 +102,7 @@ def _key(text: str, origin: str, name: str | None = None) -> _Key:
     if not MIN_KEY_CHARS <= len(text) <= MAX_KEY_CHARS:
         length = "empty" if not text else f"{len(text)} characters long"
         raise ConfigError(
-            f"the API key from {origin} is {length}; it must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} "
+            f"the API key from {origin} is {length}; it must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} characters "
             "(openssl rand -hex 24 makes a good one)"
         )
     if not _PRINTABLE.fullmatch(text):

@@ -67,7 +67,7 @@ def test_ids_are_stable_and_names_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("", "is empty"),
+        ("", "is empty; it must have 8 to 1024 characters"),
         ("1234567", "is 7 characters long"),
         ("x" * 1025, "1025 characters long"),
         ("with space", "spaces"),
