@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig, flag_of
-from pagewick.errors import ArgumentError, ConfigError, ModelLoadError
+from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError
+from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.models.registry import read_config
 from pagewick.other_names import ALIASES
 from pagewick.sampling_params import SamplingParams, default_sampling_params
@@ -20,7 +21,14 @@ from pagewick.weights.hub import local_model
 
 Model = EngineConfig | str | os.PathLike[str] | None
 
-
+# The keys of a dict that is a prompt, and what becomes of vLLM's others.
+_PROMPT_PARTS = ("prompt", "prompt_token_ids")
+_NOT_IN_PROMPTS = {
+    "cache_salt": "give options=RequestOptions(cache_salt=...)",
+    **dict.fromkeys(
+        ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"), "images and sound are not supported yet"
+    ),
+}
 _DRAFTING = (lambda config: config.speculative_method != "none", "--speculative-method or --speculative-model")
 _LOOKING_UP = (lambda config: config.speculative_method == "ngram", "--speculative-method ngram")
 # Options that have an effect only with others: whether these are set, and their flags.
@@ -120,6 +128,17 @@ def _check_vocabulary(place: Path, model: Path, config: Mapping[str, Any], token
         )
 
 
+def request_arguments(function: str, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the known arguments of a function of LLM, and note or refuse vLLM's others, as own_arguments does.
+
+    Raises UnsupportedError, and ArgumentError.
+    """
+    for name in options.keys() - known:
+        if name in SamplingParams.__dataclass_fields__:
+            raise ArgumentError(f"{function} has no argument {name}; give it SamplingParams({name}=...)")
+    return own_arguments(function, options, known, REQUEST_ARGUMENTS)
+
+
 def check_sampling_params(given: object) -> None:
     """Raise ArgumentError unless these are SamplingParams, a list of them, or None."""
     for one in given if isinstance(given, list | tuple) else [given]:
@@ -132,8 +151,31 @@ def check_sampling_params(given: object) -> None:
 
 def check_prompt(prompt: object) -> None:
     """Raise ArgumentError unless this can be a prompt."""
-    if not isinstance(prompt, str | Mapping | Sequence):
+    if not isinstance(prompt, str | Mapping | Sequence) or isinstance(prompt, bytes | bytearray):
         raise ArgumentError(f"a prompt must be a text, a list of token ids or a dict with one; got {_shown(prompt)}")
+
+
+def prompt_parts(prompt: object) -> tuple[str | None, list[int] | None]:
+    """Return a prompt's text and its token ids; only a dict may have both, and the model then reads the token ids.
+
+    Raises ArgumentError, and InvalidRequestError for entries that are not token ids.
+    """
+    check_prompt(prompt)
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    parts: Mapping[Any, Any] = prompt if isinstance(prompt, Mapping) else {key: prompt}
+    for name, value in parts.items():
+        if name not in _PROMPT_PARTS and value:
+            reason = _NOT_IN_PROMPTS.get(name, f"known are {' and '.join(_PROMPT_PARTS)}")
+            raise ArgumentError(f"a prompt has no {name}; {reason}")
+    text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
+    if not isinstance(text, str | None) or (text is None and token_ids is None):
+        raise ArgumentError(f"a dict needs {' or '.join(_PROMPT_PARTS)} to be a prompt; got {_shown(prompt)}")
+    if token_ids is None:
+        return text, None
+    check_prompt(token_ids)
+    if not all(isinstance(token_id, int) for token_id in token_ids):
+        raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
+    return text, list(token_ids)
 
 
 def check_conversation(messages: object) -> None:

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-from pagewick.api_arguments import Model, check_prompt, check_sampling_params, engine_config, load_text
+from pagewick import api_arguments
+from pagewick.api_arguments import Model, check_sampling_params, engine_config, load_text
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
@@ -287,7 +288,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: str | list[int] | Sequence[Message],
+        prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -297,17 +298,19 @@ class AsyncEngine:
     ) -> AsyncGenerator[RequestOutput]:
         """Stream the output of one request: yields the same RequestOutput as it grows.
 
-        prompt: a text, token ids, or a conversation's messages. sampling_params: None: the model's recommendation.
-        options: the request's priority, session and the like. With best_of, everything comes at the end.
+        prompt: as for LLM.stream. sampling_params: None: the model's recommendation. options: the request's priority,
+        session and the like. With best_of, everything comes at the end.
         split_reasoning, thinking_budget: as in `request`; split_reasoning None means True for a conversation.
         Closing the iterator aborts the request. Raises as `request` does, and EngineError if the engine fails the
         request: QueueFullError, DeadlineExceededError.
         """
-        check_prompt(prompt)
         check_sampling_params(sampling_params)
-        text = prompt if isinstance(prompt, str) else None
-        is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
-        token_ids = await self._encode_any(prompt)
+        text: str | None = None
+        if is_chat := api_arguments.is_conversation(prompt):
+            token_ids = await self.encode_chat(prompt)
+        else:
+            text, given = api_arguments.prompt_parts(prompt)
+            token_ids = await self.encode(text or "") if given is None else given
         params = sampling_params or self.default_params
         plan = await self.prepare(
             params,
@@ -335,13 +338,6 @@ class AsyncEngine:
         for threads in (self._text_threads, self._grammar_thread):
             threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._requests.close)
-
-    async def _encode_any(self, prompt: str | list[int] | Sequence[Message]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self.encode(prompt)
-        if all(isinstance(item, int) for item in prompt):
-            return [item for item in prompt if isinstance(item, int)]
-        return await self.encode_chat([item for item in prompt if isinstance(item, Mapping)])
 
     async def _in_thread(self, function: Callable[[], _Result], threads: ThreadPoolExecutor | None = None) -> _Result:
         """threads: where it runs; None: in a thread for texts."""

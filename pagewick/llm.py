@@ -25,13 +25,14 @@ from pagewick.api_arguments import (
     engine_config,
     is_conversation,
     load_text,
+    prompt_parts,
+    request_arguments,
 )
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError
-from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.local_models import with_local_models
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
@@ -119,7 +120,7 @@ class LLM:
         on_step: called after every step with all outputs so far. others: vLLM's, noted or refused.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
-        own_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"), REQUEST_ARGUMENTS)
+        request_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"))
         check_prompt(prompts)
         all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
         encoded = [self._encode(prompt) for prompt in all_prompts]
@@ -277,21 +278,13 @@ class LLM:
         return [Job(*parts, fields or {}) for parts in zip(prompts, all_params, all_options, strict=True)]
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        check_prompt(prompt)
-        content: Any = prompt
-        if isinstance(prompt, Mapping):
-            content = prompt["prompt"] if "prompt" in prompt else prompt.get("prompt_token_ids", [])
-        if isinstance(content, str):
-            return EncodedPrompt(content, self._prompts.encode(content))
-        token_ids = list(content)
-        if not all(isinstance(token_id, int) for token_id in token_ids):
-            raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
-        return EncodedPrompt(None, token_ids)
+        text, token_ids = prompt_parts(prompt)
+        return EncodedPrompt(text, self._prompts.encode(text or "") if token_ids is None else token_ids)
 
     def _encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions
     ) -> EncodedPrompt:
-        own = own_arguments("LLM.chat", how, ChatOptions.__annotations__, REQUEST_ARGUMENTS)
+        own = request_arguments("LLM.chat", how, ChatOptions.__annotations__)
         rendered = self._prompts.render_chat(messages, tools, **cast(ChatOptions, own))
         return EncodedPrompt(rendered.text, self._prompts.encode_rendered(rendered))
 

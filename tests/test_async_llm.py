@@ -443,6 +443,7 @@ def test_start_takes_the_arguments_of_an_llm(tmp_path: Path, monkeypatch: pytest
     ("arguments", "complaint"),
     [
         ((5,), "a prompt must be a text, a list of token ids or a dict with one; got 5"),
+        (({"promt": "hi"},), "a prompt has no promt; known are prompt and prompt_token_ids"),
         (("hi", {"temperature": 0}), r"sampling_params must be SamplingParams; write SamplingParams\(temperature=0\)"),
     ],
 )

@@ -121,6 +121,8 @@ def test_a_prompt_has_five_forms(open_llm: Open, tokenizer: Tokenizer) -> None:
         (output,) = llm.generate(form)
         assert (output.prompt_token_ids, output.outputs[0].text) == (ids, "HELLO"), form
     assert llm.generate([]) == []
+    (output,) = llm.generate({"prompt": "any text", "prompt_token_ids": ids, "multi_modal_data": None})
+    assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == ("any text", ids, "HELLO")
 
 
 @pytest.mark.parametrize("prompt", ["", [[]], {"prompt_token_ids": []}, [["a", 1]], [1, 10**9], [1, "b"]])
@@ -157,6 +159,13 @@ def test_chat_passes_tools_and_template_variables(open_llm: Open) -> None:
     assert bare.prompt == "<|im_start|>user\nhello<|im_end|>\n"
     with pytest.raises(InvalidRequestError, match="must not set tools"):
         llm.chat(messages, chat_template_kwargs={"tools": tools})
+
+
+def test_a_message_needs_a_role(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    with pytest.raises(InvalidRequestError, match=r"^messages\[1\] needs a role, such as user$") as caught:
+        llm.chat([{"role": "user", "content": "hi"}, {"content": "hi"}])
+    assert caught.value.param == "messages[1].role"
 
 
 def test_text_in_a_message_cannot_open_a_message(open_llm: Open, tokenizer: Tokenizer) -> None:
@@ -483,6 +492,14 @@ def test_a_progress_bar_goes_to_stderr(open_llm: Open, capfd: pytest.CaptureFixt
     [
         (lambda llm: llm.generate(5), "a prompt must be a text, a list of token ids or a dict with one; got 5"),
         (lambda llm: llm.generate(["hi", None]), "a prompt must be a text, .*; got None"),
+        (lambda llm: llm.generate(b"hi"), "a prompt must be a text, .*; got b'hi'"),
+        (lambda llm: llm.generate({"promt": "hi"}), "a prompt has no promt; known are prompt and prompt_token_ids"),
+        (lambda llm: llm.generate({}), "a dict needs prompt or prompt_token_ids to be a prompt; got {}"),
+        (lambda llm: llm.generate({"prompt": 5}), "a dict needs prompt or prompt_token_ids to be a prompt"),
+        (lambda llm: llm.generate({"prompt_token_ids": 5}), "a prompt must be a text, .*; got 5"),
+        (lambda llm: llm.generate({"prompt": "hi", "cache_salt": "x"}), r"give options=RequestOptions\(cache_salt="),
+        (lambda llm: llm.generate({"prompt": "hi", "multi_modal_data": {"image": 1}}), "images and sound are not"),
+        (lambda llm: llm.generate("hi", max_tokens=3), r"no argument max_tokens; give it SamplingParams\(max_tokens="),
         (lambda llm: llm.generate("hi", {"temperature": 0}), r"; write SamplingParams\(temperature=0\)"),
         (lambda llm: llm.generate("hi", 3), "must be SamplingParams, or one for each prompt; got 3"),
         (lambda llm: llm.generate(["a", "b"], [None, 3]), "must be SamplingParams, or one for each prompt; got 3"),

@@ -143,7 +143,10 @@ class Command(click.Command):
         except click.BadParameter as error:
             error.param_hint = _source_of(ctx, error.param) or error.param_hint
             # click's list of booleans begins with the empty text.
-            error.message = error.message.replace("Recognized values: , ", "Recognized values: ")
+            head, mark, values = error.message.partition("Recognized values: , ")
+            if mark:
+                message = f"{head}Recognized values: {values}"
+                raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from None
             raise
 
     def _without_booleans(self, args: list[str]) -> list[str]:

@@ -174,6 +174,9 @@ class PromptEncoder:
                 "this model has no chat template; give a prompt in place of messages, or use a chat model",
                 param="messages",
             )
+        if (number := next((n for n, one in enumerate(messages) if not one.get("role")), None)) is not None:
+            where = f"messages[{number}]"
+            raise InvalidRequestError(f"{where} needs a role, such as user", param=f"{where}.role")
         variables = dict(how.get("chat_template_kwargs") or {})
         if wrong := sorted(RESERVED_VARIABLES & variables.keys()):
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
