@@ -77,6 +77,14 @@ def test_commands_and_flags_exist(document: Path) -> None:
             assert any(line in flags_of(name) for name in COMMANDS), line
 
 
+def test_the_page_on_the_api_names_every_code_of_an_error() -> None:
+    files = [*(PACKAGE / "server").rglob("*.py"), PACKAGE / "errors.py"]
+    codes = {code for file in files for code in re.findall(r'\bcode="([a-z_]+)"', file.read_text(encoding="utf-8"))}
+    assert len(codes) > 20
+    document = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(code for code in codes if f"`{code}`" not in document) == []
+
+
 def test_every_make_target_is_phony_and_explained() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
