@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 
 import openai
@@ -64,7 +65,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="requests at the same time")
     parser.add_argument("--max_tokens", "--max-tokens", type=int, default=1024, help="longest response")
     arguments = parser.parse_args()
-    asyncio.run(benchmark(arguments.url, arguments.batch, arguments.max_tokens))
+    try:
+        asyncio.run(benchmark(arguments.url, arguments.batch, arguments.max_tokens))
+    except openai.APIConnectionError:
+        sys.exit(f"error: no server answers at {arguments.url}; start one, or give its --url")
+    except openai.APIError as error:
+        sys.exit(f"error: {error.message}")
 
 
 if __name__ == "__main__":

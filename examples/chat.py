@@ -31,6 +31,18 @@ import openai
 def chat(host: str, port: int, model: str | None, system_prompt: str | None, live: bool, **fields: Any) -> None:
     """Talk to a model; an empty line or Ctrl-D ends the conversation."""
     client = openai.OpenAI(base_url=f"http://{host}:{port}/v1/", api_key="EMPTY")
+    try:
+        converse(client, model, system_prompt, live, fields)
+    except openai.APIConnectionError:
+        sys.exit(f"error: no server answers at {host}:{port}; start one, or give its --host and --port")
+    except openai.APIError as error:
+        sys.exit(f"error: {error.message}")
+
+
+def converse(
+    client: openai.OpenAI, model: str | None, system_prompt: str | None, live: bool, fields: dict[str, Any]
+) -> None:
+    """fields: options of requests; None leaves one to the server."""
     model = model or client.models.list().data[0].id
     given = {name: value for name, value in fields.items() if value is not None}
     # top_k and thinking are no fields of OpenAI's: the package sends them only as extra_body.

@@ -7,6 +7,7 @@ python3 examples/openai_client.py
 from __future__ import annotations
 
 import argparse
+import sys
 
 import openai
 
@@ -17,18 +18,26 @@ def main() -> None:
     parser.add_argument("--question", default="What is Pagewick?")
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
+    try:
+        ask(arguments.url, arguments.question, arguments.max_tokens)
+    except openai.APIConnectionError:
+        sys.exit(f"error: no server answers at {arguments.url}; start one, or give its --url")
+    except openai.APIError as error:
+        sys.exit(f"error: {error.message}")
 
-    client = openai.OpenAI(base_url=arguments.url, api_key="EMPTY")
+
+def ask(url: str, question: str, max_tokens: int) -> None:
+    client = openai.OpenAI(base_url=url, api_key="EMPTY")
     model = client.models.list().data[0].id
-    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": arguments.question}]
-    completion = client.chat.completions.create(model=model, messages=messages, max_tokens=arguments.max_tokens)
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": question}]
+    completion = client.chat.completions.create(model=model, messages=messages, max_tokens=max_tokens)
     print(completion.choices[0].message.content)
 
     # The session_id keeps the conversation's part of the prefix cache until its next request.
     stream = client.chat.completions.create(
         model=model,
         messages=messages,
-        max_tokens=arguments.max_tokens,
+        max_tokens=max_tokens,
         stream=True,
         extra_body={"session_id": "my-conversation"},
     )

@@ -271,6 +271,31 @@ def test_an_example_runs(
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("openai_client", ["--url", "http://127.0.0.1:1/v1"]),
+        ("benchmark", ["--url", "http://127.0.0.1:1/v1"]),
+        ("chat", ["--host", "127.0.0.1", "--port", "1"]),
+    ],
+)
+def test_an_example_without_its_server_says_so_in_a_line(
+    script: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, *flags])
+    with pytest.raises(SystemExit, match=r"^error: no server answers at (http://)?127\.0\.0\.1:1.*; start one, or"):
+        runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize(("script", "flags"), [("openai_client", ["--max-tokens"]), ("benchmark", ["--max_tokens"])])
+def test_an_example_shows_the_servers_error_in_a_line(
+    script: str, flags: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "--url", f"{address}/v1/", *flags, "-1"])
+    with pytest.raises(SystemExit, match=r"^error: Error code: 400 - max_tokens must be an integer"):
+        runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
+
+
 def test_mpirun_gets_the_hostfile_and_its_first_machine(tmp_path: Path) -> None:
     (tmp_path / "mpirun").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "mpirun").chmod(0o755)
