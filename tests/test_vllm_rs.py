@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pagewick.cli
 import pagewick.server.run
 from pagewick import config as pagewick_config
 from pagewick import vllm_rs
-from pagewick.errors import ConfigError, EngineError, InvalidRequestError
+from pagewick.errors import ArgumentError, ConfigError, EngineError, InvalidRequestError
 from pagewick.server.settings import ServerSettings
 from pagewick.vllm_rs import DType, Engine, EngineConfig, GenerationConfig, Message, SamplingParams
 from pagewick.vllm_rs.__main__ import main
@@ -84,6 +84,23 @@ def test_prompts_and_conversations_are_completed_in_one_batch(engine: Engine) ->
     assert engine.generate_sync(params, [prompt])[0].decode_output == first.decode_output
     with pytest.raises(InvalidRequestError, match="1 prompts and 2"):
         engine.generate_sync([params, params], [prompt])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.generate_sync(SamplingParams(), "hi"),
+        lambda engine: engine.generate_sync(SamplingParams(), HOW),
+        lambda engine: engine.generate_stream(SamplingParams(), ["hi"]),
+        lambda engine: engine.apply_chat_template("hi"),
+        lambda engine: engine.apply_chat_template([{"role": "user", "content": "hi"}]),
+    ],
+)
+def test_a_wrong_type_is_a_type_error(engine: Engine, call: Callable[[Engine], Any]) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"prompts must be a list; write \[prompt\]|a conversation is a list of Message"
+    ):
+        call(engine)
 
 
 def test_a_stream_ends_with_its_times(engine: Engine) -> None:

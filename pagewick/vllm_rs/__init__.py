@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 from pagewick import config as pagewick_config
 from pagewick import sampling_params as pagewick_sampling
 from pagewick.engine.messages import RequestOptions
-from pagewick.errors import EngineError, InvalidRequestError
+from pagewick.errors import ArgumentError, EngineError, InvalidRequestError
 from pagewick.llm import LLM
 from pagewick.log import get_logger
 from pagewick.outputs import RequestOutput
@@ -181,7 +181,7 @@ class EngineConfig:
 
 
 class Engine:
-    """A model in this process; dtype None is the checkpoint's own. It must be used by one thread only."""
+    """A model in this process; dtype None is the checkpoint's own. Calls of several threads wait for each other."""
 
     def __init__(self, econfig: EngineConfig | pagewick_config.EngineConfig, dtype: DType | str | None = None) -> None:
         self.econfig = econfig
@@ -193,6 +193,8 @@ class Engine:
 
     def apply_chat_template(self, messages: Sequence[Message], log: bool = False) -> str:
         """Render the prompt for a conversation; `log` also logs it."""
+        if not isinstance(messages, Sequence) or not all(isinstance(message, Message) for message in messages):
+            raise ArgumentError(f"a conversation is a list of Message objects; got {repr(messages)[:80]}")
         prompt = self._llm.apply_chat_template(
             [{"role": message.role, "content": message.content} for message in messages]
         )
@@ -205,8 +207,10 @@ class Engine:
     ) -> list[GenerationOutput]:
         """Complete all prompts, or conversations, in one batch, with one SamplingParams for all or one for each.
 
-        Raises InvalidRequestError, EngineError.
+        Raises InvalidRequestError, EngineError, and ArgumentError for what is no list of prompts.
         """
+        if isinstance(prompts, str):
+            raise ArgumentError("prompts must be a list; write [prompt] for a single one")
         all_params = params if isinstance(params, Sequence) else [params] * len(prompts)
         if len(all_params) != len(prompts):
             raise InvalidRequestError(f"{len(prompts)} prompts and {len(all_params)} SamplingParams")
