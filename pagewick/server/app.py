@@ -49,11 +49,12 @@ DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
+_NO_SCORES = "reranking and scoring are not supported yet: this server only generates text"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     "/v1/embeddings": "embeddings are not supported yet: this server only generates text",
-    "/v1/rerank": "reranking is not supported yet: this server only generates text",
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
     "/v1/responses": f"the Responses API is not supported yet; {_USE_CHATS}",
     "/v1/messages": f"Anthropic's API is not supported yet; {_USE_CHATS}",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
@@ -183,11 +184,13 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.detail == HTTPStatus.NOT_FOUND.phrase:
-        usual = (
-            "there is no such route; those of OpenAI's API begin with /v1/, as /v1/chat/completions does, so that the "
-            "base URL of a client ends in /v1"
-        )
-        found = (text for begin, text in _NOT_SERVED.items() if request.scope["path"].startswith(begin))
+        path = request.scope["path"]
+        usual = "there is no such route; those of OpenAI's API begin with /v1/, as /v1/chat/completions does, so that "
+        usual += "the base URL of a client ends in /v1"
+        if path.startswith("/v1/"):
+            usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
+            usual += "/v1/models and /v1/sessions/{id}"
+        found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)
 

@@ -42,6 +42,9 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
     for path in ("/v1/nothing", "/chat/completions", "/embeddings"):
         message = refused(http.post(path), 404, code="not_found")
         assert "begin with /v1/" in message and path not in message.replace("/v1/chat/completions", "")
+    for path in ("/v1/moderations", "/v1/chat/completions/"):
+        message = refused(http.post(path), 404, code="not_found")
+        assert "are /v1/chat/completions, /v1/completions, /v1/models and /v1/sessions/{id}" in message
     assert "no such file" in refused(http.get("/page/nothing.js"), 404, code="not_found")
     response = http.get("/v1/chat/completions")
     message = refused(response, 405, code="method_not_allowed")
@@ -62,6 +65,8 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/batches", "pagewick complete --batch FILE"),
         ("/api/chat", "with a base URL that ends in /v1"),
         ("/completion", "send POST /v1/completions"),
+        ("/v1/score", "reranking and scoring are not supported yet"),
+        ("/rerank", "reranking and scoring are not supported yet"),
     ],
 )
 def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: str, words: str) -> None:
