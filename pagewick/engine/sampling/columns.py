@@ -104,8 +104,8 @@ class SamplingColumns:
         drawn = np.flatnonzero(is_drawn)
         if len(drawn):
             noise[drawn] = self.noise(slots[drawn], positions[drawn])
-        parameters = (column[slots] for column in (self._temperature, self._min_p, self._top_k, self._top_p))
-        return Draws(is_drawn, *parameters, noise)
+        temperature, min_p = self._temperature[slots], self._min_p[slots]
+        return Draws(is_drawn, temperature, min_p, self._top_k[slots], self._top_p[slots], noise)
 
     def noise(self, slots: Array, positions: Array) -> Array:
         """Return the random number for drawing each token, [N] float64."""
