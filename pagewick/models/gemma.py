@@ -5,13 +5,12 @@
 - Gemma 2 and 3 have norms after attention and MLP as well; scores are scaled by query_pre_attn_scalar.
 - Gemma 2 has soft caps on scores and logits, and a window in every other layer.
 - Gemma 3 has a window in five of six layers, which are rotated with a base of their own and no scaling; queries and
-  keys are normalised. Its checkpoints with a vision part have the text part's config and tensors one level down.
+  keys are normalised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from pagewick.models import reading
@@ -21,11 +20,10 @@ from pagewick.models.config import (
     LayerConfig,
     MlpConfig,
     ModelConfig,
-    NameMap,
     NormConfig,
-    architecture_of,
 )
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part
 
 # Defaults of entries that files leave out, even Google's own.
 _GEMMA2: Final = {
@@ -49,8 +47,6 @@ _GEMMA3: Final = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
 }
-_DTYPES: Final = ("dtype", "torch_dtype")
-_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 
 
 def read_gemma(entries: Entries) -> ModelConfig:
@@ -95,19 +91,7 @@ def read_gemma3(entries: Entries) -> ModelConfig:
 
 
 def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
-    """The text part, whose config is `text_config`; tensors have one of two prefixes, the newer one first."""
-    text = entries.child("text_config") or Entries({}, "text_config")
-    outer: dict[str, Any] = {"architectures": [architecture_of(entries.values)]}
-    if not any(name in text for name in _DTYPES):
-        outer |= {name: entries.values[name] for name in _DTYPES if name in entries}
-    # Null in the text part means missing: the value of the whole file counts then.
-    config = read_gemma3(text.without_null(outer).filled(outer))
-    maps = (
-        NameMap(parts=(("model", "model.language_model"),)),
-        NameMap(parts=(("model", "language_model.model"), ("lm_head", "language_model.lm_head"))),
-    )
-    is_tied = entries.flag("tie_word_embeddings", True)
-    return replace(config, names=maps, ignored=(_VISION,), tie_word_embeddings=is_tied)
+    return read_text_part(entries, read_gemma3, is_tied=True)
 
 
 def _attention(entries: Entries, *, is_normed: bool = False) -> AttentionConfig:

@@ -1,4 +1,4 @@
-"""Mistral (v0.1, v0.2, v0.3, Nemo) and Mixtral. Llama, except:
+"""Mistral (v0.1, v0.2, v0.3, Nemo, Small; the text part of Small 3.1 and 3.2) and Mixtral. Llama, except:
 
 - Attention may be limited to a window, in all layers (Mistral v0.1).
 - Mixtral has experts in place of each MLP: the best of a softmax over all, with normalised weights.
@@ -12,6 +12,7 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
@@ -24,6 +25,13 @@ _MIXTRAL_NAMES = NameMap(
 def read_mistral(entries: Entries) -> ModelConfig:
     entries = entries.filled({**_SIZES, "sliding_window": 4096})
     return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
+
+
+def read_mistral3(entries: Entries) -> ModelConfig:
+    text = text_entries(entries)
+    reason = "Ministral 3 scales queries by their position, which is not supported"
+    text.demand("model_type", "mistral", "mistral", reason)
+    return read_text_part(entries, read_mistral, is_tied=text.flag("tie_word_embeddings", False))
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:

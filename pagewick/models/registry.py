@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "pagewick.models.llama:read_llama",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
+    "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
     "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
     "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",
     "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from tests.models.variants import COMMON, VARIANTS
 
-__all__ = ["COMMON", "CONFIGS", "VARIANTS", "make_model", "write_checkpoint"]
+__all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_checkpoint"]
 
 logging.disable_progress_bar()
 
@@ -33,12 +33,18 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
 
 
+def auto_model(config: Any) -> Any:
+    """The class that makes the transformers model of a config."""
+    is_text_only = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    return transformers.AutoModelForCausalLM if is_text_only else transformers.AutoModelForImageTextToText
+
+
 def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
     """The transformers model of the variant `name` with random weights. entries: in place of the variant's own."""
     variant = VARIANTS[name]
     config = getattr(transformers, f"{variant.config}Config")(**(entries or variant.all_entries()))
     torch.manual_seed(sum(map(ord, name)))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto_model(config).from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in model.state_dict():

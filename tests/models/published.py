@@ -194,6 +194,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_MISTRAL, "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128, "vocab_size": 131072,
         "max_position_embeddings": 128000,
     },
+    "Mistral-Small-3.1-24B-Instruct-2503": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "text_config": {
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+            "intermediate_size": 32768, "max_position_embeddings": 131072, "model_type": "mistral",
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000000.0, "sliding_window": None, "use_cache": True, "vocab_size": 131072,
+        },
+        "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+    },
     "Mixtral-8x7B-v0.1": {
         **_MISTRAL, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
         "num_experts_per_tok": 2, "output_router_logits": False, "router_aux_loss_coef": 0.02,

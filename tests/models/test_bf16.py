@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from tests.models.answers import answers, judge, make_prompts, running
-from tests.models.checkpoints import VARIANTS, write_checkpoint
+from tests.models.checkpoints import VARIANTS, auto_model, write_checkpoint
 from tests.models.test_tensors import VARIANT_OF
 
 PROMPTS = make_prompts()
@@ -37,7 +37,7 @@ class Agreement:
 def measure(name: str, directory: Path) -> Agreement:
     variant = VARIANTS[name]
     write_checkpoint(name, directory)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = auto_model(transformers.AutoConfig.from_pretrained(directory)).from_pretrained(
         directory,
         dtype=torch.bfloat16,
         attn_implementation="eager",

@@ -19,8 +19,8 @@ SIZES = {
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head",
 }  # fmt: skip
-# A multimodal file's text part is read as Gemma3ForCausalLM's is.
-TEXT_ONLY = sorted(ARCHITECTURES.keys() - {"Gemma3ForConditionalGeneration"})
+# The text part of a multimodal file is read as that of Gemma3ForCausalLM or MistralForCausalLM is.
+TEXT_ONLY = sorted(name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration"))
 
 
 def usual(architecture: str) -> dict[str, Any]:

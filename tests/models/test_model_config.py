@@ -108,6 +108,27 @@ def test_the_text_part_of_a_multimodal_file_has_what_the_whole_says(
     assert isinstance(attention, AttentionConfig) and attention.num_kv_heads == 8
 
 
+@pytest.mark.parametrize(
+    ("text", "whole", "is_tied"),
+    [({}, {}, False), ({"tie_word_embeddings": True}, {}, True), ({}, {"tie_word_embeddings": True}, True)],
+)
+def test_the_head_of_mistral_small_3_1_is_tied_where_a_part_of_the_file_says_so(
+    text: dict[str, Any], whole: dict[str, Any], is_tied: bool
+) -> None:
+    part = {**VALID, **text, "model_type": None, "num_key_value_heads": 2}
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": {**part, **text, "model_type": None},
+    }
+    assert read_config({**config, **whole}).tie_word_embeddings == is_tied
+
+
+def test_ministral_3_is_refused() -> None:
+    text = {**VALID, "model_type": "ministral3"}
+    with pytest.raises(ModelLoadError, match=r"text_config.model_type.*Ministral 3 scales queries by their position"):
+        read_config({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text})
+
+
 def test_rope_is_read_in_both_spellings() -> None:
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}}

@@ -41,6 +41,8 @@ FACTS = {
     "Mistral-7B-Instruct-v0.2": f"{_MISTRAL} | silu 14336 | 32768 |",
     "Mistral-7B-v0.3": f"{_MISTRAL} | silu 14336 | 32768 |",
     "Mistral-Nemo-Base-2407": "40 32/8x128 | default 128@1e+06 | all | sequential rms 1e-05 | silu 14336 | 128000 |",
+    "Mistral-Small-3.1-24B-Instruct-2503": "40 32/8x128 | default 128@1e+09 | all | sequential rms 1e-05 | "
+    "silu 32768 | 131072 |",
     "Mixtral-8x7B-v0.1": f"{_MISTRAL} | 2 of 8 x 14336 | 32768 |",
     "Qwen1.5-0.5B": "24 16/16x64 | default 64@1e+06 | all | sequential rms 1e-06 | silu 2816 | 32768 | tied, qkv bias",
     "Qwen2.5-7B-Instruct with YaRN": "28 28/4x128 | yarn 128@1e+06 | all | sequential rms 1e-06 | silu 18944 | "

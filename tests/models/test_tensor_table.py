@@ -20,6 +20,7 @@ from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes
+from tests.models.checkpoints import auto_model
 from tests.models.variants import VARIANTS, Variant
 
 META = torch.device("meta")
@@ -29,7 +30,7 @@ def reference_of(variant: Variant) -> nn.Module:
     """The variant in transformers; its weights take no memory."""
     config = getattr(transformers, f"{variant.config}Config")(**variant.all_entries())
     with META:
-        return transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]
+        return auto_model(config).from_config(config)  # type: ignore[no-any-return]
 
 
 def config_of(variant: Variant) -> ModelConfig:

@@ -22,6 +22,7 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral-v0.1",
+    "Mistral3ForConditionalGeneration": "mistral-small-3.1",
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2-moe-dense-layers",
@@ -158,5 +159,5 @@ def test_unimplemented_entries_are_refused(
 def test_every_architecture_is_here() -> None:
     assert set(VARIANT_OF) >= set(ARCHITECTURES)
     assert {f"{variant.config}ForCausalLM" for variant in VARIANTS.values()} >= set(ARCHITECTURES) - {
-        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"
     }  # fmt: skip

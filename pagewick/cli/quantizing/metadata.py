@@ -16,7 +16,7 @@ import torch
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
-from pagewick.models.config import ModelConfig
+from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.naming import architecture_named
 
@@ -30,6 +30,11 @@ _GATING: Final = {"softmax": 1, "sigmoid": 2}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset({"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"})
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
+# Architectures that also see images -> that of their text part.
+_TEXT_PARTS: Final = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,8 +43,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(inner, Mapping):
         return dict(config)
     outer = {name: config[name] for name in ("architectures", "eos_token_id", "tie_word_embeddings") if name in config}
-    found = {**{name: value for name, value in inner.items() if value is not None}, **outer}
-    return found | {"architectures": ["Gemma3ForCausalLM"]}
+    architecture = architecture_of(config)
+    return {**inner, **outer, "architectures": [_TEXT_PARTS.get(architecture, architecture)]}
 
 
 def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:

@@ -15,7 +15,11 @@ from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXT
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
-_SAME: Final = {"MistralForCausalLM": "LlamaForCausalLM", "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+_SAME: Final = {
+    "MistralForCausalLM": "LlamaForCausalLM",
+    "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+}
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"
 

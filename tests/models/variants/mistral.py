@@ -1,16 +1,29 @@
-"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (head_dim is not hidden_size / num_heads); Mixtral."""
+"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (head_dim is not hidden_size / num_heads), Small 3.1; Mixtral."""
 
 from __future__ import annotations
 
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 EXPERTS = {"num_local_experts": 7, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
+
+PIXTRAL = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+    "image_size": 16, "patch_size": 8, "model_type": "pixtral",
+}  # fmt: skip
 
 VARIANTS = {
     "mistral-v0.1": Variant("Mistral", {**NO_HEAD_DIM, "sliding_window": 24, "rms_norm_eps": 1e-5}),
     "mistral-v0.3": Variant("Mistral", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
     "mistral-nemo": Variant("Mistral", {"head_dim": 24, **rope(theta=1e6), "num_key_value_heads": 3}),
     "mistral-short-window": Variant("Mistral", {"sliding_window": 5, "num_key_value_heads": 1}),
+    "mistral-small-3.1": Variant(
+        "Mistral3",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**COMMON, **rope(theta=1e6), "sliding_window": None, "model_type": "mistral"},
+            "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": False,
+        },
+    ),
     "mixtral": Variant("Mixtral", {**NO_HEAD_DIM, **EXPERTS, **rope(theta=1e6)}, is_loose=True),
     "mixtral-window": Variant("Mixtral", {**EXPERTS, "sliding_window": 19, "num_experts_per_tok": 1}, is_loose=True),
-}
+}  # fmt: skip

@@ -258,14 +258,24 @@ def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: st
     assert message.startswith("blk.1.ffn_up.weight") and re.search(complaint, message)
 
 
-def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
-    model = checkpoint_of("gemma-3-1b", tmp_path / "m")
+@pytest.mark.parametrize(
+    ("variant", "architecture", "entries"),
+    [
+        ("gemma-3-1b", "Gemma3ForConditionalGeneration", {}),
+        # Llama is Mistral without a window.
+        ("llama3-rope", "Mistral3ForConditionalGeneration", {"model_type": "mistral", "sliding_window": None}),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees_images(
+    variant: str, architecture: str, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    model = checkpoint_of(variant, tmp_path / "m")
     expected = write(model, tmp_path / "text.gguf", "f32")
-    text = json.loads((model / "config.json").read_text())
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    text = {**json.loads((model / "config.json").read_text()), **entries}
+    whole = {"architectures": [architecture], "text_config": text, "vision_config": {}}
     (model / "config.json").write_text(json.dumps(whole))
     weights = load_file(model / "model.safetensors")
-    renamed = {name.replace("model.", "language_model.model.", 1): weight for name, weight in weights.items()}
+    renamed = {f"language_model.{name}": weight for name, weight in weights.items()}
     save_file({**renamed, "vision_tower.x.weight": torch.zeros(2, 2)}, model / "model.safetensors")
     found = write(model, tmp_path / "part.gguf", "f32")
     assert contents(found) == contents(expected)

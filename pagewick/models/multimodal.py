@@ -1,0 +1,41 @@
+"""The text part of models that also see images; the vision part of a file is not loaded.
+
+The text part has a config.json of its own, the entry text_config, and its tensors have one of two prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from pagewick.models.config import ModelConfig, NameMap, architecture_of
+from pagewick.models.entries import Entries
+
+_DTYPES: Final = ("dtype", "torch_dtype")
+_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+# The newer one first.
+_NAMES: Final = (
+    NameMap(parts=(("model", "model.language_model"),)),
+    NameMap(parts=(("model", "language_model.model"), ("lm_head", "language_model.lm_head"))),
+)
+
+
+def text_entries(entries: Entries) -> Entries:
+    """Return the entries of the text part; they are empty if the file leaves them out."""
+    return entries.child("text_config") or Entries({}, "text_config")
+
+
+def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool) -> ModelConfig:
+    """Read the text part of a file.
+
+    is_tied: whether the head is tied to the embedding if the file as a whole does not say so.
+    """
+    text = text_entries(entries)
+    outer: dict[str, Any] = {"architectures": [architecture_of(entries.values)]}
+    if not any(name in text for name in _DTYPES):
+        outer |= {name: entries.values[name] for name in _DTYPES if name in entries}
+    # Null in the text part means missing: the value of the whole file counts then.
+    config = read(text.without_null(outer).filled(outer))
+    is_tied = entries.flag("tie_word_embeddings", is_tied)
+    return replace(config, names=_NAMES, ignored=(_VISION,), tie_word_embeddings=is_tied)
