@@ -55,7 +55,7 @@ class StructuredFields(ServingFields, kw_only=True):
             try:
                 made = StructuredOutputsParams.of(values)
             except InvalidRequestError as error:
-                message = str(error) if name == "structured_outputs" else f"{name}: {error}"
+                message = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 raise InvalidRequestError(message, param=name) from None
             assert made is not None, "there are values"
             return name, made

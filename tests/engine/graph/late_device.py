@@ -86,7 +86,7 @@ def _set(x: Tensor, index: Any, value: Any) -> None:
     indices = _advanced(index)
     values = value if isinstance(value, Tensor) else torch.tensor(value, dtype=x.dtype)
     if indices is None:
-        _get(x, index).copy_(values)
+        aten.copy_(_get(x, index), values)
     else:
         aten.index_put_(x, indices, values)
 

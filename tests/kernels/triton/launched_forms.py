@@ -111,9 +111,9 @@ def _multiply(num_tokens: int) -> None:
 
 def _sample(num_rows: int) -> None:
     rows, ids = torch.zeros(num_rows, 2**15), torch.zeros(num_rows, dtype=_I64)
-    columns = torch.ones(num_rows), ids, torch.ones(num_rows), torch.ones(num_rows, dtype=torch.float64)
+    share = torch.ones(num_rows, dtype=torch.float64)
+    columns = torch.ones(num_rows), share, ids, share, share
     logits.log_softmax_stats(rows)
-    logits.mask_min_p(rows, columns[0], columns[2])
     logits.philox_uniform(ids, ids, ids, 1)
     sampling.sample_tokens(rows, ops.DrawOptions(*columns), torch.full((num_rows, 2**12), 255, dtype=torch.uint8))
 
