@@ -15,7 +15,7 @@ import click
 
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.sampling.columns import Draws
-from pagewick.engine.sampling.sampler import sample
+from pagewick.engine.sampling.sampler import sample, score_tokens
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.sampling_params import SamplingParams
 
@@ -32,6 +32,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "presence_penalty, top_k, top_p": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "presence_penalty": 1.5},
     "repetition_penalty": {"temperature": 0.0, "repetition_penalty": 1.1},
     "typical_p": {"temperature": 0.7, "typical_p": 0.9},
+    "top_n_sigma": {"temperature": 0.7, "top_n_sigma": 1.0},
+    "XTC": {"temperature": 0.7, "xtc_probability": 1.0, "xtc_threshold": 0.1},
+    "greedy, 5 logprobs": {"temperature": 0.0, "logprobs": 5},
 }
 
 
@@ -45,7 +48,7 @@ def random_logits(num_rows: int, vocab_size: int, *, is_peaked: bool) -> torch.T
 
 
 def microseconds(logits: torch.Tensor, fields: dict[str, Any], repeats: int) -> float:
-    """Time `sample`; each sequence is at another place of its output each time."""
+    """Time `sample`, and the scores of its tokens; each sequence is at another place of its output each time."""
     found = []
     for repeat in range(repeats + 3):
         rows = [
@@ -60,7 +63,9 @@ def microseconds(logits: torch.Tensor, fields: dict[str, Any], repeats: int) -> 
         traits = traits_of(rows[0].sampling)
         needed = dict(enumerate(rows)) if traits.is_edited or (traits.is_drawn and traits.is_truncated) else {}
         begin = time.perf_counter()
-        sample(logits, needed, draws)
+        token_ids = sample(logits, needed, draws).token_ids
+        if (num_top := fields.get("logprobs")) is not None:
+            score_tokens(logits, token_ids, num_top).to_list()
         found.append(1e6 * (time.perf_counter() - begin))
     return statistics.median(found[3:])
 

@@ -42,6 +42,7 @@ from pagewick.kernels.reference_sampling import (
     mask_min_p,
     mask_rows,
     philox_uniform,
+    rank_tokens,
     sample_tokens,
 )
 from pagewick.kernels.reference_truncation import (
@@ -59,8 +60,8 @@ __all__ = [
     "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm", "linear",
     "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
     "mask_typical_p", "mask_xtc", "paged_attention", "philox_uniform", "quantize_weight", "quantized_linear",
-    "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route", "sample_tokens", "scale",
-    "scatter_blocks", "soft_cap", "store_kv", "surprise",
+    "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route", "sample_tokens",
+    "scale", "scatter_blocks", "soft_cap", "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.

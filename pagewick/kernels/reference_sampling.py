@@ -82,6 +82,18 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     return highest, (logits - highest.unsqueeze(-1)).logsumexp(-1)
 
 
+def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rank [N] of a token of each row of logits [N, V], and ids and values [N, num_top] of the greatest.
+
+    The rank is 1 more than the number of greater logits. Equal logits come by rising id on a CPU, in any order on a
+    GPU. num_top: at most V. Rows with a NaN have results without meaning.
+    """
+    chosen = logits.gather(-1, token_ids.unsqueeze(-1))
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    top_logits, top_ids = logits.topk(num_top, dim=-1)
+    return ranks, top_ids, top_logits
+
+
 def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
     """Return logits [N, V] with -inf for the tokens whose bit is not set.
 

@@ -28,7 +28,11 @@ def tokenizer_end_ids(place: Path) -> list[int]:
         return []
     directory = place if place.is_dir() else place.parent
     text = next(filter(None, (_text(_read(directory / name).get("eos_token")) for name in _NAMING)), None)
-    return [] if text is None else [token_id for token_id in _ids_of(directory, text) if type(token_id) is int][:1]
+    if text is None:
+        return []
+    # tokenizer.json has several MB, and most tokenizers do without it.
+    token_id = next((found for found in _ids_of(directory, text) if type(found) is int), None)
+    return [] if token_id is None else [token_id]
 
 
 def _ids_of(directory: Path, text: str) -> Iterator[Any]:

@@ -84,6 +84,37 @@ def test_stats_of_what_is_no_number(kernels: Kernels, vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@pytest.mark.parametrize("num_top", [0, 1, 2, 20, 200])
+def test_ranks_and_the_most_likely_tokens(kernels: Kernels, vocab_size: int, num_top: int) -> None:
+    num_top = min(num_top, vocab_size)
+    logits = torch.cat((random_logits(4, vocab_size), random_logits(4, vocab_size).round(), torch.zeros(1, vocab_size)))
+    logits[1, 1::2], logits[2, : vocab_size // 2], logits[3, 0] = -INF, -INF, INF
+    token_ids = torch.arange(len(logits)) * 7919 % vocab_size
+    ranks, top_ids, top_logits = kernels.rank_tokens(logits, token_ids, num_top)
+    assert top_ids.shape == top_logits.shape == (len(logits), num_top)
+    assert ranks.tolist() == [1 + sum(row > row[i]).item() for row, i in zip(logits, token_ids, strict=True)]
+    order = logits.argsort(dim=-1, descending=True, stable=True)[:, :num_top]
+    assert torch.equal(top_logits, logits.gather(1, order))
+    # PyTorch promises no order of equal ones.
+    assert torch.equal(top_logits, logits.gather(1, top_ids))
+    assert not isinstance(kernels, NativeKernels) or torch.equal(top_ids, order)
+
+
+def test_ranks_of_a_row_without_numbers_change_no_other(native: NativeKernels) -> None:
+    logits, token_ids = random_logits(3, 1031), torch.tensor([5, 6, 7])
+    expected = native.rank_tokens(logits, token_ids, 20)
+    logits[1, 70] = NAN
+    for found, wanted in zip(native.rank_tokens(logits, token_ids, 20), expected, strict=True):
+        assert torch.equal(found[[0, 2]], wanted[[0, 2]])
+    for wrong in (-1, 1031):
+        with pytest.raises(IndexError, match=r"outside 0 \.\. 1030"):
+            native.rank_tokens(logits, torch.tensor([0, wrong, 0]), 1)
+    for arguments in ((token_ids[:2], 1), (token_ids, 1032), (token_ids, -1)):
+        with pytest.raises(ValueError, match="for logits"):
+            native.rank_tokens(logits, *arguments)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_masks_exclude_tokens(kernels: Kernels, vocab_size: int) -> None:
     logits = random_logits(5, vocab_size)
     logits[3, :: max(1, vocab_size // 3)], logits[4] = NAN, INF

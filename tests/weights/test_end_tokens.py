@@ -61,6 +61,11 @@ def test_the_built_in_model() -> None:
     assert tokenizer_end_ids(MODEL_DIR) == [tokenizer.id_of(tokenizer.eos_token)]
 
 
+def test_a_large_file_is_read_only_where_no_other_has_the_token(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    assert ends(tmp_path, {CONFIG: {**END, "added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}}) == [7]
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text("{", encoding="utf-8")
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not valid JSON"):

@@ -259,11 +259,10 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores
     Log-probabilities are those of the model, before temperature and truncation.
     """
     highest, log_sum = (values.unsqueeze(-1) for values in kernels.log_softmax_stats(logits))
+    ranks, top_ids, top_logits = kernels.rank_tokens(logits, token_ids, min(num_top, logits.shape[-1]))
     chosen = logits.gather(-1, token_ids.unsqueeze(-1))
-    ranks = (logits > chosen).sum(dim=-1) + 1
-    top_values, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
-    chosen, top_values = chosen - highest - log_sum, top_values - highest - log_sum
-    return TokenScores(token_ids, chosen.squeeze(-1), ranks, top_ids, top_values)
+    chosen, top_logprobs = chosen - highest - log_sum, top_logits - highest - log_sum
+    return TokenScores(token_ids, chosen.squeeze(-1), ranks, top_ids, top_logprobs)
 
 
 def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
@@ -274,8 +273,8 @@ def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[
     num_above = torch.bincount(torch.searchsorted(chosen, logprobs), minlength=len(chosen) + 1)
     ranks = torch.empty_like(order)
     ranks[order] = 1 + len(logprobs) - num_above.cumsum(0)[:-1]
-    top_values, top_ids = logprobs.topk(min(num_top, len(logprobs)))
-    top = list(zip(top_ids.tolist(), top_values.tolist(), strict=True))
+    _, (top_ids,), _ = kernels.rank_tokens(logits.unsqueeze(0), token_ids[:1], min(num_top, len(logprobs)))
+    top = list(zip(top_ids.tolist(), logprobs[top_ids].tolist(), strict=True))
     return [
         TokenLogprobs(token_id, logprob, rank, top)
         for token_id, logprob, rank in zip(

@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.binding import Operation, empty, is_plain
-from pagewick.kernels.cpu.structs import AllowedArgs, ArgmaxArgs, LogSoftmaxArgs, MaskArgs, SampleArgs
+from pagewick.kernels.cpu.binding import BAD_ROW, Operation, empty, is_plain
+from pagewick.kernels.cpu.structs import AllowedArgs, ArgmaxArgs, LogSoftmaxArgs, MaskArgs, RankArgs, SampleArgs
 from pagewick.kernels.options import DrawOptions
 
 _ARGMAX_ALLOWED = Operation("argmax_allowed", AllowedArgs)
 _ARGMAX_ROWS = Operation("argmax_rows", ArgmaxArgs)
 _LOG_SOFTMAX_STATS = Operation("log_softmax_stats", LogSoftmaxArgs)
 _MASK_ROWS = Operation("mask_rows", MaskArgs)
+_RANK_TOKENS = Operation("rank_tokens", RankArgs)
 _SAMPLE_TOKENS = Operation("sample_tokens", SampleArgs)
 # The dtypes of the columns of DrawOptions.
 _DRAW_DTYPES = (torch.float32, torch.float64, torch.int64, torch.float64, torch.float64)
@@ -97,7 +98,30 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     return token_ids
 
 
-OPERATIONS = dict.fromkeys((argmax_allowed, argmax_rows, log_softmax_stats, mask_rows, sample_tokens), (torch.float32,))
+def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """reference.rank_tokens for logits [N, V] float32.
+
+    Raises IndexError for a token outside the vocabulary, ValueError for arguments that do not fit.
+    """
+    if not (is_served(logits) and is_plain(token_ids)):
+        return reference.rank_tokens(logits, token_ids, num_top)
+    if token_ids.shape != logits.shape[:1] or not 0 <= num_top <= logits.shape[1]:
+        raise ValueError(f"no {num_top} tokens beside {list(token_ids.shape)} for logits {list(logits.shape)}")
+    token_ids, ranks = token_ids.to(torch.int64).contiguous(), empty(logits.shape[:1], torch.int64)
+    top_ids, top_logits = (empty((len(logits), num_top), dtype) for dtype in (torch.int64, torch.float32))
+    args = RankArgs(
+        logits=logits.data_ptr(), token_ids=token_ids.data_ptr(), ranks=ranks.data_ptr(), top_ids=top_ids.data_ptr(),
+        top_logits=top_logits.data_ptr(), num_rows=logits.shape[0], vocab_size=logits.shape[1],
+        stride=logits.stride(0), num_top=num_top,
+    )  # fmt: skip
+    if _RANK_TOKENS.run(args) == BAD_ROW:
+        raise IndexError(f"a token is outside 0 .. {logits.shape[1] - 1}")
+    return ranks, top_ids, top_logits
+
+
+OPERATIONS = dict.fromkeys(
+    (argmax_allowed, argmax_rows, log_softmax_stats, mask_rows, rank_tokens, sample_tokens), (torch.float32,)
+)
 
 
 def is_served(logits: Tensor) -> bool:

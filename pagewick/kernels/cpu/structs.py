@@ -116,6 +116,11 @@ class SurpriseArgs(Structure):
     stride: Int64
 
 @laid_out
+class RankArgs(Structure):
+    logits: Address; token_ids: Address; ranks: Address; top_ids: Address; top_logits: Address; num_rows: Int64
+    vocab_size: Int64; stride: Int64; num_top: Int64
+
+@laid_out
 class LinearArgs(Structure):
     x: Address; weight: Address; bias: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
     x_stride: Int64; out_stride: Int64; dtype: Int32; out_dtype: Int32
@@ -222,6 +227,6 @@ OPERATIONS: dict[str, type[Structure]] = {
     "fused_moe": FusedMoeArgs, "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs,
     "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
-    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "truncate_rows": TruncateArgs,
-    "surprise": SurpriseArgs
+    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
+    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs
 }

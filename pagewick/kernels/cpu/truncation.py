@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.binding import Operation, empty
+from pagewick.kernels.cpu.binding import BAD_ROW, Operation, empty, is_plain
 from pagewick.kernels.cpu.logits import is_served
 from pagewick.kernels.cpu.structs import SurpriseArgs, TruncateArgs, Truncation
 
@@ -59,8 +59,8 @@ def mask_surprise(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
 
 
 def surprise(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Tensor:
-    """reference.surprise for logits [N, V] float32."""
-    if not is_served(logits):
+    """reference.surprise for logits [N, V] float32. Raises IndexError for a token outside the vocabulary."""
+    if not (is_served(logits) and is_plain(token_ids)):
         return reference.surprise(logits, token_ids, temperature)
     bits = empty(logits.shape[:1], torch.float64)
     temperature, token_ids = temperature.double().contiguous(), token_ids.long().contiguous()
@@ -69,7 +69,8 @@ def surprise(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Tensor:
         logits=logits.data_ptr(), temperature=temperature.data_ptr(), token_ids=token_ids.data_ptr(),
         bits=bits.data_ptr(), num_rows=logits.shape[0], vocab_size=logits.shape[1], stride=logits.stride(0),
     )  # fmt: skip
-    _SURPRISE.run(args)
+    if _SURPRISE.run(args) == BAD_ROW:
+        raise IndexError(f"a token is outside 0 .. {logits.shape[1] - 1}")
     return bits
 
 

@@ -266,8 +266,33 @@ void test_truncations(const Tensor& logits, int64_t size, int64_t stride) {
   }
 }
 
+void test_ranks(const Tensor& logits, int64_t size, int64_t stride) {
+  for (const int64_t num_top : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{100}}) {
+    if (num_top > size) continue;
+    Array<int64_t> token_ids(kRows), ranks(kRows), top_ids(kRows * num_top);
+    Tensor top(DType::kFloat32, kRows * num_top);
+    for (int64_t row = 0; row < kRows; ++row) token_ids[row] = row * 7 % size;
+    run("rank_tokens", pagewick::RankArgs{logits.floats(), token_ids.data(), ranks.data(), top_ids.data(),
+                                          static_cast<float*>(top.data()), kRows, size, stride, num_top});
+    for (const int64_t row : {0, 1, 2, 3, 4, 7, 8}) {
+      const auto at = [&](int64_t i) { return logits[row * stride + i]; };
+      std::vector<int64_t> order;
+      for (int64_t i = 0; i < size; ++i) order.push_back(i);
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return at(a) > at(b); });
+      int64_t rank = 1;
+      for (int64_t i = 0; i < size; ++i) rank += at(i) > at(token_ids[row]);
+      require(ranks[row] == rank, "the rank of a token");
+      for (int64_t i = 0; i < num_top; ++i) {
+        require(top_ids[row * num_top + i] == order[static_cast<size_t>(i)], "the most likely tokens in their order");
+        require(top[row * num_top + i] == at(order[static_cast<size_t>(i)]), "their logits");
+      }
+    }
+  }
+}
+
 void test_size(int64_t size) {
-  begin_case("argmax_rows, log_softmax_stats, sample_tokens, truncate_rows, surprise of %d", static_cast<int>(size));
+  begin_case("argmax_rows, log_softmax_stats, rank_tokens, sample_tokens, surprise, truncate_rows of %d",
+             static_cast<int>(size));
   const int64_t stride = size + 3;
   const Tensor logits = make_logits(size, stride);
   for (const int32_t threads : {1, 2, 3}) {
@@ -285,6 +310,7 @@ void test_size(int64_t size) {
   test_draws(logits, size, stride);
   test_masks(logits, size, stride);
   test_truncations(logits, size, stride);
+  test_ranks(logits, size, stride);
   argmax(logits, 0, 0, size, stride);
   softmax_stats(logits, 0, 0, size, stride);
 }

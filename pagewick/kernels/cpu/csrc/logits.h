@@ -102,6 +102,20 @@ struct SurpriseArgs {
   int64_t stride;
 };
 
+// ranks = 1 + the number of logits that are greater than a token's; top = the greatest logits, equal ones by id. Rows
+// with a NaN have results without meaning.
+struct RankArgs {
+  const float* logits;       // [num_rows, vocab_size], rows `stride` elements apart
+  const int64_t* token_ids;  // [num_rows]
+  int64_t* ranks;            // [num_rows]
+  int64_t* top_ids;          // [num_rows, num_top]
+  float* top_logits;         // [num_rows, num_top]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+  int64_t num_top;  // 0 to vocab_size
+};
+
 struct Greatest {
   float value;
   int64_t index;
@@ -136,6 +150,7 @@ constexpr int64_t kNumBuckets = 2048;
 
 struct LogitsKernels {
   Greatest (*find_greatest)(const float* x, int64_t size);
+  int64_t (*count_above)(const float* x, int64_t size, float limit);
   // greatest[i] = the greatest of the elements from i * kGroup on; there are no NaNs.
   void (*find_group_greatest)(const float* x, int64_t size, float* greatest);
   ExpSum (*sum_exp)(const float* x, int64_t size);
@@ -162,6 +177,9 @@ Status argmax_allowed(const Kernels& kernels, const AllowedArgs& args);
 
 // sampling.cpp
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args);
+
+// ranking.cpp
+Status rank_tokens(const Kernels& kernels, const RankArgs& args);
 
 // truncation.cpp
 Status truncate_rows(const Kernels& kernels, const TruncateArgs& args);

@@ -85,6 +85,18 @@ float highest_of(const float* x, int64_t size) {
   return highest;
 }
 
+int64_t count_above(const float* x, int64_t size, float limit) {
+  IntVec counts[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= size; i += kChains * kLanes)
+    for (int chain = 0; chain < kChains; ++chain) counts[chain] -= load(x + i + chain * kLanes) > limit;
+  const IntVec count = (counts[0] + counts[1]) + (counts[2] + counts[3]);
+  int64_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += count[lane];
+  for (; i < size; ++i) total += x[i] > limit;
+  return total;
+}
+
 void find_group_greatest(const float* x, int64_t size, float* greatest) {
   static_assert(kGroup % (kChains * kLanes) == 0, "a group has whole vectors for every chain");
   int64_t i = 0;
@@ -251,8 +263,8 @@ Allowed find_allowed(const float* x, const uint8_t* bits, int64_t size) {
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, find_group_greatest, sum_exp, weigh,
-                               sum_weights,   sum_moments,         mask,    find_allowed};
+const LogitsKernels kLogits = {find_greatest, count_above, find_group_greatest, sum_exp,     weigh,
+                               sum_weights,   sum_moments, mask,                find_allowed};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

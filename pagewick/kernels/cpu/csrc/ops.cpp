@@ -161,6 +161,7 @@ const Operation kOperations[] = {
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
     PW_OPERATION(quantize_weight, QuantizeWeightArgs),
     PW_OPERATION(gather_columns, GatherColumnsArgs),
+    PW_OPERATION(rank_tokens, RankArgs),
     PW_OPERATION(truncate_rows, TruncateArgs),
     PW_OPERATION(surprise, SurpriseArgs),
 };

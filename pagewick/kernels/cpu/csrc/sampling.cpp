@@ -1,12 +1,6 @@
 // Draws tokens without sorting the vocabulary: tokens are counted and their weights summed in buckets of similar
 // weight. Only the buckets in which top_k, top_p or the drawn token falls are sorted. Where few tokens decide the draw,
 // only these are counted.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <limits>
-
 #include "logits.h"
 #include "token_order.h"
 
@@ -63,75 +57,30 @@ const float* allowed_logits(const LogitsKernels& kernels, const SampleArgs& args
 // A token this many temperatures below the most likely one has less than 6e-6 of its weight.
 constexpr double kFar = 12.0;
 
-// The draw from one row: from the tokens that min_p leaves or from at least the first top_k; without these parameters,
+// Draws from one row: from the tokens that min_p leaves or from at least the first top_k; without these parameters,
 // from the likely ones, as long as they decide it.
-class RowDraw {
- public:
-  RowDraw(const LogitsKernels& kernels, const SampleArgs& args, int64_t row, const float* logits, float max)
-      : kernels_(kernels), logits_(logits), size_(args.vocab_size), num_groups_(ceil_div(size_, kGroup)), max_(max),
-        temperature_(args.temperature[row]), min_p_(args.min_p[row]), top_k_(args.top_k[row]), top_p_(args.top_p[row]),
-        uniform_(args.uniform[row]) {
-    const size_t num_bytes = static_cast<size_t>(2 * num_groups_ + 2 * size_) * sizeof(float);
-    greatest_ = static_cast<float*>(thread_scratch(Scratch::kPartials, num_bytes));
-    ordered_ = greatest_ + num_groups_;
-    chosen_ = ordered_ + num_groups_;
-    token_ids_ = reinterpret_cast<int32_t*>(chosen_ + size_);
-  }
-
-  int64_t token_id() {
-    const bool has_few = top_k_ > 0 && top_k_ <= num_groups_;
-    if (has_few || min_p_ > 0) {
-      kernels_.find_group_greatest(logits_, size_, greatest_);
-      const float least = std::max(min_p_ > 0 ? least_by_min_p() : -kInfinity, has_few ? least_by_top_k() : -kInfinity);
-      return token_ids_[draw(order_of_chosen(least), top_k_, top_p_, uniform_)];
+int64_t draw_token(const LogitsKernels& kernels, const SampleArgs& args, int64_t row, const float* logits, float max) {
+  const float temperature = args.temperature[row];
+  const double min_p = args.min_p[row], top_p = args.top_p[row], uniform = args.uniform[row];
+  const int64_t top_k = args.top_k[row];
+  const bool has_few = top_k > 0 && top_k <= ceil_div(args.vocab_size, kGroup);
+  if (has_few || min_p > 0 || top_k == 0) {
+    RowGroups groups(kernels, logits, args.vocab_size);
+    const auto order_from = [&](float least) {
+      return TokenOrder(kernels, groups.logits(), groups.choose(least), max, temperature);
+    };
+    if (has_few || min_p > 0) {
+      const float by_top_k = has_few ? groups.least_of(top_k) : -std::numeric_limits<float>::infinity();
+      const float least = min_p > 0 ? std::max(by_top_k, round_up(max + temperature * std::log(min_p))) : by_top_k;
+      return groups.token_ids()[draw(order_from(least), top_k, top_p, uniform)];
     }
-    if (top_k_ == 0) {
-      kernels_.find_group_greatest(logits_, size_, greatest_);
-      const float least = round_up(max_ - kFar * temperature_);
-      const double rest = kernels_.sum_weights(logits_, size_, max_, temperature_, least).mass;
-      const int64_t place = draw_before(order_of_chosen(least), rest, top_p_, uniform_);
-      if (place >= 0) return token_ids_[place];
-    }
-    return draw(TokenOrder(kernels_, logits_, size_, max_, temperature_), top_k_, top_p_, uniform_);
+    const float least = round_up(max - kFar * temperature);
+    const double rest = kernels.sum_weights(logits, args.vocab_size, max, temperature, least).mass;
+    const int64_t place = draw_before(order_from(least), rest, top_p, uniform);
+    if (place >= 0) return groups.token_ids()[place];
   }
-
- private:
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-  float least_by_min_p() const { return round_up(max_ + temperature_ * std::log(min_p_)); }
-
-  // Each of the top_k greatest groups has a logit that is as great as the last one's, so there are top_k of these.
-  float least_by_top_k() const {
-    std::copy(greatest_, greatest_ + num_groups_, ordered_);
-    std::nth_element(ordered_, ordered_ + top_k_ - 1, ordered_ + num_groups_, std::greater<float>());
-    return ordered_[top_k_ - 1];
-  }
-
-  // Chooses the tokens whose logit is at least `least`; the indices in their order are places in token_ids_.
-  TokenOrder order_of_chosen(float least) {
-    int64_t count = 0;
-    for (int64_t group = 0; group < num_groups_; ++group) {
-      if (greatest_[group] < least) continue;
-      const int64_t end = std::min((group + 1) * kGroup, size_);
-      for (int64_t i = group * kGroup; i < end; ++i) {
-        chosen_[count] = logits_[i];
-        token_ids_[count] = static_cast<int32_t>(i);
-        count += logits_[i] >= least;
-      }
-    }
-    return TokenOrder(kernels_, chosen_, count, max_, temperature_);
-  }
-
-  const LogitsKernels& kernels_;
-  const float* logits_;
-  int64_t size_, num_groups_;
-  float max_, temperature_;
-  double min_p_;
-  int64_t top_k_;
-  double top_p_, uniform_;
-  float *greatest_, *ordered_, *chosen_;  // of each group, the same in another order, the logits of chosen tokens
-  int32_t* token_ids_;                    // of chosen tokens
-};
+  return draw(TokenOrder(kernels, logits, args.vocab_size, max, temperature), top_k, top_p, uniform);
+}
 
 }  // namespace
 
@@ -142,7 +91,7 @@ Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
     const float* const row = allowed_logits(*kernels.logits, args, i);
     const float max = row[args.token_ids[i]];
     if (!std::isfinite(max)) return;  // there is nothing to draw from
-    args.token_ids[i] = RowDraw(*kernels.logits, args, i, row, max).token_id();
+    args.token_ids[i] = draw_token(*kernels.logits, args, i, row, max);
   });
   return kOk;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "logits.h"
@@ -16,6 +17,55 @@ inline float round_up(double bound) {
   const float rounded = static_cast<float>(bound);
   return rounded < bound ? std::nextafter(rounded, std::numeric_limits<float>::infinity()) : rounded;
 }
+
+// The greatest logit of each group of a row, by which few tokens are found. There are no NaNs. The memory is scratch
+// memory of this thread.
+class RowGroups {
+ public:
+  RowGroups(const LogitsKernels& kernels, const float* logits, int64_t size)
+      : logits_(logits), size_(size), count_(ceil_div(size, kGroup)) {
+    const size_t num_bytes = static_cast<size_t>(2 * count_ + 2 * size_) * sizeof(float);
+    greatest_ = static_cast<float*>(thread_scratch(Scratch::kPartials, num_bytes));
+    ordered_ = greatest_ + count_;
+    chosen_ = ordered_ + count_;
+    token_ids_ = reinterpret_cast<int32_t*>(chosen_ + size_);
+    kernels.find_group_greatest(logits, size, greatest_);
+  }
+
+  // Returns a lower bound of the k greatest logits: each of the k greatest groups has one from there on. It is -inf if k
+  // is above the number of groups.
+  float least_of(int64_t k) const {
+    if (k > count_) return -std::numeric_limits<float>::infinity();
+    std::copy(greatest_, greatest_ + count_, ordered_);
+    std::nth_element(ordered_, ordered_ + k - 1, ordered_ + count_, std::greater<float>());
+    return ordered_[k - 1];
+  }
+
+  // Chooses the tokens whose logit is at least `least`, by rising id, and returns their number.
+  int64_t choose(float least) {
+    int64_t count = 0;
+    for (int64_t group = 0; group < count_; ++group) {
+      if (greatest_[group] < least) continue;
+      const int64_t end = std::min((group + 1) * kGroup, size_);
+      for (int64_t i = group * kGroup; i < end; ++i) {
+        chosen_[count] = logits_[i];
+        token_ids_[count] = static_cast<int32_t>(i);
+        count += logits_[i] >= least;
+      }
+    }
+    return count;
+  }
+
+  // Of the chosen tokens.
+  const float* logits() const { return chosen_; }
+  int32_t* token_ids() { return token_ids_; }
+
+ private:
+  const float* logits_;
+  int64_t size_, count_;
+  float *greatest_, *ordered_, *chosen_;
+  int32_t* token_ids_;
+};
 
 // A point in a walk over the tokens in their order.
 struct Place {
