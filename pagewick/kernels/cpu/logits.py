@@ -82,8 +82,7 @@ def sample_tokens(logits: Tensor, draw: DrawOptions, masks: Tensor | None = None
     if not (is_served(logits) and (masks is None or _is_mask(masks))):
         return reference.sample_tokens(logits, draw, masks)
     columns = [values.to(dtype).contiguous() for values, dtype in zip(draw, _DRAW_DTYPES, strict=True)]
-    if any(values.shape != logits.shape[:1] for values in columns):
-        raise ValueError(f"parameters must be [{len(logits)}], not {[list(values.shape) for values in columns]}")
+    check_columns(logits, *columns)
     if masks is not None:
         _check_shape(masks, logits)
         masks = masks.contiguous()
@@ -128,6 +127,12 @@ def is_served(logits: Tensor) -> bool:
     """Whether the native library reads these logits [N, V]."""
     is_matrix = logits.dim() == 2 and logits.shape[1] > 0 and logits.stride(1) == 1
     return is_matrix and logits.dtype == torch.float32 and is_plain(logits)
+
+
+def check_columns(logits: Tensor, *columns: Tensor) -> None:
+    """Raise ValueError unless each column has a number for each row of logits [N, V]."""
+    if any(values.shape != logits.shape[:1] for values in columns):
+        raise ValueError(f"parameters must be [{len(logits)}], not {[list(values.shape) for values in columns]}")
 
 
 def _is_mask(masks: Tensor) -> bool:

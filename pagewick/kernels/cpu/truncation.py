@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, Operation, empty, is_plain
-from pagewick.kernels.cpu.logits import is_served
+from pagewick.kernels.cpu.logits import check_columns, is_served
 from pagewick.kernels.cpu.structs import SurpriseArgs, TruncateArgs, Truncation
 
 _TRUNCATE_ROWS = Operation("truncate_rows", TruncateArgs)
@@ -64,7 +64,7 @@ def surprise(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Tensor:
         return reference.surprise(logits, token_ids, temperature)
     bits = empty(logits.shape[:1], torch.float64)
     temperature, token_ids = temperature.double().contiguous(), token_ids.long().contiguous()
-    _check_columns(logits, temperature, token_ids)
+    check_columns(logits, temperature, token_ids)
     args = SurpriseArgs(
         logits=logits.data_ptr(), temperature=temperature.data_ptr(), token_ids=token_ids.data_ptr(),
         bits=bits.data_ptr(), num_rows=logits.shape[0], vocab_size=logits.shape[1], stride=logits.stride(0),
@@ -84,7 +84,7 @@ def _truncated(
     kind: Truncation, logits: Tensor, temperature: Tensor, limits: Tensor, top_k: Tensor | None = None
 ) -> Tensor:
     temperature, limits = temperature.double().contiguous(), limits.double().contiguous()
-    _check_columns(logits, temperature, limits, *(() if top_k is None else (top_k,)))
+    check_columns(logits, temperature, limits, *(() if top_k is None else (top_k,)))
     masked = empty(logits.shape, torch.float32)
     args = TruncateArgs(
         logits=logits.data_ptr(), temperature=temperature.data_ptr(), limits=limits.data_ptr(),
@@ -93,8 +93,3 @@ def _truncated(
     )  # fmt: skip
     _TRUNCATE_ROWS.run(args)
     return masked
-
-
-def _check_columns(logits: Tensor, *columns: Tensor) -> None:
-    if any(values.shape != logits.shape[:1] for values in columns):
-        raise ValueError(f"parameters must be [{len(logits)}], not {[list(values.shape) for values in columns]}")

@@ -158,9 +158,9 @@ struct LogitsKernels {
   // 0, by the difference of its distance from `center`.
   void (*weigh)(const float* x, int64_t size, float max, float temperature, float center, float* weights,
                 int32_t* buckets);
-  // Of the elements below `end`.
+  // Sums over the elements below `end`.
   WeightSums (*sum_weights)(const float* x, int64_t size, float max, float temperature, float end);
-  // Of the elements that are not -inf.
+  // Counts and sums the elements that are not -inf.
   Moments (*sum_moments)(const float* x, int64_t size, float max, double mean);
   // out = x, and -inf where the element's bit is not set.
   void (*mask)(const float* x, const uint8_t* bits, int64_t size, float* out);

@@ -196,7 +196,7 @@ WeightSums sum_weights(const float* x, int64_t size, float max, float temperatur
 }
 
 Moments sum_moments(const float* x, int64_t size, float max, double mean) {
-  // As many chains of sums as vectors of any instruction set have numbers; compilers do not reorder sums themselves.
+  // The compiler does not reorder a sum, but adds these independent ones as vectors.
   constexpr int kSums = 16;
   double sums[kSums] = {}, squares[kSums] = {};
   int64_t counts[kSums] = {};

@@ -56,7 +56,7 @@ class RowGroups {
     return count;
   }
 
-  // Of the chosen tokens.
+  // The logits and ids of the chosen tokens.
   const float* logits() const { return chosen_; }
   int32_t* token_ids() { return token_ids_; }
 
