@@ -65,6 +65,13 @@ class Slots:
         """Return all tokens of the slot's sequence; empty unless sampling or drafting looks back at them."""
         return self._histories[slot]
 
+    def histories(self, slots: Array) -> dict[int, array[int]]:
+        """Return the histories of these slots [N], by place, of those that have one.
+
+        They stay those of the slots' present sequences, to which tokens can be added after others have the slots.
+        """
+        return {place: self._histories[slots[place]] for place in np.flatnonzero(self.has_history[slots]).tolist()}
+
     def remember(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Store the tokens, one or more, that each of these slots has sampled."""
         if not slots:
@@ -80,7 +87,7 @@ class Slots:
                 self._histories[slot].extend(sampled)
 
     def remember_last(self, slots: Array, token_ids: Tensor, on_device: Tensor | None = None) -> None:
-        """Store a sampled token for each of these slots, which have no history: token_ids [N], on the device.
+        """Store a sampled token for each of these slots: token_ids [N], on the device. Histories are not extended.
 
         on_device: the slots, if they are there already.
         """

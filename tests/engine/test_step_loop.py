@@ -130,7 +130,7 @@ def test_tokens_that_only_the_device_knows(
         leave = runner._sampler._leave
         monkeypatch.setattr(runner._sampler, "_leave", lambda *args: (left.append(len(args[3])), leave(*args)))
         assert_same(serve(engine, requests()), expected)
-        # Alone, since one sequence with a history makes the host read the whole step.
+        # Alone, since one sequence with mirostat makes the host read the whole step.
         for each in requests():
             assert_same(
                 serve(engine, [each]), {choice: expected[choice] for choice in expected if choice[0] == each.request_id}

@@ -6,7 +6,6 @@ there, which is all that the next forward pass needs; StepResults.get waits for 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from pagewick.engine.sampling.candidates import take_candidates
 from pagewick.engine.sampling.logit_edits import has_edits
 from pagewick.engine.sampling.sampler import sample, score_tokens
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
-from pagewick.engine.sampling.step_rows import Drawn, Streams
+from pagewick.engine.sampling.step_rows import Drawn, Streams, row_of, rows_of
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.engine.slots import Slots
 from pagewick.engine.streams import stream_of
@@ -53,6 +52,8 @@ class SlotSampler:
         self._is_lazy = is_lazy
         self._stream = stream_of(device)
         self._streams = Streams.of(StreamWork())  # those of the latest forward_stage
+        # The step that was left on the device last, and whose tokens belong to histories.
+        self._left: StepResults | None = None
 
     def forward_stage(self, plan: StepPlan) -> ForwardStage:
         """Return how far the forward pass must go for all of its tokens."""
@@ -67,7 +68,7 @@ class SlotSampler:
                 return ForwardStage.HIDDEN_STATES
             traits = traits_of(self._slots.sampling(work.slot))
             any_drawn = any_drawn or traits.is_drawn
-            any_changed = any_changed or work.awaits_mask or has_edits(self._row(work, None))
+            any_changed = any_changed or work.awaits_mask or has_edits(row_of(self._slots, work))
             any_changed = any_changed or (traits.is_drawn and traits.is_truncated)
         if any_changed or (any_drawn and (self._is_lazy or self._device.type != "cpu")):
             return ForwardStage.LOGITS
@@ -92,6 +93,7 @@ class SlotSampler:
 
     def sample(self, plan: StepPlan, output: ForwardOutput, masks: Masks) -> StepResults:
         """Return the results of a plan. output: of all its tokens in order, at least up to their forward_stage."""
+        self._complete_histories(plan)
         found = StepResults([SlotResult() for _ in plan.work], self._stream)
         streams = self._streams if self._streams.given is plan.streams else Streams.of(plan.streams)
         if output.logits is None:
@@ -103,6 +105,18 @@ class SlotSampler:
         else:
             self._take_given(streams, pairs, output, found)
         return found
+
+    def _complete_histories(self, plan: StepPlan) -> None:
+        """Read the tokens that the plan looks back at and that are still on the device.
+
+        The host waits for the step before; the device has the plan's forward pass to compute meanwhile.
+        """
+        if self._left is None:
+            return
+        slots = [*plan.streams.slots, *(work.slot for work in plan.work if work.is_sampled)]
+        if self._slots.has_history[slots].any():
+            self._left.get()
+            self._left = None
 
     def _sample_some(
         self, plan: StepPlan, streams: Streams, hidden_states: Tensor, masks: Masks, found: StepResults
@@ -134,7 +148,7 @@ class SlotSampler:
         if beams:
             logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):
-                take_candidates(self._row(work, None), logits[place : place + 1], result)
+                take_candidates(row_of(self._slots, work), logits[place : place + 1], result)
         if rows:
             logits = self._logits(self._rows(hidden_states, rows), num_rows)
             self._sample(streams, others, logits, masks, found)
@@ -168,11 +182,11 @@ class SlotSampler:
         columns, given = self._slots.columns, streams.given
         positions = streams.starts + 1
         needs_row = columns.needs_row[streams.slots] | (positions < columns.min_position[streams.slots])
-        rows = {place: self._row(given.work(place), None) for place in np.flatnonzero(needs_row).tolist()}
+        rows = {place: row_of(self._slots, given.work(place)) for place in np.flatnonzero(needs_row).tolist()}
         slots, first = streams.slots.tolist(), len(positions)
         of_works: list[SampleRow] = []
         for work, _ in pairs:
-            self._add_sample_rows(of_works, work, masks.get(work.slot, ()))
+            of_works += rows_of(self._slots, work, masks.get(work.slot, ()))
             slots += [work.slot] * (work.num_draft_tokens + 1)
         rows |= enumerate(of_works, start=first)
         positions = np.array([*positions.tolist(), *(row.position for row in of_works)], np.int64)
@@ -219,8 +233,7 @@ class SlotSampler:
         """Whether the host can prepare the next step without these tokens."""
         if not self._is_lazy or any(work.num_draft_tokens or work.num_wanted_drafts for work, _ in pairs):
             return False
-        slots = streams.with_works(pairs)
-        return not (self._slots.has_history[slots] | self._slots.columns.uses_mirostat[slots]).any()
+        return not self._slots.columns.uses_mirostat[streams.with_works(pairs)].any()
 
     def _leave(
         self,
@@ -246,8 +259,10 @@ class SlotSampler:
         scores = []
         for num_top, rows in scored.items():
             scores.append((rows, score_tokens(self._rows(logits, rows), self._rows(token_ids, rows), num_top)))
-        results = [result for _, result in pairs]
-        found.leave(Unread(found.streams, results, token_ids, *flags, scores))
+        results, histories = [result for _, result in pairs], self._slots.histories(slots)
+        found.leave(Unread(found.streams, results, token_ids, *flags, scores, histories))
+        if histories:
+            self._left = found
 
     def _take_all(
         self,
@@ -283,26 +298,6 @@ class SlotSampler:
             self._take(work, drawn, place, result)
             taken.append((work.slot, result))
         return taken
-
-    def _row(self, work: SlotWork, mask: bytes | None) -> SampleRow:
-        """Return the row of the first token to be drawn."""
-        slots, slot = self._slots, work.slot
-        position = work.start + work.num_tokens - work.num_draft_tokens
-        return SampleRow(slots.sampling(slot), position, slots.history(slot), mask, slots.mirostat_mu[slot])
-
-    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork, masks: Sequence[bytes | None]) -> None:
-        first = self._row(work, masks[0] if masks else None)
-        rows.append(first)
-        if not work.num_draft_tokens:
-            return
-        sampling, history = first.sampling, self._slots.history(work.slot)
-        looks_back = traits_of(sampling).looks_back
-        draft_token_ids = work.draft_token_ids
-        for place in range(1, work.num_draft_tokens + 1):
-            # Where sampling looks back, this row only counts if the draft tokens before it were drawn.
-            known = history + array("i", draft_token_ids[:place]) if looks_back else history
-            mask = masks[place] if masks else None
-            rows.append(SampleRow(sampling, first.position + place, known, mask, first.mirostat_mu))
 
     def _take(self, work: SlotWork, drawn: Drawn, first: int, result: SlotResult) -> None:
         """Take the tokens from row `first` on, up to the first that differs from its draft token or is invalid."""

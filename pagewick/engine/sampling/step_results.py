@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +25,8 @@ _NONE_ALLOWED = (
 class Unread:
     """Drawn tokens that the host has not read: first those of the streams, then one for each result. Tensors are [N].
 
-    scores: of the rows that want log-probabilities; each entry has some of them.
+    scores: of the rows that want log-probabilities; each entry has some of them. histories: by row, the earlier tokens
+    of the sequences that keep them, to which `read` adds the drawn ones.
     """
 
     streams: StreamResults
@@ -33,6 +35,7 @@ class Unread:
     is_valid: Tensor
     is_poisoned: Tensor
     scores: Sequence[tuple[list[int], TokenScores]]
+    histories: Mapping[int, array[int]]
 
     def on_host(self) -> Unread:
         """Return copies in host memory, which the device fills when the tensors are computed; on a CPU no copies."""
@@ -40,7 +43,7 @@ class Unread:
         copies = iter(download([*tensors, *(tensor for _, scores in self.scores for tensor in scores.tensors())]))
         token_ids, is_valid, is_poisoned = (next(copies) for _ in tensors)
         scores = [(rows, TokenScores(*(next(copies) for _ in of.tensors()))) for rows, of in self.scores]
-        return Unread(self.streams, self.results, token_ids, is_valid, is_poisoned, scores)
+        return Unread(self.streams, self.results, token_ids, is_valid, is_poisoned, scores, self.histories)
 
     def read(self) -> None:
         """Store the tokens, errors and scores in the results."""
@@ -57,6 +60,9 @@ class Unread:
             result.token_ids.append(token_ids[row])
             if row in scores:
                 result.logprobs = [scores[row]]
+        for row, history in self.histories.items():
+            if is_valid[row]:
+                history.append(token_ids[row])
 
 
 class StepResults:

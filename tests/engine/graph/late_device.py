@@ -122,6 +122,11 @@ class LateEvent:
     def __init__(self, device: LateDevice, place: int) -> None:
         self._device, self._place = device, place
 
+    @property
+    def num_queued_behind(self) -> int:
+        """How many operations the device has to do after this place."""
+        return self._device.num_queued - self._place
+
     def synchronize(self) -> None:
         """As torch.cuda.Event.synchronize."""
         self._device.check_allowed("Event.synchronize")

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from pagewick.config import EngineConfig
+from pagewick.engine.batch import SlotResult
 from pagewick.engine.engine import Engine
 from pagewick.engine.graph import captured, choice
 from pagewick.engine.graph.captured import CapturedSteps
 from pagewick.engine.messages import EngineRequest
+from pagewick.engine.sampling.step_results import StepResults
 from pagewick.parallel.collectives import Collectives
 from tests.engine.exactness import EvenTokens
-from tests.engine.graph.late_device import DEVICE, LateDevice, LateGraph, late_device
+from tests.engine.graph.late_device import DEVICE, LateDevice, LateEvent, LateGraph, late_device
 from tests.engine.graph.test_static_batch import Forgetful
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, request, running, serve
@@ -40,12 +42,18 @@ FREE: list[dict[str, Any]] = [
     {"temperature": 0.8, "typical_p": 0.8, "top_n_sigma": 2.0},
     {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_p": 0.9},
 ]
-# Requests for which it must.
-BOUND: list[dict[str, Any]] = [
+# Requests for which it must see a token before the next step is sampled.
+LOOKING_BACK: list[dict[str, Any]] = [
     {"temperature": 0.8, "repetition_penalty": 1.2, "presence_penalty": 0.4, "bad_word_ids": [[7], [20, 21]]},
+    {"temperature": 0.0, "frequency_penalty": 0.7, "repetition_penalty": 1.1, "logprobs": 1},
+    {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1},
+]
+# Requests for which it must see one in the middle of a step, and whose next plan depends on results.
+BOUND: list[dict[str, Any]] = [
     {"temperature": 0.8, "mirostat": 2},
     {"temperature": 0.8, "mirostat": 1},
     {"temperature": 0.0, "constraint": "even"},
+    {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "constraint": "even"},
     {"temperature": 0.0, "use_beam_search": True, "n": 2, "max_tokens": 5, "logprobs": 1},
     {"temperature": 0.0, "prompt_logprobs": 1},
 ]
@@ -76,9 +84,9 @@ def engine_of(checkpoint: Path, **options: Any) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> dict[str, Answers]:
     """The answers of an engine on the CPU, without its library, to each request alone."""
-    answers: dict[str, Answers] = {"free": {}, "bound": {}}
+    answers: dict[str, Answers] = {"free": {}, "looking back": {}, "bound": {}}
     with library_off(), engine_of(checkpoint, max_steps_in_flight=1) as engine:
-        for name, kinds in (("free", FREE), ("bound", BOUND)):
+        for name, kinds in (("free", FREE), ("looking back", LOOKING_BACK), ("bound", BOUND)):
             for each in requests(kinds):
                 answers[name] |= serve(engine, [each])
     return answers
@@ -114,6 +122,45 @@ def test_the_host_waits_for_nothing_but_results(
         assert 0 < device.counts["event"] <= engine.stats().num_steps or chance
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_requests_that_look_back_at_their_tokens(
+    depth: int, checkpoint: Path, expected: dict[str, Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host reads a step while the device computes the next one, which is sampled after that."""
+    queued_behind: list[int] = []
+    read = StepResults.get
+
+    def noted(results: StepResults) -> list[SlotResult]:
+        queued_behind.extend(event.num_queued_behind for _, event in results._unread if isinstance(event, LateEvent))
+        return read(results)
+
+    monkeypatch.setattr(StepResults, "get", noted)
+    with late_device(seed=depth) as device, engine_of(checkpoint, max_steps_in_flight=depth) as engine:
+        device.counts.clear()
+        assert_same(serve(engine, requests(LOOKING_BACK)), expected["looking back"])
+        assert set(device.counts) <= {"event"}, f"hidden waits: {device.counts}"
+        num_steps = engine.stats().num_steps
+        assert len(queued_behind) == num_steps
+    # After the last step there is none, and after one whose results end a request there may be none.
+    assert sum(number > 0 for number in queued_behind) >= (num_steps - 4 if depth > 1 else 0)
+    assert depth > 1 or not any(queued_behind)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_sequence_that_has_ended_leaves_its_last_token_to_nobody(
+    depth: int, checkpoint: Path, expected: dict[str, Answers]
+) -> None:
+    """Its slot is another's when the token that was drawn after its end becomes known."""
+    asked: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.5, "max_tokens": 9}
+    kinds = [{**asked, "stop_token_ids": tuple(range(first, first + 60))} for first in (0, 60, 9, 30, 0, 50, 0, 40)]
+    answers: Answers = {}
+    with library_off(), engine_of(checkpoint, max_steps_in_flight=1) as engine:
+        for each in requests(kinds):
+            answers |= serve(engine, [each])
+    with late_device(), engine_of(checkpoint, max_steps_in_flight=depth, max_num_seqs=2) as engine:
+        assert_same(serve(engine, requests(kinds)), answers)
+
+
 def test_a_closed_engine_keeps_no_graph(checkpoint: Path, expected: dict[str, Answers]) -> None:
     """NCCL would wait for graphs that use it when the ranks part."""
     with late_device(), engine_of(checkpoint) as engine:
@@ -125,7 +172,7 @@ def test_a_closed_engine_keeps_no_graph(checkpoint: Path, expected: dict[str, An
         assert steps() is None
 
 
-def test_requests_whose_tokens_the_host_must_see(checkpoint: Path, expected: dict[str, Answers]) -> None:
+def test_requests_whose_steps_the_host_must_see(checkpoint: Path, expected: dict[str, Answers]) -> None:
     with late_device() as device, engine_of(checkpoint, max_steps_in_flight=2) as engine:
         device.counts.clear()
         assert_same(serve(engine, requests(BOUND)), expected["bound"])
