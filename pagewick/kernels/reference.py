@@ -61,7 +61,7 @@ __all__ = [
     "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
     "mask_typical_p", "mask_xtc", "paged_attention", "philox_uniform", "quantize_weight", "quantized_linear",
     "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route", "sample_tokens",
-    "scale", "scatter_blocks", "soft_cap", "store_kv", "surprise",
+    "scale", "scatter_blocks", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
@@ -237,6 +237,11 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def scale(x: Tensor, factor: float) -> Tensor:
     """Return x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
     return (x.to(_compute_dtype(x)) * factor).to(x.dtype)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Return x * sigmoid(gate), both [..., H] of one dtype, in float32, rounded once to x.dtype."""
+    return (x.to(_compute_dtype(x)) * torch.sigmoid(gate.to(_compute_dtype(x)))).to(x.dtype)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

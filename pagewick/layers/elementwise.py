@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.kernels import add, scale, soft_cap
+from pagewick.kernels import add, scale, sigmoid_gate, soft_cap
 
-__all__ = ["Activation", "add", "scale", "soft_cap"]
+__all__ = ["Activation", "add", "scale", "sigmoid_gate", "soft_cap"]
 
 
 class Activation(nn.Module):

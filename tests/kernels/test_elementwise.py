@@ -1,4 +1,4 @@
-"""Sums, products with a number, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
+"""Sums, gates, products with a number, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "add": lambda kernels, x, y: kernels.add(x, y),
     "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
     "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
+    "sigmoid_gate": lambda kernels, x, y: kernels.sigmoid_gate(x, y),
 }
 
 
@@ -37,6 +38,8 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
     wide, other = x.double(), y.double()
     if name == "add":
         return wide + other
+    if name == "sigmoid_gate":
+        return wide * torch.sigmoid(other)
     if name == "soft_cap":
         return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
     return wide * as_float32(FACTOR)
@@ -56,7 +59,7 @@ def test_every_operation_and_size(kernels: Any, name: str, dtype: torch.dtype) -
         out = OPERATIONS[name](kernels, x, y)
         assert out.dtype == dtype
         once = expected(name, x, y).float().to(dtype)
-        if name == "soft_cap":
+        if name in ("soft_cap", "sigmoid_gate"):
             # Half a unit in the last place of the dtype, and 2^-20 of the function.
             relative = {torch.float32: 2**-20, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
             torch.testing.assert_close(out, once, rtol=relative, atol=0)

@@ -1,4 +1,4 @@
-"""Activation functions, sums, products with a number, soft caps and gathered columns by the native library."""
+"""Activation functions, sums, gates, products with a number, soft caps and gathered columns by the native library."""
 
 import torch
 from torch import Tensor
@@ -34,9 +34,12 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """reference.add for a, b [..., H]. Raises ValueError for tensors that do not fit together."""
-    if not _is_served(a) or b.dtype != a.dtype or not is_plain(b):
-        return reference.add(a, b)
-    return _run("add", a, b, 0.0)
+    return _run("add", a, b, 0.0) if _are_served(a, b) else reference.add(a, b)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """reference.sigmoid_gate for x, gate [..., H]. Raises ValueError for tensors that do not fit together."""
+    return _run("sigmoid_gate", x, gate, 0.0) if _are_served(x, gate) else reference.sigmoid_gate(x, gate)
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
@@ -72,11 +75,15 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     return out
 
 
-OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, soft_cap, gather_columns), DTYPES)
+OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, sigmoid_gate, soft_cap, gather_columns), DTYPES)
 
 
 def _is_served(x: Tensor) -> bool:
     return x.numel() > 0 and is_plain(x)
+
+
+def _are_served(x: Tensor, other: Tensor) -> bool:
+    return _is_served(x) and other.dtype == x.dtype and is_plain(other)
 
 
 def _activate(x: Tensor, kind: str, size: int, *, is_gated: bool) -> Tensor:

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -40,7 +40,7 @@ class Activation(IntEnum):
     SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5
 
 class Elementwise(IntEnum):
-    ADD = 0; SCALE = 1; SOFT_CAP = 2
+    ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3
 
 class Truncation(IntEnum):
     MIN_P = 0; SIGMAS = 1; TYPICAL_P = 2; TOP_P = 3; XTC = 4; SURPRISE = 5

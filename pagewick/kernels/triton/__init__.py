@@ -55,6 +55,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "sample_tokens": ("sampling", _FLOAT32),
     "scale": ("elementwise", _FLOATS),
     "scatter_blocks": ("blocks", _INT64),
+    "sigmoid_gate": ("elementwise", _FLOATS),
     "soft_cap": ("elementwise", _FLOATS),
     "store_kv": ("rope", _FLOATS),
 }

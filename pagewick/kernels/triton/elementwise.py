@@ -1,6 +1,6 @@
 """Functions of single numbers: activations, with or without a gate, products with a factor and soft caps.
 
-Definitions: activation, gated_activation, scale and soft_cap of reference.py, computed in float32 and rounded once.
+Definitions: activation, gated_activation, scale, sigmoid_gate and soft_cap of reference.py, computed in float32 and rounded once.
 PyTorch would run a kernel for every step of them, and write float32 in between. A result depends on its own operands
 alone.
 
@@ -74,6 +74,18 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
     tl.store(out_ptr + row * size + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def gate_rows(x_ptr, gate_ptr, out_ptr, size, x_stride, gate_stride, BLOCK: tl.constexpr):
+    """Write BLOCK numbers of row program_id(0) of x [N, I], times the sigmoid of those of gate [N, I], to out [N, I]."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    result = x / (1.0 + tl.exp(-gate))
+    tl.store(out_ptr + row * size + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 def _variant(dtype: torch.dtype, kind: str, is_gated: bool) -> Variant:
     number = f"*{TYPE_NAMES[dtype]}"
     return Variant(
@@ -86,11 +98,24 @@ def _variant(dtype: torch.dtype, kind: str, is_gated: bool) -> Variant:
     )
 
 
+def _gate_variant(dtype: torch.dtype) -> Variant:
+    number = f"*{TYPE_NAMES[dtype]}"
+    sizes = dict.fromkeys(("size", "x_stride", "gate_stride"), "i32:16")
+    return Variant(
+        name=f"sigmoid_gate_{TYPE_NAMES[dtype]}",
+        kernel=gate_rows,
+        signature={"x_ptr": number, "gate_ptr": number, "out_ptr": number, **sizes},
+        constexprs={"BLOCK": BLOCK},
+        in_sample=dtype == torch.bfloat16,
+    )
+
+
 _PLAIN = ("scale", "soft_cap")
+_GATES = {dtype: _gate_variant(dtype) for dtype in _DTYPES}
 _VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, reference.ACTIVATIONS, (False, True))} | {
     (dtype, kind, False): _variant(dtype, kind, False) for dtype, kind in itertools.product(_DTYPES, _PLAIN)
 }
-VARIANTS = tuple(_VARIANTS.values())
+VARIANTS = (*_VARIANTS.values(), *_GATES.values())
 
 # The SiLU of a gate of 14,336 times as many numbers; about 8 operations for each.
 WORKLOADS = tuple(
@@ -116,6 +141,19 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return _run(x, "scale", x.shape[-1], factor) if _is_served(x) else by_definition(reference.scale, x, factor)
 
 
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """reference.sigmoid_gate for x, gate [..., H]."""
+    if not _is_served(x) or gate.dtype != x.dtype or gate.shape != x.shape:
+        return by_definition(reference.sigmoid_gate, x, gate)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, gates = _as_rows(x), _as_rows(gate)
+    _GATES[x.dtype].launch(
+        (len(rows), -(-x.shape[-1] // BLOCK)), x_ptr=rows, gate_ptr=gates, out_ptr=out, size=x.shape[-1],
+        x_stride=rows.stride(0), gate_stride=gates.stride(0),
+    )  # fmt: skip
+    return out
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """reference.soft_cap for x [..., H]."""
     return _run(x, "soft_cap", x.shape[-1], cap) if _is_served(x) else by_definition(reference.soft_cap, x, cap)
@@ -125,10 +163,14 @@ def _is_served(x: Tensor) -> bool:
     return x.dtype in _DTYPES and x.dim() > 0 and x.shape[-1] > 0 and -(-x.shape[-1] // BLOCK) <= _MAX_ROWS
 
 
+def _as_rows(x: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
 def _run(x: Tensor, kind: str, size: int, factor: float = 1.0, *, is_gated: bool = False) -> Tensor:
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
-    rows = x.reshape(-1, x.shape[-1])
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = _as_rows(x)
     _VARIANTS[x.dtype, kind, is_gated].launch(
         (len(rows), -(-size // BLOCK)), x_ptr=rows, out_ptr=out, size=size, x_stride=rows.stride(0), factor=factor
     )

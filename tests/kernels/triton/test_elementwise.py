@@ -33,6 +33,14 @@ def test_scale_and_soft_cap(dtype: torch.dtype) -> None:
     torch.testing.assert_close(elementwise.soft_cap(small, 1.0), reference.soft_cap(small, 1.0), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sigmoid_gate(dtype: torch.dtype) -> None:
+    both = (4 * numbers(3, 2060)).to(dtype)
+    both[0, 1030:1034] = torch.tensor([0.0, 200.0, -200.0, float("nan")]).to(dtype)
+    x, gate = both[:, :1030], both[:, 1030:]
+    assert_near(elementwise.sigmoid_gate(x, gate), reference.sigmoid_gate(x, gate), 1e-5)
+
+
 def test_other_calls_pass_to_the_definition() -> None:
     x = numbers(2, 6).double()
     assert torch.equal(elementwise.gated_activation(x, "silu"), reference.gated_activation(x, "silu"))

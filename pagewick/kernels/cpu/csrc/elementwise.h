@@ -1,17 +1,17 @@
-// Sums, products with a number and soft caps of each number by itself, and the gathering of columns.
+// Sums, gates, products with a number and soft caps of each number by itself, and the gathering of columns.
 #pragma once
 
 #include "kernels.h"
 
 namespace pagewick {
 
-enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2 };
+enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2, kSigmoidGate = 3 };
 
-// out = x + other, x * factor, or factor * tanh(x / factor). Rows of x and other lie x_stride and other_stride elements
+// out = x + other, x * factor, factor * tanh(x / factor), or x / (1 + exp(-other)). Rows of x and other lie x_stride and other_stride elements
 // apart; rows of out are adjacent. out may be x or other if its rows lie as theirs do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
-  const void* other;  // [num_rows, size], or null unless kind is kAdd
+  const void* other;  // [num_rows, size], or null where kind has one operand
   void* out;          // [num_rows, size]
   int64_t num_rows;
   int64_t size;

@@ -1,4 +1,4 @@
-// Sums, products with a number and soft caps in fp32. Compiled once per instruction set.
+// Sums, gates, products with a number and soft caps in fp32. Compiled once per instruction set.
 #include "elementwise.h"
 #include "rows.h"
 #include "vec_math.h"
@@ -49,6 +49,10 @@ void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int6
       return each([&](Vec x, int64_t, auto) { return x * factor; });
     case Elementwise::kSoftCap:
       return each([&](Vec x, int64_t, auto) { return factor * precise_tanh(x / factor); });
+    case Elementwise::kSigmoidGate:
+      return each([&](Vec x, int64_t i, auto count) {
+        return x / (set1(1.0f) + exp(-load_count(row.other + i, count())));
+      });
   }
 }
 
