@@ -125,6 +125,30 @@ class HeadOptions(NamedTuple):
     k_norm: HeadNorm | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaOptions:
+    """Constants of a gated delta rule: KH key heads of DK numbers, VH value heads (a multiple of KH) of DV numbers.
+
+    conv_weight: [C, K] float32, for the channels of queries, keys and values; the newest of K inputs has the last
+    weight. log_decay, dt_bias: [VH] float32. norm_weight: [DV] float32, of the RMS norm of each value head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_weight: Tensor
+    log_decay: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor
+    norm_eps: float
+
+    @property
+    def num_channels(self) -> int:
+        """C = 2 * KH * DK + VH * DV."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
 class MoeBiases(NamedTuple):
     """Biases of a mixture of experts.
 

@@ -28,6 +28,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
+from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
@@ -56,9 +57,9 @@ from pagewick.kernels.reference_truncation import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_allowed", "argmax_rows", "combine",
-    "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gather_blocks", "gather_columns",
-    "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm", "linear",
-    "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
+    "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks",
+    "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm",
+    "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
     "mask_typical_p", "mask_xtc", "paged_attention", "philox_uniform", "quantize_weight", "quantized_linear",
     "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route", "sample_tokens",
     "scale", "scatter_blocks", "sigmoid_gate", "soft_cap", "store_kv", "surprise",

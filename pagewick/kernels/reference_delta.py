@@ -1,0 +1,103 @@
+"""The middle of a linear-attention layer in plain PyTorch; a part of `reference`.
+
+Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then a state
+S for each value head, which forgets (g), replaces what it holds for a key by a new value (the delta rule), and is read
+by a query.
+
+Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
+for each of its C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagewick.kernels.options import AttentionMetadata, DeltaOptions
+
+# Added to the sum of the squares of a query or key before the root.
+L2_EPS = 1e-6
+
+
+def gated_delta_net(
+    qkv: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    batch: AttentionMetadata,
+    options: DeltaOptions,
+) -> Tensor:
+    """Take a ragged batch through the gated delta rule: [T, VH * DV] in qkv.dtype, rounded once from float32.
+
+    qkv: [T, C], gate: [T, VH * DV], beta, decay: [T, VH], beta before the sigmoid and decay before the softplus.
+    states: [num_blocks, bytes] uint8, contiguous. A block has the inputs of the convolution before the next token,
+    oldest first [K - 1, C], then S [VH, DK, DV], both float32.
+
+    Sequence b starts from block block_tables[b, 0], or from zeros if context_lens[b] is the number of its new tokens;
+    its last state goes to block block_tables[b, 1], which may be the same, but no other sequence's first block.
+    Sequences without new tokens change nothing.
+
+    Tokens are taken one after the other, so that neither the rest of the batch nor the cuts between the chunks of a
+    prompt change a bit. Raises ValueError for blocks that are too small.
+    """
+    inputs, memories = split_states(states, options)
+    out = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    starts, lengths, blocks = batch.cu_seqlens_q.tolist(), batch.context_lens.tolist(), batch.block_tables.tolist()
+    forgetting = -options.log_decay.exp()
+    for b, context_len in enumerate(lengths):
+        if starts[b] == starts[b + 1]:
+            continue
+        source, target = blocks[b][:2]
+        if context_len == starts[b + 1] - starts[b]:
+            window, memory = torch.zeros_like(inputs[0]), torch.zeros_like(memories[0])
+        else:
+            window, memory = inputs[source], memories[source]
+        for t in range(starts[b], starts[b + 1]):
+            window = torch.cat((window, qkv[t : t + 1].float()))
+            convolved = (window.t() * options.conv_weight).sum(-1)
+            window = window[1:]
+            g = (forgetting * F.softplus(decay[t].float() + options.dt_bias)).exp()
+            memory, read = _step(memory, F.silu(convolved), g, beta[t].float().sigmoid(), options)
+            normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + options.norm_eps) * options.norm_weight
+            out[t] = (normed.flatten() * F.silu(gate[t].float())).to(out.dtype)
+        inputs[target], memories[target] = window, memory
+    return out
+
+
+def split_states(states: Tensor, options: DeltaOptions) -> tuple[Tensor, Tensor]:
+    """Return the two parts of the blocks [num_blocks, bytes]: inputs [.., K - 1, C] and S [.., VH, DK, DV], float32."""
+    num_inputs = options.conv_weight.shape[1] - 1
+    num_channels = options.num_channels
+    memory_size = options.num_value_heads * options.key_dim * options.value_dim
+    if states.shape[1] < 4 * (num_inputs * num_channels + memory_size):
+        raise ValueError(
+            f"{states.shape[1]} bytes are too few for {num_inputs} x {num_channels} + {memory_size} numbers"
+        )
+    numbers = states.view(torch.float32)
+    inputs, memories = numbers[:, : num_inputs * num_channels], numbers[:, num_inputs * num_channels :]
+    return (
+        inputs.view(len(states), num_inputs, num_channels),
+        memories[:, :memory_size].view(len(states), options.num_value_heads, options.key_dim, options.value_dim),
+    )
+
+
+def _step(memory: Tensor, x: Tensor, g: Tensor, strength: Tensor, options: DeltaOptions) -> tuple[Tensor, Tensor]:
+    """Return S [VH, DK, DV] after a token with channels x [C], and what its queries read from it [VH, DV]."""
+    keys = options.num_key_heads * options.key_dim
+    q, k, v = x[:keys], x[keys : 2 * keys], x[2 * keys :]
+    group = options.num_value_heads // options.num_key_heads
+    q = (_unit(q, options) * options.key_dim**-0.5).repeat_interleave(group, dim=0)
+    k = _unit(k, options).repeat_interleave(group, dim=0)
+    memory = memory * g[:, None, None]
+    held = (k[:, :, None] * memory).sum(1)
+    delta = (v.view(held.shape) - held) * strength[:, None]
+    memory = memory + k[:, :, None] * delta[:, None]
+    return memory, (q[:, :, None] * memory).sum(1)
+
+
+def _unit(x: Tensor, options: DeltaOptions) -> Tensor:
+    """Divide heads [KH * DK] by their length: [KH, DK]."""
+    heads = x.view(options.num_key_heads, options.key_dim)
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + L2_EPS)
