@@ -35,8 +35,10 @@ class DeltaBatch:
     def run(self, operation: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
         """Return the result and the states that are left; those of the batch stay as they are."""
         states = self.states.clone()
-        out = operation(self.qkv, self.gate, self.beta, self.decay, states, self.batch, self.options)
-        return out, states
+        return replace(self, states=states).in_place(operation), states
+
+    def in_place(self, operation: Callable[..., Tensor]) -> Tensor:
+        return operation(self.qkv, self.gate, self.beta, self.decay, self.states, self.batch, self.options)
 
     def of(self, seq: int) -> slice:
         """Its new tokens."""

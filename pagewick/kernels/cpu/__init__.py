@@ -4,6 +4,7 @@ import torch
 
 from pagewick.kernels.cpu import (
     attention,
+    delta,
     elementwise,
     logits,
     matrix,
@@ -23,7 +24,20 @@ __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "stat
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {
     function.__name__: (function, dtypes)
-    for family in (attention, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope, truncation)
+    for family in (
+        attention,
+        delta,
+        elementwise,
+        logits,
+        matrix,
+        mla,
+        moe,
+        norm,
+        quantized,
+        quantizers,
+        rope,
+        truncation,
+    )
     for function, dtypes in family.OPERATIONS.items()
 }
 

@@ -73,6 +73,15 @@ class StoreKvArgs(Structure):
     v_scale: Float; dtype: Int32; kv_dtype: Int32
 
 @laid_out
+class DeltaArgs(Structure):
+    qkv: Address; gate: Address; beta: Address; decay: Address; conv_weight: Address; log_decay: Address
+    dt_bias: Address; norm_weight: Address; states: Address; block_tables: Address; context_lens: Address
+    cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
+    block_table_stride: Int64; num_key_heads: Int64; num_value_heads: Int64; key_dim: Int64; value_dim: Int64
+    conv_width: Int64; qkv_stride: Int64; gate_stride: Int64; beta_stride: Int64; decay_stride: Int64; norm_eps: Float
+    dtype: Int32
+
+@laid_out
 class ElementwiseArgs(Structure):
     x: Address; other: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; other_stride: Int64
     factor: Float; dtype: Int32; kind: Int32
@@ -225,8 +234,9 @@ OPERATIONS: dict[str, type[Structure]] = {
     "mask_rows": MaskArgs, "argmax_allowed": AllowedArgs, "sample_tokens": SampleArgs, "paged_attention": AttentionArgs,
     "store_kv": StoreKvArgs, "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs,
     "fused_moe": FusedMoeArgs, "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs,
-    "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
-    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
-    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
-    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs
+    "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs,
+    "quantized_linear": QuantizedLinearArgs, "pack_quantized_rows": PackQuantizedArgs,
+    "gather_quantized_rows": GatherQuantizedArgs, "quantize_weight": QuantizeWeightArgs,
+    "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs, "truncate_rows": TruncateArgs,
+    "surprise": SurpriseArgs
 }

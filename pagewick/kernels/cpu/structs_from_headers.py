@@ -119,7 +119,7 @@ def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[st
 
 def _operation_table(text: str, structs: set[str]) -> str:
     entries = []
-    for name, struct in re.findall(r"PW_(?:OPERATION|EXPECTED)\((\w+), (\w+)(?:, \w+)?\),", text):
+    for name, struct in re.findall(r"PW_(?:OPERATION|ADVANCING|EXPECTED)\((\w+), (\w+)(?:, \w+)?\),", text):
         if struct not in structs:
             raise ValueError(f"operation {name} takes {struct}, which no header declares")
         entries.append(f'"{name}": {struct}')

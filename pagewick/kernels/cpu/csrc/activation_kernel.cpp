@@ -7,13 +7,6 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// x / (1 + e^-s), computed with powers that cannot overflow.
-Vec times_sigmoid(Vec x, Vec s) {
-  const Vec power = exp(s > 0.0f ? -s : s);
-  return x * ((s > 0.0f ? set1(1.0f) : power) / (power + 1.0f));
-}
-
-Vec silu(Vec x) { return times_sigmoid(x, x); }
 Vec relu(Vec x) { return max(zero(), x); }
 Vec relu2(Vec x) { return relu(x) * relu(x); }
 Vec quick_gelu(Vec x) { return times_sigmoid(x, x * 1.702f); }

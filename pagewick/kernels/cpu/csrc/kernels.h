@@ -37,6 +37,7 @@ struct AttentionKernels;
 struct MoeKernels;
 struct ElementwiseKernels;
 struct MlaKernels;
+struct DeltaKernels;
 struct QuantizedKernels;
 struct QuantizerKernels;
 
@@ -51,6 +52,7 @@ struct Kernels {
   const MoeKernels* moe;
   const ElementwiseKernels* elementwise;
   const MlaKernels* mla;
+  const DeltaKernels* delta;
   const QuantizedKernels* quantized;
   const QuantizerKernels* quantizers;
 };

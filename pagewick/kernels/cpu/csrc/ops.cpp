@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "elementwise.h"
 #include "kernels.h"
 #include "logits.h"
@@ -33,6 +34,7 @@ namespace pagewick {
   extern const MoeKernels kMoe;                 \
   extern const ElementwiseKernels kElementwise; \
   extern const MlaKernels kMla;                 \
+  extern const DeltaKernels kDelta;             \
   extern const QuantizedKernels kQuantized;     \
   extern const QuantizerKernels kQuantizers;    \
   }
@@ -42,6 +44,7 @@ namespace pagewick {
   namespace isa {                           \
   extern const QuantizedKernels kQuantized; \
   using other::kActivation;                 \
+  using other::kDelta;                      \
   using other::kElementwise;                \
   using other::kLogits;                     \
   using other::kMoe;                        \
@@ -91,7 +94,7 @@ struct InstructionSet {
 #define PW_KERNELS(isa) PW_KERNELS_OF(isa, isa)
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla, &quantized::kQuantized, &isa::kQuantizers}
+   &isa::kElementwise, &isa::kMla, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -127,9 +130,11 @@ std::atomic<const InstructionSet*>& chosen() {
 
 #define PW_RUN(name, Args) \
   [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }
-#define PW_OPERATION(name, Args) {#name, sizeof(Args), PW_RUN(name, Args), nullptr}
+#define PW_OPERATION(name, Args) {#name, sizeof(Args), PW_RUN(name, Args), nullptr, true}
+// Not the same if it runs twice.
+#define PW_ADVANCING(name, Args) {#name, sizeof(Args), PW_RUN(name, Args), nullptr, false}
 #define PW_EXPECTED(name, Args, expect) \
-  {#name, sizeof(Args), PW_RUN(name, Args), [](const void* args) { expect(*static_cast<const Args*>(args)); }}
+  {#name, sizeof(Args), PW_RUN(name, Args), [](const void* args) { expect(*static_cast<const Args*>(args)); }, true}
 
 // ../structs_from_headers.py reads these lines: an operation and the struct of its arguments.
 const Operation kOperations[] = {
@@ -156,6 +161,7 @@ const Operation kOperations[] = {
     PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
     PW_OPERATION(store_latent, StoreLatentArgs),
     PW_OPERATION(latent_attention, LatentAttentionArgs),
+    PW_ADVANCING(gated_delta_net, DeltaArgs),
     PW_EXPECTED(quantized_linear, QuantizedLinearArgs, expect_quantized_linear),
     PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),

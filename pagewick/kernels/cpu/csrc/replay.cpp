@@ -105,6 +105,8 @@ void run_ahead() {
   Lookahead lookahead(own.operations, own.calls, own.num_calls);
   while (own.num_done < own.num_calls && !own.stop && std::chrono::steady_clock::now() < deadline) {
     const Call& call = own.calls[own.num_done];
+    // A state that has advanced in its place cannot go back.
+    if (!own.operations[call.operation].is_repeatable) return;
     lookahead.pass(own.num_done);
     // A call that fails runs once more when the replay is resumed, and is reported then.
     if (own.operations[call.operation].run(*own.kernels, call.args) != kOk) return;

@@ -10,6 +10,7 @@ struct Operation {
   size_t args_size;
   Status (*run)(const Kernels& kernels, const void* args);
   void (*expect)(const void* args);  // announces that it runs soon; null: that would gain nothing
+  bool is_repeatable;                // whether it may run ahead, and once more if that was in vain
 };
 
 // One call of an operation. Its arguments must live as long as the list of calls.

@@ -60,6 +60,14 @@ inline Vec rough_exp2(Vec x) {
 }
 #endif
 
+// x / (1 + e^-s), computed with powers that cannot overflow.
+inline Vec times_sigmoid(Vec x, Vec s) {
+  const Vec power = exp(s > 0.0f ? -s : s);
+  return x * ((s > 0.0f ? set1(1.0f) : power) / (power + 1.0f));
+}
+
+inline Vec silu(Vec x) { return times_sigmoid(x, x); }
+
 inline Vec tanh(Vec x) {
   const Vec bounded = max(set1(-20.0f), x);
   const Vec argument = bounded > 20.0f ? set1(20.0f) : bounded;

@@ -1,0 +1,105 @@
+// Divides the gated delta rule among the threads. Whoever computes a column of a state, its sums have one order.
+#include "delta.h"
+
+#include <algorithm>
+
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// Columns that a unit has when there are more threads than key heads: a whole number of vectors, and enough to hide the
+// latency of additions.
+constexpr int64_t kColumns = 64;
+// New tokens of a sequence between two norms then, which bounds the memory for what they read.
+constexpr int64_t kSlice = 64;
+// Channels of the convolution that are worth handing to another thread in one go.
+constexpr int64_t kGrain = 1 << 11;
+
+Status check(const DeltaArgs& args) {
+  if (args.cu_seqlens_q[0] != 0 || args.cu_seqlens_q[args.num_seqs] != args.num_tokens) return kBadLengths;
+  for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
+    const int64_t num_new = int64_t{args.cu_seqlens_q[seq + 1]} - args.cu_seqlens_q[seq];
+    if (num_new < 0 || args.context_lens[seq] < num_new) return kBadLengths;
+    if (num_new == 0) continue;
+    const int32_t* const blocks = args.block_tables + seq * args.block_table_stride;
+    for (int i = args.context_lens[seq] == num_new ? 1 : 0; i < 2; ++i)
+      if (blocks[i] < 0 || blocks[i] >= args.num_blocks) return kBadBlockId;
+  }
+  return kOk;
+}
+
+DeltaSequence sequence_at(const DeltaArgs& args, int64_t seq) {
+  const int64_t first = args.cu_seqlens_q[seq], num_new = args.cu_seqlens_q[seq + 1] - first;
+  const int32_t* const blocks = args.block_tables + seq * args.block_table_stride;
+  const bool is_new = args.context_lens[seq] == num_new;
+  return {first, num_new, is_new ? nullptr : args.states + blocks[0] * args.block_floats,
+          args.states + blocks[1] * args.block_floats};
+}
+
+// A unit has a key head, with all channels that belong to it, so that nothing is computed twice and no unit writes what
+// another one reads.
+void advance_key_heads(const DeltaKernels& delta, const DeltaArgs& args) {
+  const int64_t keys = args.num_key_heads * args.key_dim;
+  const int64_t columns = args.num_value_heads / args.num_key_heads * args.value_dim;
+  parallel_for(args.num_seqs * args.num_key_heads, [&](int64_t index) {
+    const DeltaSequence sequence = sequence_at(args, index / args.num_key_heads);
+    const int64_t head = index % args.num_key_heads;
+    if (sequence.num_tokens == 0) return;
+    const DeltaUnit unit = {head, head * columns, (head + 1) * columns, 0, sequence.num_tokens, sequence.source};
+    delta.advance(args, sequence, unit, nullptr);
+    delta.keep_inputs(args, sequence, head * args.key_dim, (head + 1) * args.key_dim);
+    delta.keep_inputs(args, sequence, keys + head * args.key_dim, keys + (head + 1) * args.key_dim);
+    delta.keep_inputs(args, sequence, 2 * keys + unit.first_column, 2 * keys + unit.end_column);
+  });
+}
+
+// A unit has some columns of a value head. Its outputs wait for those of the other columns; the inputs of the
+// convolution in a source wait for all units, as it may be the target, too.
+void advance_columns(const DeltaKernels& delta, const DeltaArgs& args) {
+  const int64_t parts = ceil_div(args.value_dim, kColumns), num_units = args.num_value_heads * parts;
+  const int64_t row = args.num_value_heads * args.value_dim, group = args.num_value_heads / args.num_key_heads;
+  int64_t longest = 0;
+  for (int64_t seq = 0; seq < args.num_seqs; ++seq)
+    longest = std::max<int64_t>(longest, args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq]);
+  const int64_t slice = std::min(longest, kSlice);
+  const size_t num_bytes = static_cast<size_t>(args.num_seqs * slice * row) * sizeof(float);
+  float* const reads = static_cast<float*>(thread_scratch(Scratch::kPartials, num_bytes));
+  for (int64_t begin = 0; begin < longest; begin += slice) {
+    parallel_for(args.num_seqs * num_units, [&](int64_t index) {
+      const int64_t seq = index / num_units, head = index % num_units / parts, part = index % parts;
+      const DeltaSequence sequence = sequence_at(args, seq);
+      if (begin >= sequence.num_tokens) return;
+      const int64_t first = head * args.value_dim + part * kColumns;
+      const int64_t end = std::min((head + 1) * args.value_dim, first + kColumns);
+      const float* const before = begin == 0 ? sequence.source : sequence.target;
+      const DeltaUnit unit = {head / group, first, end, begin, std::min(sequence.num_tokens, begin + slice), before};
+      delta.advance(args, sequence, unit, reads + seq * slice * row);
+    });
+    parallel_for(args.num_seqs * slice, [&](int64_t index) {
+      const DeltaSequence sequence = sequence_at(args, index / slice);
+      const int64_t token = begin + index % slice;
+      if (token < sequence.num_tokens)
+        delta.finish(args, sequence.first_token + token, 0, args.num_value_heads, reads + index * row);
+    });
+  }
+  parallel_elements(args.num_seqs, num_channels(args), kGrain, [&](int64_t seq, int64_t first, int64_t end) {
+    const DeltaSequence sequence = sequence_at(args, seq);
+    if (sequence.num_tokens > 0) delta.keep_inputs(args, sequence, first, end);
+  });
+}
+
+}  // namespace
+
+Status gated_delta_net(const Kernels& kernels, const DeltaArgs& args) {
+  if (const Status status = check(args); status != kOk) return status;
+  const int64_t num_units = args.num_seqs * args.num_key_heads, threads = num_threads();
+  if (num_units >= 2 * threads || num_units % threads == 0) {
+    advance_key_heads(*kernels.delta, args);
+  } else {
+    advance_columns(*kernels.delta, args);
+  }
+  return kOk;
+}
+
+}  // namespace pagewick
