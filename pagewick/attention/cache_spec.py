@@ -1,4 +1,4 @@
-"""CacheSpec: the blocks of the KV cache that a layer needs. KeptHeads, KeptLatents: the contents. Imports no torch.
+"""CacheSpec: the blocks of the KV cache that a layer needs. Kept: the contents of a layer's blocks. Imports no torch.
 
 A layer says what it keeps of a sequence. An attention backend says how it stores that in blocks: their size, their
 layout and their dtypes. For the block manager, the kinds of cache differ only in the lookback: how many tokens before
@@ -22,6 +22,11 @@ from typing import Final, Literal
 _NATIVE_DIM_UNIT: Final = 16
 # The size of a block with scales is a multiple of this number of bytes, so that the scales can be aligned.
 _SCALE_ALIGNMENT: Final = 16
+_STATE_ALIGNMENT: Final = 64
+# Bytes of a state for each token between two snapshots, and the limits of this distance in tokens.
+_SNAPSHOT_UNIT: Final = 4096
+_LEAST_DISTANCE: Final = 32
+_MOST_DISTANCE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,13 @@ class KeptLatents:
 
     latent_dim: int
     rope_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """One state of a sequence, however long it is. num_bytes: of a layer of one rank."""
+
+    num_bytes: int
 
 
 Kept = KeptHeads | KeptLatents
@@ -150,6 +162,23 @@ def attention_spec(
         layout=layout,
         key_dtype=key_dtype.name,
         value_dtype=value_dtype.name,
+    )
+
+
+def state_spec(kept: KeptState, *, layout: str = "") -> CacheSpec:
+    """Return the spec of blocks that hold one state each. layout: as in CacheSpec.
+
+    Snapshots lie so far apart that a layer's take about as much memory as the keys and values of a layer with attention
+    whose tokens take _SNAPSHOT_UNIT bytes each.
+    """
+    distance = 1 << max(1, kept.num_bytes // _SNAPSHOT_UNIT).bit_length() - 1
+    return CacheSpec(
+        kind="running_state",
+        block_size=min(max(distance, _LEAST_DISTANCE), _MOST_DISTANCE),
+        block_bytes=-(-kept.num_bytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT,
+        lookback=1,
+        prefix_reuse="snapshots",
+        layout=layout,
     )
 
 

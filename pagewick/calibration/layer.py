@@ -77,7 +77,8 @@ def _batch(sequences: Sequence[Sequence[int]]) -> TextBatch:
     lens = [len(ids) for ids in sequences]
     num_blocks = [-(-num_tokens // _BLOCK_SIZE) for num_tokens in lens]
     first_blocks = list(accumulate(num_blocks, initial=0))
-    tables = torch.zeros(len(lens), max(num_blocks), dtype=torch.int32)
+    # Running states go to the block in the second column; no step continues from them.
+    tables = torch.zeros(len(lens), max(2, *num_blocks), dtype=torch.int32)
     slots = []
     for row, num_tokens in enumerate(lens):
         tables[row, : num_blocks[row]] = torch.arange(first_blocks[row], first_blocks[row + 1])
@@ -155,7 +156,7 @@ class TextRunner:
         for module in block.modules():
             if callable(finish := getattr(module, "finish_loading", None)):
                 finish()
-        attention: Any = getattr(block.self_attn, "attn", block.self_attn)
+        attention: Any = getattr(block.mixer, "attn", block.mixer)
         spec = attention.cache_spec
         attention.bind_cache(torch.zeros(self._num_blocks, spec.block_bytes, dtype=torch.uint8), 0)
         return block, None if seen is None else InputObservation(block, routes, seen)

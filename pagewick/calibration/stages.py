@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagewick.layers.config import MlaConfig, MoeConfig
+from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 
 
@@ -80,7 +80,10 @@ def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> 
     return NormAbsorber(name, config.norm.offset, config.norm.kind == "layer", tuple(readers))
 
 
-def _attention_inputs(config: AttentionConfig | MlaConfig) -> tuple[Point, ...]:
+def _attention_inputs(config: AttentionConfig | MlaConfig | DeltaConfig) -> tuple[Point, ...]:
+    if isinstance(config, DeltaConfig):
+        kinds = ("qkvz", "ba") if config.is_fused else ("qkv", "z", "b", "a")
+        return (Point(tuple(f"linear_attn.in_proj_{kind}" for kind in kinds)),)
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
         return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa")),)
@@ -88,9 +91,9 @@ def _attention_inputs(config: AttentionConfig | MlaConfig) -> tuple[Point, ...]:
     return (Point(tuple(f"self_attn.{name}" for name in names)),)
 
 
-def _inner(config: AttentionConfig | MlaConfig) -> list[Stage]:
+def _inner(config: AttentionConfig | MlaConfig | DeltaConfig) -> list[Stage]:
     """The second factors of latent attention."""
-    if isinstance(config, AttentionConfig):
+    if not isinstance(config, MlaConfig):
         return []
     names = [("kv_b_proj", "kv_a_layernorm")]
     if config.q_lora_rank is not None:
@@ -103,8 +106,10 @@ def _inner(config: AttentionConfig | MlaConfig) -> list[Stage]:
     ]
 
 
-def _attention_output(config: AttentionConfig | MlaConfig) -> Stage:
+def _attention_output(config: AttentionConfig | MlaConfig | DeltaConfig) -> Stage:
     """The output projection, whose inputs are sums of values, if each head has values of its own."""
+    if isinstance(config, DeltaConfig):
+        return (Fold((Point(("linear_attn.out_proj",)),), None, "all heads share the norm before it"),)
     num_heads, points = config.num_heads, (Point(("self_attn.o_proj",)),)
     if isinstance(config, MlaConfig):
         size, stride = config.v_head_dim, config.qk_nope_head_dim + config.v_head_dim

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, KeptState, native_spec, state_spec
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.doctor.findings import format_memory
 from pagewick.engine.step_memory import (
@@ -26,6 +26,7 @@ from pagewick.engine.step_memory import (
     gpu_cache_bytes,
     gpu_step_bytes,
 )
+from pagewick.layers.config import DeltaConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
@@ -165,17 +166,25 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> float:
-        return self.spec.block_bytes * self.num_layers / self.spec.block_size
+        """Bytes that each further token takes: none in layers that keep one state of a sequence."""
+        return 0.0 if self.spec.has_snapshots else self.spec.block_bytes * self.num_layers / self.spec.block_size
 
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
     """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
     groups = Counter(_kept(layer, num_ranks) for layer in model.layers)
-    return [LayerGroup(native_spec(kept, BLOCK_SIZE, cache_dtype), count) for kept, count in groups.items()]
+    return [
+        LayerGroup(
+            state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count
+        )
+        for kept, count in groups.items()
+    ]
 
 
-def _kept(layer: LayerConfig, num_ranks: int) -> Kept:
+def _kept(layer: LayerConfig, num_ranks: int) -> Kept | KeptState:
     attention = layer.attention
+    if isinstance(attention, DeltaConfig):
+        return KeptState(attention.state_bytes(num_ranks))
     if not isinstance(attention, AttentionConfig):
         return KeptLatents(attention.kv_lora_rank, attention.qk_rope_head_dim)
     # Every rank stores as many KV heads as the first.
@@ -264,7 +273,12 @@ def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> 
 
 
 def _num_blocks(group: LayerGroup, num_tokens: int) -> int:
-    """The most blocks that one sequence holds during a step: all, or those that a window and a step's chunk touch."""
+    """The most blocks that one sequence holds during a step: all, or those that a window and a step's chunk touch.
+
+    A state takes two: the one before the step, and the one after it.
+    """
+    if group.spec.has_snapshots:
+        return 2
     blocks = group.spec.num_blocks(num_tokens)
     if group.spec.lookback is None:
         return blocks

@@ -129,7 +129,7 @@ def _scale_json(scale: ScalePlan) -> dict[str, Any]:
 
 def _sizes(model: ModelConfig) -> dict[str, Any]:
     """The sizes in config.json. With latent attention, head_dim is that of a query, and all heads count as KV heads."""
-    attention = model.layers[0].attention
+    attention = model.attention
     if isinstance(attention, AttentionConfig):
         kept = (attention.num_kv_heads, attention.head_dim, 0, 0)
     else:
@@ -155,7 +155,7 @@ def _what_it_is(report: ModelReport) -> list[str]:
     if model is None or report.num_parameters is None or report.num_active is None:
         counted = [f"  {len(checkpoint.tensors):,} tensors, {stored}"] if checkpoint.tensors else []
         return [f"  {place}", *counted]
-    attention = model.layers[0].attention
+    attention = model.attention
     if isinstance(attention, AttentionConfig):
         kept = f"{attention.num_kv_heads} KV heads of {attention.head_dim}"
     else:

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
+from pagewick.layers.config import DeltaConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 
@@ -141,7 +142,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     """Numbers of a token in the wider of attention and MLP."""
     attention, mlp = layer.attention, layer.mlp
     if isinstance(attention, AttentionConfig):
-        width = 2 * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+        width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    elif isinstance(attention, DeltaConfig):
+        width = 2 * attention.num_channels + 3 * attention.num_value_heads * attention.value_dim
     else:
         width = attention.num_heads * 2 * attention.latent_size
     if isinstance(mlp, MlpConfig):
@@ -155,6 +158,8 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
 def _split_width(layer: LayerConfig) -> int:
     """Numbers that a split of the keys leaves for a short sequence: of each token and head, sums and 2 statistics."""
     attention = layer.attention
+    if isinstance(attention, DeltaConfig):
+        return 0
     if isinstance(attention, AttentionConfig):
         num_tokens = max(1, MAX_SHORT_ROWS // (attention.num_heads // attention.num_kv_heads))
         return num_tokens * attention.num_heads * (attention.head_dim + 2)

@@ -1,4 +1,4 @@
-"""The numbers in config.json that describe rotary embedding, latent attention and experts. Imports no torch."""
+"""The numbers in config.json that describe rotary embedding, layers without usual attention, and experts. No torch."""
 
 from __future__ import annotations
 
@@ -76,6 +76,35 @@ class MlaConfig:
     def latent_size(self) -> int:
         """Number of elements that are cached for a token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaConfig:
+    """Linear attention by the gated delta rule (arXiv:2412.06464). The numbers of heads are those of the whole model.
+
+    num_key_heads: a divisor of num_value_heads; consecutive value heads share a key head. key_dim, value_dim: elements
+    of a head. conv_size: tokens that the convolution sees, the new one included. norm_eps: of the norm of each value
+    head. is_fused: the file has in_proj_qkvz and in_proj_ba, by key head; else in_proj_qkv, in_proj_z, in_proj_b and
+    in_proj_a.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int = 4
+    norm_eps: float = 1e-6
+    is_fused: bool = False
+
+    @property
+    def num_channels(self) -> int:
+        """Numbers of queries, keys and values together."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    def state_bytes(self, num_ranks: int = 1) -> int:
+        """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""
+        convolution = (self.conv_size - 1) * self.num_channels
+        return 4 * (convolution + self.num_value_heads * self.key_dim * self.value_dim) // num_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,8 @@ class QKVParallelLinear(Linear):
     as are the ids of its heads.
     layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
     keys, then all values; "by_head": one, in which each head's query, key and value follow each other.
+    has_gates: in q_proj, of the layout "parts", each head's query is followed by as many rows, its gates. The output
+    then begins with the gates of this rank's heads, num_gates numbers.
     """
 
     def __init__(
@@ -136,14 +138,19 @@ class QKVParallelLinear(Linear):
         *,
         bias: bool = False,
         layout: Literal["parts", "fused", "by_head"] = "parts",
+        has_gates: bool = False,
     ) -> None:
         rank, size = context.tp_rank, context.tp_size
         first_row, last_row = shard_bounds(total_num_heads * head_dim, rank, size, multiple=head_dim)
         heads = range(first_row // head_dim, last_row // head_dim)
         kv_heads = kv_heads_of_rank(total_num_heads, total_num_kv_heads, rank, size)
         if layout == "parts":
+            queries = Part("q_proj", total_num_heads * head_dim, ((first_row, last_row),))
+            if has_gates:
+                places = [2 * head + is_gate for is_gate in (1, 0) for head in heads]
+                queries = Part("q_proj", 2 * total_num_heads * head_dim, _rows_of(places, head_dim))
             parts = [
-                Part("q_proj", total_num_heads * head_dim, ((first_row, last_row),)),
+                queries,
                 Part("k_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
                 Part("v_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
             ]
@@ -159,6 +166,7 @@ class QKVParallelLinear(Linear):
         super().__init__(context, prefix, Share(tuple(parts), hidden_size, (0, hidden_size)), bias=bias)
         self.heads, self.kv_heads = list(heads), kv_heads
         self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
+        self.num_gates = last_row - first_row if has_gates else 0
 
 
 def _rows_of(heads: Iterable[int], head_dim: int) -> tuple[Range, ...]:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
 from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, Rotation
+from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerBatch, LayerContext
-from pagewick.layers.elementwise import Activation, add, scale
+from pagewick.layers.elementwise import Activation, add, scale, sigmoid_gate
+from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
@@ -55,6 +57,7 @@ class DecoderAttention(nn.Module):
             config.num_kv_heads,
             bias=config.qkv_bias,
             layout=config.layout,
+            has_gates=config.has_gate,
         )
         self.o_proj = RowParallelLinear(
             context, f"{prefix}.o_proj", config.num_heads * head_dim, hidden_size, bias=config.o_bias, multiple=head_dim
@@ -94,8 +97,13 @@ class DecoderAttention(nn.Module):
             None if self.q_norm is None else self.q_norm.kernel,
             None if self.k_norm is None else self.k_norm.kernel,
         )
-        attended: Tensor = self.attn.forward_fused(self.qkv_proj(hidden_states, batch), batch, heads)
-        return self.o_proj(attended.flatten(1), batch)  # type: ignore[no-any-return]
+        qkv: Tensor = self.qkv_proj(hidden_states, batch)
+        # The gates, if there are any, come before the queries.
+        gates, qkv = qkv[:, : self.qkv_proj.num_gates], qkv[:, self.qkv_proj.num_gates :]
+        attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
+        if self.qkv_proj.num_gates:
+            attended = sigmoid_gate(attended, gates)
+        return self.o_proj(attended, batch)  # type: ignore[no-any-return]
 
 
 def _head_norm(
@@ -144,11 +152,15 @@ class Block(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.self_attn: nn.Module
+        mixer: nn.Module
         if isinstance(layer.attention, AttentionConfig):
-            self.self_attn = DecoderAttention(context, f"{prefix}.self_attn", size, layer.attention, layer)
+            mixer = DecoderAttention(context, f"{prefix}.self_attn", size, layer.attention, layer)
+        elif isinstance(layer.attention, MlaConfig):
+            mixer = LatentAttention(context, f"{prefix}.self_attn", size, layer.attention)
         else:
-            self.self_attn = LatentAttention(context, f"{prefix}.self_attn", size, layer.attention)
+            mixer = GatedDeltaNet(context, f"{prefix}.linear_attn", size, layer.attention)
+        self._mixer_name = "linear_attn" if isinstance(mixer, GatedDeltaNet) else "self_attn"
+        self.add_module(self._mixer_name, mixer)
         self.mlp: nn.Module
         if isinstance(layer.mlp, MlpConfig):
             self.mlp = DecoderMLP(context, f"{prefix}.mlp", size, layer.mlp)
@@ -157,6 +169,11 @@ class Block(nn.Module):
         for name in NORMS_OF_BLOCK[config.block]:
             self.add_module(name, make_norm(context, config))
         self._residual_scale = config.residual_scale
+
+    @property
+    def mixer(self) -> nn.Module:
+        """The part in which tokens see each other: attention of some kind."""
+        return self.get_submodule(self._mixer_name)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Scale the output of attention or MLP before it is added."""
@@ -168,7 +185,7 @@ class SequentialBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        attended = self.scaled(self.self_attn(normed, angles, batch))
+        attended = self.scaled(self.mixer(normed, angles, batch))
         normed, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
         return self.scaled(self.mlp(normed, batch)), residual
 
@@ -178,7 +195,7 @@ class ParallelBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        return self.scaled(add(self.self_attn(normed, angles, batch), self.mlp(normed, batch))), residual
+        return self.scaled(add(self.mixer(normed, angles, batch), self.mlp(normed, batch))), residual
 
 
 class SandwichBlock(Block):
@@ -186,7 +203,7 @@ class SandwichBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        attended = self.scaled(self.post_attention_layernorm(self.self_attn(normed, angles, batch)))
+        attended = self.scaled(self.post_attention_layernorm(self.mixer(normed, angles, batch)))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         return self.scaled(self.post_feedforward_layernorm(self.mlp(normed, batch))), residual
 

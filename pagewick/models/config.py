@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from pagewick.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
+    from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig, RopeConfig
 
 # Old names of architectures: classes were called so before they became part of transformers.
 _OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}
@@ -58,6 +58,7 @@ class AttentionConfig:
 
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
     one tensor, each head's query, key and value one after the other.
+    has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     """
 
     num_heads: int
@@ -69,6 +70,7 @@ class AttentionConfig:
     layout: Literal["parts", "fused", "by_head"] = "parts"
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
+    has_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +96,15 @@ class MlpConfig:
 class LayerConfig:
     """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated."""
 
-    attention: AttentionConfig | MlaConfig
+    attention: AttentionConfig | MlaConfig | DeltaConfig
     mlp: MlpConfig | MoeConfig
     rope: RopeConfig | None
     window: int | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps one state of a sequence, and nothing of each token."""
+        return not hasattr(self.attention, "num_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +159,25 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def attention(self) -> AttentionConfig | MlaConfig:
+        """The attention of the first layer that has queries."""
+        found = next(layer.attention for layer in self.layers if not layer.has_state)
+        return cast("AttentionConfig | MlaConfig", found)
+
+    @property
+    def running_states(self) -> list[DeltaConfig]:
+        """The linear attention of every layer that keeps a state."""
+        return [cast("DeltaConfig", layer.attention) for layer in self.layers if layer.has_state]
+
+    @property
     def num_heads(self) -> int:
-        """Number of query heads in every layer."""
-        return self.layers[0].attention.num_heads
+        """Number of query heads in every layer that has some."""
+        return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads in every layer; latent attention has as many as query heads."""
-        attention = self.layers[0].attention
+        """Number of key and value heads in every layer that has some; latent attention has as many as query heads."""
+        attention = self.attention
         return attention.num_kv_heads if isinstance(attention, AttentionConfig) else attention.num_heads
 
     @property
@@ -170,7 +188,7 @@ class ModelConfig:
     @property
     def attention_width(self) -> int:
         """Number of query heads times the size of a query as it is compared with keys."""
-        attention = self.layers[0].attention
+        attention = self.attention
         if isinstance(attention, AttentionConfig):
             return attention.num_heads * attention.head_dim
         return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)

@@ -47,6 +47,10 @@ class Entries:
         """Return these entries with `defaults` for those that the file leaves out; a null entry stays null."""
         return Entries({**defaults, **self.values}, self._path, self._aliases, self.found)
 
+    def replaced(self, values: Mapping[str, Any]) -> Entries:
+        """Return these entries with other values for some."""
+        return Entries({**self.values, **values}, self._path, self._aliases, self.found)
+
     def without_null(self, names: Collection[str]) -> Entries:
         """Return these entries without those in `names` that are null, so that they can be filled."""
         kept = {name: value for name, value in self.values.items() if value is not None or name not in names}

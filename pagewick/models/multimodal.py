@@ -13,7 +13,7 @@ from pagewick.models.config import ModelConfig, NameMap, architecture_of
 from pagewick.models.entries import Entries
 
 _DTYPES: Final = ("dtype", "torch_dtype")
-_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*"
 # The newer one first.
 _NAMES: Final = (
     NameMap(parts=(("model", "model.language_model"),)),
@@ -38,4 +38,4 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
     # Null in the text part means missing: the value of the whole file counts then.
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
-    return replace(config, names=_NAMES, ignored=(_VISION,), tie_word_embeddings=is_tied)
+    return replace(config, names=_NAMES, ignored=(*config.ignored, _VISION), tie_word_embeddings=is_tied)

@@ -39,7 +39,7 @@ def read_qwen2_moe(entries: Entries) -> ModelConfig:
     entries = entries.filled({"num_key_value_heads": 16, "max_position_embeddings": 32768})
     attention = reading.read_attention(entries, qkv_bias=entries.flag("qkv_bias", True))
     shared = entries.size("shared_expert_intermediate_size", 5632)
-    mlps = _sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=shared)
+    mlps = sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=shared)
     end = entries.count("max_window_layers", 28)
     return _read(entries, attention, mlps, lambda layer_idx: layer_idx % 2 == 0 and layer_idx < end)
 
@@ -48,7 +48,7 @@ def read_qwen3_moe(entries: Entries) -> ModelConfig:
     # transformers writes the second name since its version 5.
     entries = entries.renamed({"num_experts": "num_local_experts"})
     entries = entries.filled({"num_key_value_heads": 4, "max_position_embeddings": 32768})
-    mlps = _sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
+    mlps = sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
     return _read(entries, _normed_attention(entries), mlps, lambda layer_idx: True)
 
 
@@ -58,7 +58,7 @@ def _normed_attention(entries: Entries) -> AttentionConfig:
     return reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, head_norm=norm)
 
 
-def _sparse_layers(
+def sparse_layers(
     entries: Entries, *, default_top_k: int, default_num_experts: int, shared: int | None
 ) -> list[MlpConfig | MoeConfig]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""

@@ -34,7 +34,9 @@ ACTIVATIONS: Final = {
 # In all layers together; far above any existing model.
 _MAX_EXPERTS: Final = 2**18
 _DTYPES: Final = ("float32", "bfloat16", "float16")
-_KINDS: Final = ("full_attention", "sliding_attention")
+FULL: Final = "full_attention"
+LINEAR: Final = "linear_attention"
+_KINDS: Final = (FULL, "sliding_attention")
 
 
 def read_activation(entries: Entries, default: str = "silu", name: str = "hidden_act") -> str:
@@ -153,7 +155,7 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
         raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
     _check_layer_types(entries, layers)
     # Layers with a window never look far; some models rotate them in a way of their own.
-    farthest = next((layer for layer in layers if layer.window is None), layers[0])
+    farthest = next((layer for layer in layers if layer.window is None and not layer.has_state), layers[0])
     context, longest = read_context(entries, farthest.rope)
     sizes: dict[str, Any] = {
         "architecture": architecture_of(entries.values),
@@ -171,7 +173,7 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
     """Raise ModelLoadError if layer_types, which not every family reads, says something else than `layers`."""
     # Where use_sliding_window is false, transformers knows no window, whatever layer_types says.
     kinds = None if entries.get("use_sliding_window") is False else entries.texts("layer_types")
-    found = tuple(_KINDS[layer.window is not None] for layer in layers)
+    found = tuple(LINEAR if layer.has_state else _KINDS[layer.window is not None] for layer in layers)
     if kinds is not None and kinds != found:
         counts = f"{found.count(_KINDS[0])} of {len(found)} layers see everything"
         raise entries.wrong("layer_types", f"left out or agree with the other entries, by which {counts}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from pagewick.models.config import (
     NORMS_OF_BLOCK,
@@ -22,11 +22,11 @@ from pagewick.models.config import (
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MlaConfig, MoeConfig
+    from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-Role = Literal["embedding", "head", "norm", "attention", "mlp", "router", "expert", "shared_expert"]
+Role = Literal["embedding", "head", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class ModelTensor:
         return len(self.shape) == 2 and self.role in ("attention", "mlp", "expert", "shared_expert")
 
     def kept_bytes(self, dtype: str) -> int:
-        """Memory of the rank's share if weights are kept as `dtype`; the engine keeps routers in float32."""
-        return self.num_kept * DTYPE_BYTES["float32" if self.role == "router" else dtype]
+        """Memory of the rank's share if weights are kept as `dtype`; the engine keeps some in float32."""
+        return self.num_kept * DTYPE_BYTES["float32" if self.role in ("router", "state") else dtype]
 
 
 def model_tensors(
@@ -100,8 +100,10 @@ class _Table:
             path = f"model.layers.{layer_idx}"
             if isinstance(layer.attention, AttentionConfig):
                 yield from self._attention(f"{path}.self_attn", layer.attention)
+            elif layer.has_state:
+                yield from self._linear_attention(f"{path}.linear_attn", cast("DeltaConfig", layer.attention))
             else:
-                yield from self._latent_attention(f"{path}.self_attn", layer.attention)
+                yield from self._latent_attention(f"{path}.self_attn", cast("MlaConfig", layer.attention))
             if isinstance(layer.mlp, MlpConfig):
                 yield from self._mlp(f"{path}.mlp", layer.mlp)
             else:
@@ -118,7 +120,7 @@ class _Table:
         kv_heads = kv_heads_of_rank(num_heads, config.num_kv_heads, self.rank, self.num_ranks)
         queries = _Size(num_heads, last - first).times(config.head_dim)
         keys = _Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
-        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": keys}
         if config.layout != "parts":
             rows = {"qkv_proj": _Size(queries.whole + 2 * keys.whole, queries.kept + 2 * keys.kept)}
         for name, size in rows.items():
@@ -156,6 +158,23 @@ class _Table:
         yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, _whole(config.kv_lora_rank))
         values = heads.times(config.v_head_dim)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
+
+    def _linear_attention(self, path: str, config: DeltaConfig) -> Iterator[ModelTensor]:
+        hidden, ratio = _whole(self.config.hidden_size), config.num_value_heads // config.num_key_heads
+        keys = self._cut(config.num_key_heads)
+        values = keys.times(ratio)
+        channels, outputs = keys.times(2 * config.key_dim + ratio * config.value_dim), values.times(config.value_dim)
+        rows = {"in_proj_qkv": channels, "in_proj_z": outputs, "in_proj_b": values, "in_proj_a": values}
+        if config.is_fused:
+            unit = 2 * config.key_dim + 2 * ratio * config.value_dim
+            rows = {"in_proj_qkvz": keys.times(unit), "in_proj_ba": values.times(2)}
+        for name, size in rows.items():
+            yield from self._linear(f"{path}.{name}", "attention", size, hidden)
+        yield self._tensor(f"{path}.conv1d.weight", "state", channels, _whole(1), _whole(config.conv_size))
+        yield self._tensor(f"{path}.A_log", "state", values)
+        yield self._tensor(f"{path}.dt_bias", "state", values)
+        yield self._tensor(f"{path}.norm.weight", "state", _whole(config.value_dim))
+        yield from self._linear(f"{path}.out_proj", "attention", hidden, outputs)
 
     def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
         inner = self._cut(config.intermediate_size)

@@ -13,8 +13,10 @@ from pagewick.attention.cache_spec import (
     CacheSpec,
     KeptHeads,
     KeptLatents,
+    KeptState,
     attention_spec,
     native_spec,
+    state_spec,
 )
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
@@ -94,3 +96,14 @@ def test_a_table_of_snapshots_has_two_entries() -> None:
 def test_bytes_are_known_without_torch() -> None:
     code = "import pagewick.attention.cache_spec, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "distance"),
+    [(100, 32), (2**17, 32), (2**20, 256), (2_195_456, 512), (2**23, 1024), (2**26, 1024)],
+)
+def test_a_state_takes_about_as_much_memory_as_the_tokens_between_two_snapshots(num_bytes: int, distance: int) -> None:
+    spec = state_spec(KeptState(num_bytes), layout="states 1")
+    assert spec.has_snapshots and spec.lookback == 1
+    assert spec.block_size == distance
+    assert spec.block_bytes % 64 == 0 and 0 <= spec.block_bytes - num_bytes < 64

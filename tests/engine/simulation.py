@@ -268,7 +268,7 @@ class SimulatedRunner:
                 assert work.token_ids[: true_end - work.start] == slot.choice.token_ids[work.start : true_end]
                 assert len(work.token_ids) == work.num_tokens
         is_cut = end < job.num_prompt_tokens or job.max_output_tokens > 0
-        assert work.is_sampled or not is_cut or end % self.blocks.chunk_alignment == 0, (
+        assert work.is_sampled or not is_cut or end % self.blocks.chunks.alignment == 0, (
             "a chunk ends where the caches cannot resume"
         )
         wants_targets = job.request.params.prompt_logprobs is not None and slot.start.sampling.choice_index == 0

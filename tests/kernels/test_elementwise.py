@@ -1,4 +1,4 @@
-"""Sums, gates, products with a number, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
+"""Sums, gates, products with a number, soft caps, gathered columns: against float64 or a loop; in a recorded step."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     for key, entry in architecture.entries.items():
         if (value := entries.get(entry)) is not None:
             found[key] = value
-    attention = model.layers[0].attention
+    attention = model.attention
     if isinstance(attention, MlaConfig):
         found |= _latent_sizes(attention)
     else:
@@ -92,7 +92,7 @@ def _latent_sizes(attention: MlaConfig) -> dict[str, int]:
 
 def _router(model: ModelConfig) -> dict[str, Any]:
     """How experts are chosen, for the architectures that have keys for it: those with latent attention."""
-    if not model.mixtures or not isinstance(model.layers[0].attention, MlaConfig):
+    if not model.mixtures or not isinstance(model.attention, MlaConfig):
         return {}
     routing = model.mixtures[0].routing
     norm = {"expert_weights_norm": True} if routing.renormalize else {}

@@ -17,6 +17,7 @@ from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.block_pool import BlockPool
 from pagewick.engine.cache.group_tables import NULL_BLOCK, RoutineTokens, StateTables, TokenTables
 from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree, encoded_extra_keys
+from pagewick.engine.cache.prompt_chunks import PromptChunks
 from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
 from pagewick.engine.sequence import Sequence as TokenSequence
@@ -62,9 +63,8 @@ class BlockManager:
         self._is_shared = enable_prefix_caching
         self._hash_size = min(spec.block_size for spec in groups)
         self._hasher = PrefixHasher(hash_key, self._hash_size, is_shared=enable_prefix_caching)
-        self._tree = PrefixTree()
-        self._hit_unit = math.lcm(*(spec.block_size for spec in groups))
-        self.chunk_alignment = math.lcm(*(spec.chunk_alignment for spec in groups))
+        self._tree, self._hit_unit = PrefixTree(), math.lcm(*(spec.block_size for spec in groups))
+        self.chunks = PromptChunks(groups, keeps_snapshots=self._caches)
         self.routine = RoutineTokens(groups)
 
     def find_prefix(self, seq: TokenSequence) -> int:

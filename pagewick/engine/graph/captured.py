@@ -51,7 +51,8 @@ class CapturedSteps:
     The first step of a size runs eagerly, which compiles kernels and finds out whether anything makes the host wait for
     the GPU; the second is captured. If one of the two fails, on any rank, all steps run eagerly from then on.
     MAX_GRAPHS graphs are kept; the least recently used one goes first.
-    collectives: all ranks; each must call this with the same steps.
+    collectives: all ranks; each must call this with the same steps. may_repeat: whether a step that has failed in the
+    middle can run again; if not, the first step of a size may make the host wait, and capturing finds that out.
     """
 
     def __init__(
@@ -61,8 +62,11 @@ class CapturedSteps:
         device: torch.device,
         stream: DeviceStream,
         collectives: Collectives,
+        *,
+        may_repeat: bool = True,
     ) -> None:
         self._collectives = collectives
+        self._may_repeat = may_repeat
         self._model = model
         self._static = static
         self._device = device
@@ -95,11 +99,13 @@ class CapturedSteps:
         """Run a step eagerly, padded as it will be when it is captured."""
         if not self._is_on:
             return run(self._model, batch.to(self._device), stage)
+        padded = batch.on_device(tensors)
+        if not self._may_repeat:
+            return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
         output: ForwardOutput | None = None
         problem: RuntimeError | None = None
         try:
             with self._stream.refuse_waits():
-                padded = batch.on_device(tensors)
                 output = _first_rows(batch, forward(self._model, padded, stage), padded.extras)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             # Graphs are not the cause, and the GPU may not be able to repeat the step.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pagewick.attention.cache_spec import CacheSpec
 from pagewick.attention.packages import PACKAGES
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup
@@ -41,7 +40,7 @@ def step_graph(
     """
     specs = [group.spec for group in groups]
     stream = stream_of(device)
-    if stream is not None and not (reason := _why_not_captured(specs, config, collectives)):
+    if stream is not None and not (reason := _why_not_captured(config, collectives)):
         static = StaticBatch(
             specs,
             # The cache has a block more than the scheduler gives away.
@@ -51,7 +50,9 @@ def step_graph(
             device=device,
             stream=stream,
         )
-        return CapturedSteps(model, static, device, stream, collectives)
+        # A step that is repeated would change a running state twice.
+        may_repeat = not any(spec.has_snapshots for spec in specs)
+        return CapturedSteps(model, static, device, stream, collectives, may_repeat=may_repeat)
     if stream is not None:
         logger.debug("steps are not captured in CUDA graphs: %s", reason)
     # Communication between ranks cannot be recorded.
@@ -60,13 +61,10 @@ def step_graph(
     return lambda batch, stage: run(model, batch.to(device), stage)
 
 
-def _why_not_captured(specs: Sequence[CacheSpec], config: EngineConfig, collectives: Collectives) -> str:
+def _why_not_captured(config: EngineConfig, collectives: Collectives) -> str:
     """Return a reason for which no step of this engine is captured; nothing if there is none."""
     if config.enforce_eager:
         return "--enforce-eager"
     if (package := PACKAGES.get(config.attention_backend)) and not package.fits_graphs:
         return f"--attention-backend {package.name} plans every step on the host"
-    if not collectives.is_on_device:
-        return "the ranks communicate through the host"
-    # A step that could not be captured is repeated, which would change a running state twice.
-    return "the model has running states" if any(spec.has_snapshots for spec in specs) else ""
+    return "" if collectives.is_on_device else "the ranks communicate through the host"

@@ -136,7 +136,10 @@ class StaticBatch:
 
     def _pad(self, batch: HostBatch, padded: Sequence[Array]) -> None:
         """Write the batch's arrays into larger ones, and fill the rest with padding."""
-        slots = [block * spec.block_size for block, spec in zip(self._null_blocks, self._specs, strict=True)]
+        slots = [
+            block if spec.has_snapshots else block * spec.block_size
+            for block, spec in zip(self._null_blocks, self._specs, strict=True)
+        ]
         # The last element of last_sampled.token_ids belongs to no slot.
         no_slot = [] if batch.last_sampled is None else [len(batch.last_sampled.token_ids) - 1]
         fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot]

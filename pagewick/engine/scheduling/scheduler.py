@@ -69,7 +69,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         # With less than the smallest chunk, prompts would starve beside streams.
         limit = max_num_prefill_tokens or max_num_batched_tokens
-        self._max_num_prefill_tokens = max(limit, block_manager.chunk_alignment)
+        self._max_num_prefill_tokens = max(limit, block_manager.chunks.alignment)
         self._speculation = speculation
         self._clock = clock
         self._sessions = SessionStore(block_manager, session_ttl_s)
@@ -321,12 +321,9 @@ class Scheduler:
         return victims is not None
 
     def _chunk(self, seq: Sequence, start: int, budget: int) -> int:
-        """Return how many tokens to compute from `start` on: all, or as many as budget and cache alignment allow."""
+        """Return how many tokens to compute from `start` on: all, or as many as budget and caches allow."""
         num_missing = len(seq.token_ids) + seq.num_unknown_tokens - start
-        if num_missing <= budget:
-            return num_missing
-        alignment = self._blocks.chunk_alignment
-        return max(0, (start + budget) // alignment * alignment - start)
+        return self._blocks.chunks.length(start, num_missing, budget)
 
     # Beside the plan
 

@@ -82,14 +82,17 @@ def _tile(key: Key, block_dim: int) -> Tile:
     if key.dtype == torch.float32:
         return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
     if not key.is_long:
-        return Tile(MAX_SHORT_ROWS, 32 if is_wide or key.stored else 64, 4, num_stages)
+        # With Triton 3.6, which keeps more of a converted tile in registers, 32 keys of int8 would not fit.
+        num_keys = 16 if is_wide and (key.stored, key.target) == ("int8", "sm_80") else 32
+        return Tile(MAX_SHORT_ROWS, num_keys if is_wide or key.stored else 64, 4, num_stages)
     if is_hopper:
-        return Tile(128, 32 if is_wide else 64, 8, num_stages)
+        num_keys = 16 if key.stored else 32
+        return Tile(128, num_keys if is_wide else 64, 8, num_stages)
     if key.stored and block_dim == 64 and key.has_cap and key.target == "sm_80":
         # With 32 keys, the assembler makes room for two programs and spills registers for it.
         return Tile(64, 64, 8, 2)
     if key.stored:
-        return Tile(64, 16 if is_wide else 32, 8, 2)
+        return Tile(64, 16 if is_wide else 32, 8, 1 if is_wide and key.target == "sm_80" else 2)
     return Tile(64 if is_wide else 128, 64 if block_dim <= 64 else 32, 8, num_stages)
 
 

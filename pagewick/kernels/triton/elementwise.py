@@ -1,6 +1,7 @@
 """Functions of single numbers: activations, with or without a gate, products with a factor and soft caps.
 
-Definitions: activation, gated_activation, scale, sigmoid_gate and soft_cap of reference.py, computed in float32 and rounded once.
+Definitions: activation, gated_activation, scale, sigmoid_gate and soft_cap of reference.py, computed in float32 and
+rounded once.
 PyTorch would run a kernel for every step of them, and write float32 in between. A result depends on its own operands
 alone.
 
@@ -76,7 +77,7 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
 
 @triton.jit
 def gate_rows(x_ptr, gate_ptr, out_ptr, size, x_stride, gate_stride, BLOCK: tl.constexpr):
-    """Write BLOCK numbers of row program_id(0) of x [N, I], times the sigmoid of those of gate [N, I], to out [N, I]."""
+    """Write BLOCK numbers of row program_id(0) of x [N, I] to out [N, I], times the sigmoid of those of gate [N, I]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size

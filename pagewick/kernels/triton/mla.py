@@ -190,7 +190,10 @@ def _tile(key: Key) -> Tile:
         return Tile(16, 16, 8, num_stages)
     if key.target == "gfx942":
         return Tile(32, 16, 4, 1)
-    return Tile(32, 16, 8, 1 if key.stored else num_stages)
+    if key.stored and key.target == "sm_89" and key.sizes[0] == 512:
+        return Tile(16, 16, 8, 1)
+    # Triton 3.6 would spill registers for the second stage of small latents.
+    return Tile(32, 16, 8, 1 if key.stored or key.sizes[0] == 256 else num_stages)
 
 
 _SIGNATURE = {

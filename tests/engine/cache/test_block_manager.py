@@ -363,7 +363,7 @@ def test_a_state_that_two_go_on_from_is_overwritten_by_neither() -> None:
 def test_a_hit_is_one_that_all_groups_share() -> None:
     blocks = manager(full_spec(2), recurrent_spec(8), num_blocks=32)
     run_alone(blocks, sequence(range(31)), [8, 16, 7])
-    assert blocks.chunk_alignment == 1
+    assert blocks.chunks.alignment == 1
     seq = sequence(range(23))
     adopt(blocks, seq)
     assert seq.num_computed_tokens == 8
@@ -373,7 +373,7 @@ def test_a_hit_is_one_that_all_groups_share() -> None:
 
 
 def test_chunk_alignments_combine() -> None:
-    assert manager(full_spec(), recurrent_spec(8, 6), recurrent_spec(8, 8)).chunk_alignment == 24
+    assert manager(full_spec(), recurrent_spec(8, 6), recurrent_spec(8, 8)).chunks.alignment == 24
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "hash", "leak"])

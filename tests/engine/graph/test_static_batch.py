@@ -14,10 +14,10 @@ from pagewick.engine.graph.static_batch import PaddedSize, StaticBatch, padded_n
 from pagewick.engine.host_batch import HostBatch, LastSampled, ragged_batch
 from pagewick.engine.step_memory import GRAPH_TOKENS
 from tests.engine.graph.late_device import DEVICE, LateDevice, late_device
-from tests.engine.requests import full_spec, window_spec
+from tests.engine.requests import full_spec, recurrent_spec, window_spec
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 20, 2000
-NULL_BLOCKS = [600, 77]
+NULL_BLOCKS = [600, 77, 33]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def device() -> Iterator[LateDevice]:
 
 
 def specs() -> list[CacheSpec]:
-    return [full_spec(4), window_spec(lookback=3, block_size=8)]
+    return [full_spec(4), window_spec(lookback=3, block_size=8), recurrent_spec(16)]
 
 
 def make(device: LateDevice) -> StaticBatch:
@@ -42,7 +42,7 @@ def random_batch(random: Random, num_tokens: list[int], *, is_known: bool = Fals
     total = sum(num_tokens)
     longest = max(start + count for start, count in zip(starts, num_tokens, strict=True))
     tables = [
-        np.array([[random.randrange(70) for _ in range(spec.num_blocks(longest))] for _ in num_tokens], np.int32)
+        np.array([[random.randrange(70) for _ in range(spec.table_width(longest))] for _ in num_tokens], np.int32)
         for spec in specs()
     ]
     sources = np.array([random.randrange(MAX_NUM_SEQS) for _ in range(total)])
@@ -91,11 +91,11 @@ def test_a_padded_batch_has_the_batch_and_sequences_that_touch_only_null_blocks(
     assert cu_seqlens_q[-1] == size.num_tokens and (query_lens >= 1).all()
     assert not input_ids[num_tokens:].any() and not positions[:, num_tokens:].any()
     np.testing.assert_array_equal(context_lens[num_seqs:], query_lens[num_seqs:])
-    for spec, null_block, slots, tables in zip(specs(), NULL_BLOCKS, rest[:2], rest[2:4], strict=True):
-        assert (slots[num_tokens:] == null_block * spec.block_size).all()
+    for spec, null_block, slots, tables in zip(specs(), NULL_BLOCKS, rest[:3], rest[3:6], strict=True):
+        assert (slots[num_tokens:] == null_block * (1 if spec.has_snapshots else spec.block_size)).all()
         assert (tables[num_seqs:] == null_block).all()
         assert (tables[:num_seqs, given.block_tables[specs().index(spec)].shape[1] :] == null_block).all()
-        assert all(tables.shape[1] >= spec.num_blocks(length) for length in context_lens.tolist())
+        assert all(tables.shape[1] >= spec.table_width(length) for length in context_lens.tolist())
     if given.last_sampled is not None:
         assert (rest[-1][num_tokens:] == MAX_NUM_SEQS).all(), "the place that stays 0"
 
@@ -109,9 +109,9 @@ def test_a_table_may_have_blocks_beyond_the_context(context_len: int, device: La
         block_tables=[np.arange(3, 3 + columns, dtype=np.int32)[None] for columns in width],
     )  # fmt: skip
     static = make(device)
-    tables = [tensor.cpu().numpy() for tensor in static.write(given, static.size_for(given))[6:8]]
+    tables = [tensor.cpu().numpy() for tensor in static.write(given, static.size_for(given))[7:10]]
     for spec, found, table in zip(specs(), tables, given.block_tables, strict=True):
-        needed = spec.num_blocks(context_len)
+        needed = spec.table_width(context_len)
         np.testing.assert_array_equal(found[0, :needed], table[0, :needed])
 
 
@@ -121,12 +121,13 @@ def test_tables_grow_by_factors_of_two_up_to_the_longest_sequence(device: LateDe
     for context_len in (1, 512, 513, 1024, 1025, 2000):
         given = ragged_batch(
             np.array([1]), starts=[context_len - 1], num_tokens=[1], specs=specs(),
-            block_tables=[np.zeros((1, spec.num_blocks(context_len)), np.int32) for spec in specs()],
+            block_tables=[np.zeros((1, spec.table_width(context_len)), np.int32) for spec in specs()],
         )  # fmt: skip
         size = static.size_for(given)
-        widths[context_len] = [tensor.shape[1] for tensor in static.write(given, size)[6:8]]
+        widths[context_len] = [tensor.shape[1] for tensor in static.write(given, size)[7:10]]
     assert widths == {
-        1: [128, 64], 512: [128, 64], 513: [256, 128], 1024: [256, 128], 1025: [500, 250], 2000: [500, 250],
+        1: [128, 64, 2], 512: [128, 64, 2], 513: [256, 128, 2], 1024: [256, 128, 2], 1025: [500, 250, 2],
+        2000: [500, 250, 2],
     }  # fmt: skip
     assert static.size_for(random_batch(random, [1] * 7)) == PaddedSize(7, 7, 1024)
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from tests.models.variants import deepseek, gemma, glm, granite, llama, mistral, phi, qwen, stablelm, starcoder
+from tests.models.variants import (
+    deepseek,
+    gemma,
+    glm,
+    granite,
+    llama,
+    mistral,
+    phi,
+    qwen,
+    qwen_next,
+    stablelm,
+    starcoder,
+)
 from tests.models.variants.variant import COMMON, Variant
 
 __all__ = ["COMMON", "VARIANTS", "Variant"]
 
 VARIANTS: dict[str, Variant] = {
     name: variant
-    for family in (llama, mistral, qwen, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
+    for family in (llama, mistral, qwen, qwen_next, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
     for name, variant in family.VARIANTS.items()
 }

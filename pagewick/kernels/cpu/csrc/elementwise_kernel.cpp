@@ -51,7 +51,7 @@ void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int6
       return each([&](Vec x, int64_t, auto) { return factor * precise_tanh(x / factor); });
     case Elementwise::kSigmoidGate:
       return each([&](Vec x, int64_t i, auto count) {
-        return x / (set1(1.0f) + exp(-load_count(row.other + i, count())));
+        return times_sigmoid(x, load_count(row.other + i, count()));
       });
   }
 }

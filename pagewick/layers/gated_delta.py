@@ -1,0 +1,151 @@
+"""Linear attention by the gated delta rule (Gated DeltaNet, arXiv:2412.06464): a state in place of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from pagewick import kernels
+from pagewick.attention.backend import AttentionBatch
+from pagewick.attention.cache_spec import CacheSpec, KeptState, state_spec
+from pagewick.kernels.options import AttentionMetadata, DeltaOptions
+from pagewick.layers.config import DeltaConfig
+from pagewick.layers.context import LayerContext
+from pagewick.layers.linear import Linear, RowParallelLinear
+from pagewick.layers.rotary import CosSin
+from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
+from pagewick.quantization.share import Part, Range, Share, check_floats
+
+# Raise the number whenever the layout of a state changes.
+_LAYOUT = "gated delta 1"
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention: [T, hidden_size] -> [T, hidden_size].
+
+    Each rank has some of the key heads, and the value heads that use them. The engine reads `cache_spec` and calls
+    `bind_cache` once. Raises ConfigError unless all ranks get as many key heads.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: DeltaConfig) -> None:
+        super().__init__()
+        rank, num_ranks = context.tp_rank, context.tp_size
+        check_tensor_parallel(config.num_key_heads, num_ranks, "layers of linear attention")
+        keys = shard_bounds(config.num_key_heads, rank, num_ranks)
+        ratio = config.num_value_heads // config.num_key_heads
+        values = (keys[0] * ratio, keys[1] * ratio)
+        self._kept = KeptState(config.state_bytes(num_ranks))
+        self._bound: tuple[Tensor, int] | None = None
+        self._num_keys, self._num_values = keys[1] - keys[0], values[1] - values[0]
+        self.in_proj = Linear(context, prefix, _input_share(config, hidden_size, keys, values))
+        self.out_proj = RowParallelLinear(
+            context,
+            f"{prefix}.out_proj",
+            config.num_value_heads * config.value_dim,
+            hidden_size,
+            multiple=ratio * config.value_dim,
+        )
+        # Rows of the checkpoint's tensors that this rank keeps, by name.
+        heads = (values,)
+        self._rows = {
+            "conv1d.weight": _channels(config, keys, values), "A_log": heads, "dt_bias": heads,
+            "norm.weight": ((0, config.value_dim),),
+        }  # fmt: skip
+        self._shapes = {
+            "conv1d.weight": (config.num_channels, 1, config.conv_size), "A_log": (config.num_value_heads,),
+            "dt_bias": (config.num_value_heads,), "norm.weight": (config.value_dim,),
+        }  # fmt: skip
+        num_channels = config.num_channels // num_ranks
+        self._widths = [num_channels, self._num_values * config.value_dim, self._num_values, self._num_values]
+        self.conv_weight = _constant(context, num_channels, config.conv_size)
+        self.log_decay = _constant(context, self._num_values)
+        self.dt_bias = _constant(context, self._num_values)
+        self.norm_weight = _constant(context, config.value_dim)
+        self.options = DeltaOptions(
+            num_key_heads=self._num_keys,
+            num_value_heads=self._num_values,
+            key_dim=config.key_dim,
+            value_dim=config.value_dim,
+            conv_weight=self.conv_weight,
+            log_decay=self.log_decay,
+            dt_bias=self.dt_bias,
+            norm_weight=self.norm_weight,
+            norm_eps=config.norm_eps,
+        )
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return state_spec(self._kept, layout=_LAYOUT)
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
+        self._bound = (blocks, group)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, name) for name in self._shapes)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Keep this rank's rows, in float32. Raises ModelLoadError if the tensor does not fit."""
+        check_floats(tensor, self._shapes[name])
+        targets = (self.conv_weight, self.log_decay, self.dt_bias, self.norm_weight)
+        target = dict(zip(self._shapes, targets, strict=True))[name]
+        kept = torch.cat([tensor[start:stop] for start, stop in self._rows[name]])
+        target.copy_(kept.view(target.shape))
+
+    def forward(self, hidden_states: Tensor, cos_sin: CosSin | None, batch: AttentionBatch) -> Tensor:
+        """cos_sin: not used; the order of the tokens is in the state."""
+        assert self._bound is not None, "bind_cache comes first"
+        states, group = self._bound
+        qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
+        metadata = AttentionMetadata(batch.groups[group].block_tables, batch.context_lens, batch.cu_seqlens_q)
+        mixed = kernels.gated_delta_net(qkv, gate, beta, decay, states, metadata, self.options)
+        return self.out_proj(mixed, batch)  # type: ignore[no-any-return]
+
+
+def _constant(context: LayerContext, *shape: int) -> nn.Parameter:
+    """Make an uninitialised parameter, in float32 as the state is."""
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=context.device), requires_grad=False)
+
+
+def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Range) -> Share:
+    """Return the share of the input projections: queries, keys, values; gates of the output; beta; decay."""
+    ratio, key_dim, value_dim = config.num_value_heads // config.num_key_heads, config.key_dim, config.value_dim
+    num_values = config.num_value_heads
+    if config.is_fused:
+        # Each key head's query, key, values and gates follow each other.
+        unit = 2 * key_dim + 2 * ratio * value_dim
+        places = (0, key_dim, 2 * key_dim, 2 * key_dim + ratio * value_dim, unit)
+        rows = [
+            (head * unit + places[kind], head * unit + places[kind + 1]) for kind in range(4) for head in range(*keys)
+        ]
+        small = [
+            (head * 2 * ratio + kind * ratio, head * 2 * ratio + (kind + 1) * ratio)
+            for kind in range(2)
+            for head in range(*keys)
+        ]
+        parts = [
+            Part("in_proj_qkvz", config.num_key_heads * unit, tuple(rows)),
+            Part("in_proj_ba", 2 * num_values, tuple(small)),
+        ]
+    else:
+        parts = [
+            Part("in_proj_qkv", config.num_channels, _channels(config, keys, values)),
+            Part("in_proj_z", num_values * value_dim, (_times(values, value_dim),)),
+            Part("in_proj_b", num_values, (values,)),
+            Part("in_proj_a", num_values, (values,)),
+        ]
+    return Share(tuple(parts), hidden_size, (0, hidden_size))
+
+
+def _channels(config: DeltaConfig, keys: Range, values: Range) -> tuple[Range, ...]:
+    """Return the rows of these heads where all queries are followed by all keys, and these by all values."""
+    size = config.num_key_heads * config.key_dim
+    first, last = _times(keys, config.key_dim)
+    start, stop = _times(values, config.value_dim)
+    return (first, last), (size + first, size + last), (2 * size + start, 2 * size + stop)
+
+
+def _times(heads: Range, size: int) -> Range:
+    return heads[0] * size, heads[1] * size

@@ -1,0 +1,121 @@
+"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE (and the text part of their files with images). Qwen3, except:
+
+- Most layers have linear attention by the gated delta rule: every layer but each fourth, or as layer_types says.
+- In the others, each head's output has a gate, and a quarter of each head is rotated.
+- RMS norms multiply by 1 + weight, as Gemma's do.
+- Qwen3-Next and Qwen3.5-MoE: experts in place of the MLP, and a shared one weighted by a sigmoid.
+- Files hold layers that predict further tokens (mtp), which are not used.
+
+For text, the three positions of a token in Qwen3.5 (mrope) are the same, and so is the rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pagewick.layers.config import DeltaConfig, MoeConfig
+from pagewick.models import reading
+from pagewick.models.config import HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
+from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part
+from pagewick.models.qwen import sparse_layers
+
+_SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+_MTP: Final = r"(model\.)?mtp\..*"
+_OF_IMAGES: Final = frozenset({"mrope_section", "mrope_interleaved"})
+
+
+def read_qwen3_next(entries: Entries) -> ModelConfig:
+    entries = entries.filled({**_SIZES, "num_key_value_heads": 2, "norm_topk_prob": True})
+    shared = entries.size("shared_expert_intermediate_size", 512)
+    mlps = sparse_layers(entries, default_top_k=10, default_num_experts=512, shared=shared)
+    return _read(entries, mlps, is_fused=True)
+
+
+def read_qwen3_5(entries: Entries) -> ModelConfig:
+    entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 4}))
+    return _read(entries, [reading.read_mlp(entries)] * reading.read_num_layers(entries))
+
+
+def read_qwen3_5_moe(entries: Entries) -> ModelConfig:
+    entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 2, "norm_topk_prob": True}))
+    shared = entries.size("shared_expert_intermediate_size", 512)
+    mlps = sparse_layers(entries, default_top_k=8, default_num_experts=256, shared=shared)
+    return _read(entries, mlps)
+
+
+def read_qwen3_5_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, read_qwen3_5, is_tied=False)
+
+
+def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, read_qwen3_5_moe, is_tied=False)
+
+
+def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: bool = False) -> ModelConfig:
+    eps, has_bias = entries.positive("rms_norm_eps"), entries.flag("attention_bias", False)
+    attention = reading.read_attention(
+        entries,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        head_norm=HeadNormConfig(eps=eps, offset=1.0),
+        has_gate=True,
+    )
+    rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.25)
+    linear = _read_linear_attention(entries, eps, is_fused=is_fused)
+    layers = [
+        LayerConfig(attention=linear, mlp=mlp, rope=None)
+        if is_linear
+        else LayerConfig(attention=attention, mlp=mlp, rope=rope)
+        for is_linear, mlp in zip(_linear_layers(entries), mlps, strict=True)
+    ]
+    norm = NormConfig(eps=eps, offset=1.0)
+    return reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
+
+
+def _read_linear_attention(entries: Entries, eps: float, *, is_fused: bool) -> DeltaConfig:
+    num_key_heads = entries.size("linear_num_key_heads", 16)
+    num_value_heads = entries.size("linear_num_value_heads", 32)
+    if num_value_heads % num_key_heads:
+        raise entries.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({num_key_heads})")
+    conv_size = entries.size("linear_conv_kernel_dim", 4)
+    if conv_size < 2:
+        raise entries.wrong("linear_conv_kernel_dim", "a whole number above 1")
+    # The convolution's activation and the gates' are the MLP's.
+    entries.demand("hidden_act", "silu", "silu")
+    return DeltaConfig(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=entries.size("linear_key_head_dim", 128),
+        value_dim=entries.size("linear_value_head_dim", 128),
+        conv_size=conv_size,
+        norm_eps=eps,
+        is_fused=is_fused,
+    )
+
+
+def _linear_layers(entries: Entries) -> list[bool]:
+    """Return which layers have linear attention. Raises ModelLoadError unless some layer has the other kind."""
+    num_layers, interval = reading.read_num_layers(entries), entries.size("full_attention_interval", 4)
+    kinds = entries.texts("layer_types")
+    if kinds is None:
+        kinds = tuple(reading.LINEAR if (idx + 1) % interval else reading.FULL for idx in range(num_layers))
+        if reading.FULL not in kinds:
+            raise entries.wrong("full_attention_interval", f"at most num_hidden_layers ({num_layers})")
+    if len(kinds) != num_layers or set(kinds) - {reading.LINEAR, reading.FULL} or reading.FULL not in kinds:
+        raise entries.wrong(
+            "layer_types",
+            f"a list of num_hidden_layers ({num_layers}) kinds, {reading.LINEAR} or {reading.FULL}, at least one of "
+            "these",
+        )
+    return [kind == reading.LINEAR for kind in kinds]
+
+
+def _without_axes(entries: Entries) -> Entries:
+    """Return the entries without those that divide a rotation among the axes of images."""
+    filled = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(scaling := entries.values.get(name), dict):
+            filled[name] = {key: value for key, value in scaling.items() if key not in _OF_IMAGES}
+    return entries.replaced(filled)

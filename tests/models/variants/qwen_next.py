@@ -1,0 +1,47 @@
+"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE: linear attention in most layers; experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.models.variants.variant import Variant, rope
+
+LINEAR = {
+    "linear_num_key_heads": 6, "linear_num_value_heads": 12, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "num_hidden_layers": 4,
+    # The norm after a state makes small products large, and their rounding errors.
+    "rms_norm_eps": 5e-2,
+}  # fmt: skip
+MOE = {
+    "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+PARTIAL: dict[str, Any] = rope(theta=1e6, partial_rotary_factor=0.25)
+
+
+def forgetful(model: nn.Module) -> None:
+    """Let states decay as trained ones do. If they did not, their rounding errors would grow with every token."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.uniform_(0.5, 2.0)
+
+
+def variant(config: str, entries: dict[str, Any], *, is_loose: bool = False) -> Variant:
+    """transformers computes prompts in chunks, with other rounding errors than token by token."""
+    return Variant(config, {**LINEAR, **PARTIAL, **entries}, is_loose=is_loose, one_by_one=True, patch=forgetful)
+
+
+MIXED = {
+    "mlp_only_layers": [1], "norm_topk_prob": False, "linear_conv_kernel_dim": 2,
+    "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+VARIANTS = {
+    "qwen3-next": variant("Qwen3Next", MOE, is_loose=True),
+    "qwen3-next-dense-layers": variant("Qwen3Next", {**MOE, **MIXED}, is_loose=True),
+    "qwen3.5": variant("Qwen3_5Text", {"linear_num_key_heads": 12, "attention_bias": True}),
+    "qwen3.5-tied": variant("Qwen3_5Text", {"tie_word_embeddings": True}),
+    "qwen3.5-moe": variant("Qwen3_5MoeText", MOE, is_loose=True),
+}
