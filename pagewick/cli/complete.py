@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the responses.  [default: stdout]"
 )
-@click.option("--resume", is_flag=True, help="Continue an existing --output: skip the custom_ids that it has.")
+@click.option("--resume", is_flag=True, help="Continue an existing --output: skip what it has, repeat what failed.")
 @click.option("--n", "num_choices", type=click.IntRange(1, MAX_CHOICES), help="Number of responses to each prompt.")
 @click.option(
     "--json-schema",
@@ -98,7 +98,7 @@ def command(
         tally = run_prompt_file(
             config, file, separator=parts, chat=chat, as_json=as_json, output=output, fields=sampling
         )
-    if tally.num_failed:
+    if tally.has_failures:
         raise ConfigError(f"{tally.text}; the output says why for each of them")
 
 

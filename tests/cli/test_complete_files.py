@@ -205,6 +205,66 @@ def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp
     assert found["id 1"] == {"custom_id": "id 1", "old": True}
 
 
+def failed_line(custom_id: str, status: int) -> str:
+    response = {"status_code": status, "request_id": "r", "body": {"error": {"message": "old"}}}
+    return json.dumps({"id": "r", "custom_id": custom_id, "response": response, "error": None}) + "\n"
+
+
+def test_resuming_a_batch_repeats_what_failed(asked: list[BatchRequest], tmp_path: Path) -> None:
+    """Whatever failed is asked again: a busy server, an invalid line that was changed, and one that was not."""
+    prompts = {"done": "p", "busy": "p", "mended": "p", "invalid": "bad"}
+    lines = [json.dumps({"custom_id": name, "prompt": prompt}) for name, prompt in prompts.items()]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    output, target = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
+    output.symlink_to(target)
+    done = '{"custom_id": "done", "response": {"status_code": 200, "body": {}}, "error": null}\n'
+    mistake = '{"custom_id": "mended", "response": null, "error": {"code": "invalid_line", "message": "old"}}\n'
+    output.write_text(failed_line("busy", 429) + done + mistake + failed_line("invalid", 400))
+    target.chmod(0o640)
+    arguments = ("--batch", str(tmp_path / "in.jsonl"), "--output", str(output), "--resume")
+    result = complete(*arguments)
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: 2 answered, 1 failed; the output says why for each of them\n",
+    )
+    assert sorted(request.custom_id for request in asked) == ["busy", "invalid", "mended"]
+    assert len(output.read_text().splitlines()) == 4, "the new lines replace the old ones"
+    found = records(output)
+    assert {name: record["response"]["status_code"] for name, record in found.items()} == {
+        "done": 200, "busy": 200, "mended": 200, "invalid": 400,
+    }  # fmt: skip
+    assert "old" not in output.read_text()
+    assert output.is_symlink() and target.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.jsonl", "in.jsonl", "out.jsonl"]
+
+    again = complete(*arguments)
+    assert again.exit_code == 1, "a batch with a failed line never succeeds"
+    assert "0 answered, 1 failed" in again.stderr
+    assert [request.custom_id for request in asked[3:]] == ["invalid"]
+
+    (tmp_path / "in.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    shorter = complete(*arguments)
+    assert (shorter.exit_code, len(asked)) == (1, 4)
+    assert "0 answered, 0 failed, 1 failed earlier and not repeated" in shorter.stderr
+
+
+def test_errors_that_a_killed_run_has_replaced_are_removed_by_the_next(
+    asked: list[BatchRequest], tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"custom_id": "a", "prompt": "p"}\n{"custom_id": "b", "prompt": "p"}\n')
+    output = tmp_path / "out.jsonl"
+    output.write_text(failed_line("a", 503) + failed_line("b", 503) + '{"custom_id": "a", "response": null}\n')
+    result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(output), "--resume")
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == ["a", "b"]
+    assert [request.custom_id for request in asked] == ["b"]
+
+    output.write_text(failed_line("b", 503) + output.read_text())
+    result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(output), "--resume")
+    assert result.exit_code == 0, result.output
+    assert (len(output.read_text().splitlines()), len(asked)) == (2, 1), "also where nothing is left to ask"
+
+
 @pytest.mark.parametrize("content", ["not json\n", '{"no": "id"}\n', "[]\n"])
 def test_a_file_that_is_not_an_output_is_not_changed(content: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text(content)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -42,14 +42,23 @@ OnFinished = Callable[[int], None]
 
 @dataclass(slots=True)
 class Tally:
-    """How many requests of this run succeeded and failed."""
+    """How many requests of this run succeeded and failed.
+
+    failed_before: custom_ids that failed in earlier runs whose output this one continues, and have not been repeated.
+    """
 
     num_answered: int = 0
     num_failed: int = 0
+    failed_before: set[str] = field(default_factory=set)
+
+    @property
+    def has_failures(self) -> bool:
+        return self.num_failed > 0 or bool(self.failed_before)
 
     @property
     def text(self) -> str:
-        return f"{self.num_answered} answered, {self.num_failed} failed"
+        before = f", {len(self.failed_before)} failed earlier and not repeated" if self.failed_before else ""
+        return f"{self.num_answered} answered, {self.num_failed} failed{before}"
 
 
 def run_prompt_file(
@@ -76,7 +85,10 @@ def run_prompt_file(
 def run_batch_file(
     config: EngineConfig, name: str, *, output: Path | None, resumes: bool, fields: Mapping[str, Any]
 ) -> Tally:
-    """Respond to every line of a batch, in any order. fields: defaults of the lines. Raises PagewickError."""
+    """Respond to every line of a batch, in any order. fields: defaults of the lines. Raises PagewickError.
+
+    resumes: lines that have a response in the output are left out; those that have an error there are repeated.
+    """
     with opened_text(name) as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
         lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
@@ -118,10 +130,11 @@ def _run(
     *,
     is_ordered: bool,
 ) -> Tally:
-    tally = Tally()
+    tally = Tally(failed_before=set(target.failed))
 
     def on_result(request: BatchLine, result: BatchResult) -> None:
         target.write(write(request, result))
+        tally.failed_before.discard(request.custom_id)
         if result.error is not None:
             tally.num_failed += 1
             on_finished(0)
