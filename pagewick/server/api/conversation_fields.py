@@ -64,10 +64,12 @@ def template_of(request: ConversationRequest) -> Template:
 
 def thinking_of(request: ConversationRequest) -> Thinking:
     """Raises InvalidRequestError for a request that contradicts itself, or has several budgets."""
-    budgets = {name: getattr(request, name, None) for name in _BUDGETS}
-    if isinstance(request.thinking, ThinkingOption):
-        budgets["thinking.budget_tokens"] = request.thinking.budget_tokens
-    return Thinking(_is_wanted(request), request.reasoning_effort, one_of(**budgets))
+    return Thinking(_is_wanted(request), request.reasoning_effort, one_of(**_budgets(request)))
+
+
+def budget_name(request: ConversationRequest) -> str | None:
+    """Return the name under which the request has a budget; None if it has none."""
+    return next((name for name, budget in _budgets(request).items() if budget is not None), None)
 
 
 def ignored_names(request: ConversationRequest, model: ThinkingModel) -> list[str]:
@@ -80,6 +82,13 @@ def ignored_names(request: ConversationRequest, model: ThinkingModel) -> list[st
         "reasoning_effort": request.reasoning_effort not in (None, "none"),
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def _budgets(request: ConversationRequest) -> dict[str, int | None]:
+    budgets: dict[str, int | None] = {name: getattr(request, name, None) for name in _BUDGETS}
+    if isinstance(request.thinking, ThinkingOption):
+        budgets["thinking.budget_tokens"] = request.thinking.budget_tokens
+    return budgets
 
 
 def _is_wanted(request: ConversationRequest) -> bool | None:

@@ -11,7 +11,13 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from pagewick.errors import ContextLengthError, InvalidRequestError
-from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
+from pagewick.server.api.conversation_fields import (
+    ReasoningEffort,
+    ThinkingOption,
+    budget_name,
+    template_of,
+    thinking_of,
+)
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.structured_fields import StructuredFields
@@ -96,8 +102,14 @@ class GenerationRequest(StructuredFields, kw_only=True):
 
     def names(self) -> dict[str, str]:
         """Return TextRequest.names."""
-        form = self.form()
-        return {} if form is None else {"structured_outputs": form[0]}
+        names, form = super().names(), self.form()
+        if form is not None:
+            names["structured_outputs"] = form[0]
+        if self.n_predict is not None:
+            names["max_tokens"] = "n_predict"
+        if self.n_probs is not None:
+            names["logprobs"] = "n_probs"
+        return names
 
     @property
     def num_new_tokens(self) -> int | None:
@@ -162,6 +174,19 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         """Whether the client knows calls in their former form only."""
         return bool(self.functions)
 
+    def names(self) -> dict[str, str]:
+        """Return TextRequest.names."""
+        names = {"logprobs": "top_logprobs", **super().names()}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if (budget := budget_name(self)) is not None:
+            names["thinking_budget"] = budget
+        if self.is_legacy:
+            names |= {"tools[].function": "functions[]", "tools": "functions"}
+        if self.function_call is not None:
+            names["tool_choice"] = "function_call"
+        return names
+
     def chat_request(self) -> ChatRequest:
         """Make the core's request. Without max_tokens the context is the limit. Raises InvalidRequestError."""
         return ChatRequest(
@@ -170,7 +195,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
                 max_tokens=self.num_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
                 logprobs=(self.top_logprobs or self.n_probs or 0) if self.wants_logprobs else None,
             ),
-            names={"logprobs": "top_logprobs", **self.names()},
+            names=self.names(),
             messages=[message.plain() for message in self.messages],
             template=template_of(self),
             thinking=thinking_of(self),

@@ -73,6 +73,10 @@ class SamplingFields(Struct, kw_only=True):
         )
         return {name: value for name, value in (given | more).items() if value is not None}
 
+    def names(self) -> dict[str, str]:
+        """Return TextRequest.names."""
+        return {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
+
 
 class ServingFields(SamplingFields, kw_only=True):
     """Also fields of RequestOptions, under vLLM's names where it has them.

@@ -15,6 +15,7 @@ from pagewick.errors import ContextLengthError, InvalidRequestError, Unsupported
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
+from pagewick.server.core.field_names import renamed
 from pagewick.server.core.limits import check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
@@ -135,7 +136,11 @@ class Core:
             options = structs.replace(options, lowers_max_tokens=True)
         plan = await self.engine.prepare(params, options=options, **fields)
         options = context.isolate(plan.options, request.serving, self.settings)
-        return replace(plan, options=options, keeps_logprobs=False)
+        grammar = plan.grammar
+        if grammar is not None:
+            # The engine may find that it cannot be honoured, after the request has started.
+            grammar = replace(grammar, param=renamed(grammar.param, request.names))
+        return replace(plan, options=options, grammar=grammar, keeps_logprobs=False)
 
     def _generation(
         self,
@@ -186,16 +191,12 @@ class Core:
 
 @contextmanager
 def _naming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Give errors about a field the dialect's name for it."""
+    """Give errors about fields the client's names for them."""
     try:
         yield
     except InvalidRequestError as error:
-        if (name := names.get(error.param or "")) is not None:
-            # Most messages begin with the field.
-            message = str(error)
-            if message.startswith(f"{error.param} "):
-                message = name + message.removeprefix(f"{error.param}")
-            error.args, error.param = (message,), name
+        error.args = (renamed(str(error), names),)
+        error.param = error.param and renamed(error.param, names)
         raise
 
 

@@ -61,7 +61,8 @@ class TextRequest:
 
     sampling: fields of SamplingParams; others have the server's or the model's default. logit_bias may be pairs of a
     token id or a text, and a bias; False bans the token. default_max_tokens: the dialect's, if the server has none.
-    names: from fields here and in SamplingParams to the dialect's names for them, where these differ.
+    names: from fields here and in SamplingParams to the names under which the client has sent them, where these differ;
+    `[]` stands for any index.
     truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
     """
 

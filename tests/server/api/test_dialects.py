@@ -149,10 +149,10 @@ def test_how_many_logprobs(path: str, fields: dict[str, Any], expected: int | No
     ("path", "fields", "param"),
     [
         (CHAT, {"max_tokens": 1, "n_predict": 1}, "n_predict"),
-        (CHAT, {"n_predict": -2}, "max_tokens"),
+        (CHAT, {"n_predict": -2}, "n_predict"),
         (CHAT, {"n_probs": 3, "logprobs": True}, "n_probs"),
         (CHAT, {"n_probs": 3, "top_logprobs": 3}, "n_probs"),
-        (CHAT, {"n_probs": 21}, "top_logprobs"),
+        (CHAT, {"n_probs": 21}, "n_probs"),
         (COMPLETIONS, {"n_probs": 3, "logprobs": 3}, "n_probs"),
         (COMPLETIONS, {"max_tokens": 1, "n_predict": 2}, "n_predict"),
     ],

@@ -249,3 +249,48 @@ def test_a_deadline_inside_a_stream_is_an_error_event(server: Server, sdk: opena
         for chunk in sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True):
             text += chunk.choices[0].delta.content or ""
     assert (text, raised.value.code) == ("Hel", "deadline_exceeded")
+
+
+CHAT_ONLY, COMPLETIONS_ONLY = ("/v1/chat/completions",), ("/v1/completions",)
+BOTH = CHAT_ONLY + COMPLETIONS_ONLY
+FUNCTION = {"name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "fields", "param", "words", "own_name"),
+    [
+        (BOTH, {"n_predict": -5}, "n_predict", "n_predict must be an integer", "max_tokens"),
+        (BOTH, {"n_predict": 10**6}, "n_predict", "or lower n_predict", "max_tokens"),
+        (BOTH, {"n_predict": 3, "min_tokens": 5}, "min_tokens", "must not be above n_predict (3)", "max_tokens"),
+        (BOTH, {"n_predict": 0, "use_beam_search": True}, "n_predict", "needs n_predict of at least", "max_tokens"),
+        (CHAT_ONLY, {"max_completion_tokens": -5}, "max_completion_tokens", "tokens must be", " max_tokens"),
+        (BOTH, {"n_probs": 99}, "n_probs", "n_probs must be an integer", "logprobs"),
+        (CHAT_ONLY, {"logprobs": True, "top_logprobs": 99}, "top_logprobs", "top_logprobs must be", " logprobs"),
+        (BOTH, {"repeat_penalty": 99}, "repeat_penalty", "repeat_penalty must be a number", "repetition_penalty"),
+        (CHAT_ONLY, {"reasoning_budget": -9}, "reasoning_budget", "reasoning_budget must be", "thinking"),
+        (
+            CHAT_ONLY, {"thinking": {"type": "enabled", "budget_tokens": -9}}, "thinking.budget_tokens",
+            "thinking.budget_tokens must be", "thinking_budget",
+        ),
+        (CHAT_ONLY, {"functions": [FUNCTION] * 200}, "functions", "functions must have at most", "tools"),
+        (CHAT_ONLY, {"functions": [FUNCTION, {"name": "a b"}]}, "functions[1].name", "[1].name must be", "tool"),
+        (CHAT_ONLY, {"functions": [{"name": "tools b"}]}, "functions[0].name", "got 'tools b'", "tools["),
+        (CHAT_ONLY, {"functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call", "names 'g'", "tool"),
+        (BOTH, {"guided_json": {"type": "x"}}, "guided_json", "guided_json cannot be honoured", "structured_outputs"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else None,
+)  # fmt: skip
+def test_an_error_has_the_name_that_the_client_has_sent(
+    http: httpx.Client, paths: tuple[str, ...], fields: dict[str, Any], param: str, words: str, own_name: str
+) -> None:
+    for path in paths:
+        response = post(http, path, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
+        assert words in error["message"] and own_name not in error["message"]
+
+
+def test_a_failure_in_the_engine_has_the_name_that_the_client_has_sent(server: Server, http: httpx.Client) -> None:
+    for name, form in (("guided_regex", "a+"), ("response_format", {"type": "json_object"})):
+        post(http, "/v1/completions", **{name: form})
+        assert server.engine_client.requests[-1].constraint["param"] == name

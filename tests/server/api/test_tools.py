@@ -207,7 +207,7 @@ def test_every_choice_constrains_the_response(
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": TOOLS, "functions": [WAIT]}, "functions", "former name"),
         ({"tools": TOOLS, "tool_choice": "auto", "function_call": "none"}, "function_call", "former name"),
-        ({"functions": [WAIT], "function_call": {"name": "look"}}, "tool_choice", "'look'"),
+        ({"functions": [WAIT], "function_call": {"name": "look"}}, "function_call", "'look'"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
             "tool_choice",
