@@ -8,6 +8,7 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.foreign_names import accepts_vllm_names
+from pagewick.sampling_values import TOKEN_LIMIT, biases, check_words, integer, number, shown, token_ids, tuple_of
 from pagewick.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -22,8 +23,6 @@ MAX_BAD_WORDS = 64
 MAX_BREAKERS = 64
 MAX_WORD_BYTES = 128
 SEED_LIMIT = 2**63
-_MAX_SHOWN = 100  # characters of a wrong value in an error message
-_TOKEN_LIMIT = 2**31
 _NUMBERS = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -44,15 +43,15 @@ _NUMBERS = {
 _POSITIVE = ("top_p", "typical_p")
 _INTEGERS = {
     "n": (1, MAX_CHOICES),
-    "top_k": (-1, _TOKEN_LIMIT),
-    "min_tokens": (0, _TOKEN_LIMIT),
-    "repeat_last_n": (-1, _TOKEN_LIMIT),
-    "dry_allowed_length": (1, _TOKEN_LIMIT),
-    "dry_penalty_last_n": (-1, _TOKEN_LIMIT),
+    "top_k": (-1, TOKEN_LIMIT),
+    "min_tokens": (0, TOKEN_LIMIT),
+    "repeat_last_n": (-1, TOKEN_LIMIT),
+    "dry_allowed_length": (1, TOKEN_LIMIT),
+    "dry_penalty_last_n": (-1, TOKEN_LIMIT),
     "mirostat": (0, 2),
 }
 _OPTIONAL_INTEGERS = {
-    "max_tokens": (0, _TOKEN_LIMIT),
+    "max_tokens": (0, TOKEN_LIMIT),
     "seed": (-SEED_LIMIT, SEED_LIMIT - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
@@ -157,15 +156,20 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._put_in_form()
         for name, (low, high) in _NUMBERS.items():
-            _number(name, getattr(self, name), low, high)
+            value = getattr(self, name)
+            if (plain := number(name, value, low, high, is_positive=name in _POSITIVE)) is not value:
+                object.__setattr__(self, name, plain)
         for name, (first, last) in _INTEGERS.items():
-            _integer(name, getattr(self, name), first, last)
+            value = getattr(self, name)
+            if (plain := integer(name, value, first, last)) is not value:
+                object.__setattr__(self, name, plain)
         for name, (first, last) in _OPTIONAL_INTEGERS.items():
-            if (value := getattr(self, name)) is not None:
-                _integer(name, value, first, last)
+            value = getattr(self, name)
+            if value is not None and (plain := integer(name, value, first, last)) is not value:
+                object.__setattr__(self, name, plain)
         for name in _BOOLEANS:
             if not isinstance(value := getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false; got {_shown(value)}", param=name)
+                raise InvalidRequestError(f"{name} must be true or false; got {shown(value)}", param=name)
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         self._check_lists()
         self._check_combinations()
@@ -184,13 +188,13 @@ class SamplingParams:
 
     def _put_in_form(self) -> None:
         """Convert lists to tuples, keys of logit_bias to integers, and other values for "off" to the default."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple_of("stop", self.stop))
         for name in ("stop_token_ids", "dry_sequence_breakers", "bad_words"):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+            object.__setattr__(self, name, tuple_of(name, getattr(self, name)))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _tuple("allowed_token_ids", self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", tuple_of("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+            object.__setattr__(self, "logit_bias", biases("logit_bias", self.logit_bias, MAX_LOGIT_BIASES))
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.top_n_sigma == -1:
             object.__setattr__(self, "top_n_sigma", 0.0)
@@ -200,12 +204,12 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"stop must be at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
             )
-        _words("bad_words", self.bad_words, MAX_BAD_WORDS)
-        _words("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS)
-        stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        check_words("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_WORD_BYTES)
+        check_words("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS, MAX_WORD_BYTES)
+        stop_token_ids = token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         if self.allowed_token_ids is not None:
-            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+            allowed = token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
             if not allowed:
                 raise InvalidRequestError(
                     "allowed_token_ids must not be empty; leave it out to allow all tokens",
@@ -277,74 +281,3 @@ def with_changes(defaults: SamplingParams, changes: Mapping[str, Any]) -> Sampli
     elif changes.get("mirostat", defaults.mirostat):
         dropped = _TRUNCATIONS
     return replace(defaults, **{**{name: _DEFAULTS[name] for name in dropped}, **changes})
-
-
-def _tuple(name: str, value: object) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise InvalidRequestError(f"{name} must be a list; got {_shown(value)}", param=name)
-    return tuple(value)
-
-
-def _token_ids(name: str, values: tuple[Any, ...], max_tokens: int) -> tuple[int, ...]:
-    """Check token ids and drop duplicates."""
-    # There may be a million: they are checked one by one only to name the wrong one.
-    if set(map(type, values)) != {int} or min(values) < 0 or max(values) > _TOKEN_LIMIT:
-        for value in values:
-            _integer(name, value, 0, _TOKEN_LIMIT, ": a token id")
-    unique = tuple(dict.fromkeys(values))
-    if len(unique) > max_tokens:
-        raise InvalidRequestError(f"{name} must name at most {max_tokens} tokens; got {len(unique)}", param=name)
-    return unique
-
-
-def _words(name: str, words: tuple[object, ...], max_words: int) -> None:
-    if len(words) > max_words:
-        raise InvalidRequestError(f"{name} must be at most {max_words} strings; got {len(words)}", param=name)
-    for word in words:
-        if not isinstance(word, str) or not 0 < len(word.encode("utf-8", "surrogatepass")) <= MAX_WORD_BYTES:
-            raise InvalidRequestError(
-                f"{name} must hold strings of 1 to {MAX_WORD_BYTES} bytes; got {_shown(word)}", param=name
-            )
-
-
-def _logit_bias(value: object) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers; got {_shown(value)}", param="logit_bias")
-    if len(value) > MAX_LOGIT_BIASES:
-        raise InvalidRequestError(
-            f"logit_bias must name at most {MAX_LOGIT_BIASES} tokens; got {len(value)}", param="logit_bias"
-        )
-    biases: dict[int, float] = {}
-    for key, bias in value.items():
-        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 else key
-        _integer("logit_bias", token_id, 0, _TOKEN_LIMIT, ": a token id")
-        _number("logit_bias", bias, -100.0, 100.0, ": a bias")
-        if token_id in biases:
-            raise InvalidRequestError(f"logit_bias names token {token_id} twice", param="logit_bias")
-        biases[token_id] = bias
-    return biases
-
-
-def _integer(name: str, value: object, low: int, high: int, what: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        wanted = f"an integer from {low} to {high}"
-        raise InvalidRequestError(f"{name}{what} must be {wanted}; got {_shown(value)}", param=name)
-
-
-def _number(name: str, value: object, low: float, high: float, what: str = "") -> None:
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not low <= value <= high
-        or (value == 0 and name in _POSITIVE)
-    ):
-        wanted = f"above 0 and at most {high:g}" if name in _POSITIVE else f"a number from {low:g} to {high:g}"
-        raise InvalidRequestError(f"{name}{what} must be {wanted}; got {_shown(value)}", param=name)
-
-
-def _shown(value: object) -> str:
-    """Format a value for an error message, shortened because a client may have sent anything."""
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

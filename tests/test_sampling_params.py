@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
@@ -198,6 +199,35 @@ def test_a_number_is_no_list(name: str) -> None:
 @pytest.mark.parametrize("value", [0, 1, "true", None], ids=repr)
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     assert error_of(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_numbers_of_numpy_become_plain_ones(name: str) -> None:
+    """Parameters come from arrays, too; a plain number crosses the process border and is the same everywhere."""
+    *_, below, above = LIMITS[name]
+    is_integer = name in INTEGERS
+    value = np.uint8(1) if is_integer else np.float32(1)
+    params = SamplingParams(**{name: value})
+    kept = getattr(params, name)
+    assert (kept, type(kept)) == (1, int if is_integer else float)
+    kinds = (np.int64, np.float64) if not is_integer else (np.int64,)
+    for kind in kinds:
+        assert type(getattr(SamplingParams(**{name: kind(1)}), name)) in (int, float)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    wrong = [np.bool_(True), np.float32("nan"), np.float64("inf"), np.complex64(1), np.array([1])]
+    wrong += [np.float64(1)] if is_integer else [np.float64(below), np.float64(above)]
+    for value in wrong:
+        assert error_of(**{name: value}).param == name
+
+
+def test_token_ids_and_biases_of_numpy_become_plain_ones() -> None:
+    params = SamplingParams(
+        stop_token_ids=[np.int64(3), 3, np.uint8(4)],  # type: ignore[arg-type]
+        allowed_token_ids=list(np.array([5, 6])),  # type: ignore[arg-type]
+        logit_bias={np.int32(7): np.float32(0.5)},
+    )
+    assert (params.stop_token_ids, params.allowed_token_ids, params.logit_bias) == ((3, 4), (5, 6), {7: 0.5})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 @pytest.mark.parametrize("values", EVERY_FIELD, ids=lambda values: next(iter(values)))
