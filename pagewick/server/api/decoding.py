@@ -3,7 +3,7 @@
 Every optional field may be null, which is the same as leaving it out. A field is in one of four places: in the
 request's struct; among the dialect's unsupported ones, which are refused unless the value asks for nothing; among its
 harmless ones, which change no response; or nowhere. A field that is nowhere is ignored, and the response says so; a
-strict server refuses it.
+strict server refuses it. The fields of objects inside the body are treated in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal_of
+from pagewick.server.api.nested_fields import EMPTY, Nested, nested_fields, unknown_inside
 from pagewick.server.core.limits import check_nesting
 
 MAX_NAMED = 16
@@ -24,7 +25,6 @@ MAX_NAMED = 16
 MAX_NAME_CHARS = 64
 # Upper limit of the characters of a body that an error repeats.
 MAX_QUOTED_CHARS = 200
-_EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 
@@ -49,7 +49,9 @@ def decode_request(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {_reason(body, error)}") from None
     if strict and ignored:
-        raise _unknown_fields(ignored, kind.__struct_fields__)
+        nested = _nested(kind, known)
+        inner = [f"{path}.{name}" for path, names in nested.items() for name in sorted(names)]
+        raise _unknown_fields(ignored, [*kind.__struct_fields__, *inner])
     return request, ignored
 
 
@@ -80,17 +82,27 @@ def _refuse_unsupported(
 def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], known: KnownFields) -> list[str]:
     expected = {*kind.__struct_fields__, *known.unsupported, *known.harmless}
     names = [name for name in values if name not in expected]
+    names += unknown_inside(values, _nested(kind, known))
     has_messages = "messages" in kind.__struct_fields__ and bytes(values.get("messages", b"null")) != b"null"
     if has_messages and known.in_messages:
         names += _ignored_in_messages(values["messages"], known.in_messages)
     return names
 
 
+def _nested(kind: type[msgspec.Struct], known: KnownFields) -> Nested:
+    """Return the fields of the objects that a request may have; both the struct and the dialect may name them."""
+    found = dict(nested_fields(kind))
+    for path, names in known.inside.items():
+        if path.partition(".")[0].removesuffix("[]") in kind.__struct_fields__:
+            found[path] = names.union(found.get(path, ()))
+    return found
+
+
 def _ignored_in_messages(messages: msgspec.Raw, expected: Collection[str]) -> list[str]:
     names: dict[str, None] = {}
     for message in msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]]):
         for name, value in message.items():
-            if name not in expected and bytes(value) not in _EMPTY:
+            if name not in expected and bytes(value) not in EMPTY:
                 names[f"messages[].{name}"] = None
     return list(names)
 

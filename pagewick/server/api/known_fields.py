@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.nested_fields import Nested
 
 # Reason for a refusal -> its fields, each with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -62,11 +63,11 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
 UNSUPPORTED = {name: nothing for fields in _NEEDS.values() for name, nothing in fields.items()}
 _REASONS = {name: reason for reason, fields in _NEEDS.items() for name in fields}
 HARMLESS = frozenset({
-    "guided_decoding_backend", "id_slot", "metadata", "parse_tool_calls", "prompt_cache_key",
+    "cache_control", "guided_decoding_backend", "id_slot", "metadata", "parse_tool_calls", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 # Clients send these back with a response's message.
-HARMLESS_IN_MESSAGES = frozenset({"annotations", "id", "provider_specific_fields"})
+HARMLESS_IN_MESSAGES = frozenset({"annotations", "cache_control", "id", "provider_specific_fields"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,28 @@ class KnownFields:
 
     unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: fields that change
     no response. in_messages: all fields that an entry of `messages` may have; empty if the dialect does not check that.
+    inside: fields of further objects, or further fields of a struct, by their paths, such as "tools[].function".
     """
 
     unsupported: Mapping[str, tuple[Any, ...]]
     harmless: frozenset[str] = frozenset()
     in_messages: frozenset[str] = frozenset()
+    inside: Nested = field(default_factory=dict)
 
 
-OPENAI_FIELDS = KnownFields(UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__))
+# Beside fields that have an effect, those that only describe a schema, and Anthropic's cache_control: every prefix is
+# cached. A schema always holds, whether it is strict or not.
+_SCHEMA = frozenset({"name", "description", "schema", "strict"})
+INSIDE: Nested = {
+    "response_format": _SCHEMA | {"type", "json_schema", "format", "structures", "triggers"},
+    "response_format.json_schema": _SCHEMA,
+    "tool_choice": frozenset({"type", "function", "allowed_tools"}),
+    "tool_choice.function": frozenset({"name"}),
+    "tool_choice.allowed_tools": frozenset({"mode", "tools"}),
+    "tools[]": frozenset({"cache_control"}),
+    "tools[].function": frozenset({"cache_control"}),
+}
+OPENAI_FIELDS = KnownFields(UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__), INSIDE)
 
 
 def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidRequestError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import tests.server.api_routes
 from pagewick.async_llm import AsyncEngine
 from pagewick.engine.messages import EngineRequest, PrefixMiss
 from pagewick.sampling_params import SamplingParams
+from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.known_fields import HARMLESS, UNSUPPORTED
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from tests.fake_engine import TOKENIZER, FakeClient, fake_engine, spell
@@ -285,6 +287,74 @@ def test_unknown_fields_of_messages_are_named_too() -> None:
     response = Api().chat(messages=messages)
     assert response.headers["x-pagewick-ignored"] == "messages[].prefix, messages[].x?y"
     assert error_of(Api(strict=True).chat(messages=messages))["param"] == "messages[].prefix"
+
+
+FUNCTION = {"name": "f", "description": "x", "parameters": {"type": "object", "anything": 1}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        (
+            {"stream": True, "stream_options": {"include_usage": True, "chunk_size": 3, "none": None}},
+            "stream_options.chunk_size",
+        ),
+        ({"thinking": {"type": "disabled", "budget": 3}}, "thinking.budget"),
+        ({"response_format": {"type": "text", "schma": {"a": 1}}}, "response_format.schma"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"x-y": 1}, "name": "a", "nme": 1}}},
+            "response_format.json_schema.nme",
+        ),
+        (
+            {"tools": [{"type": "function", "function": FUNCTION, "x": 1}, {"function": {"name": "g"}, "x": 1}]},
+            "tools[].x",
+        ),
+        ({"tools": [{"function": {**FUNCTION, "return": {"type": "string"}}}]}, "tools[].function.return"),
+        ({"functions": [{**FUNCTION, "x": 1}], "function_call": "none"}, "functions[].x"),
+        (
+            {"tools": [{"function": FUNCTION}], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
+            "tool_choice.function.x",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_unknown_fields_of_objects_are_named_too(fields: dict[str, Any], ignored: str) -> None:
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    assert decode_request(body, ChatCompletionRequest)[1] == [ignored]
+    error = error_of(Api(strict=True).chat(**fields))
+    assert (error["param"], error["code"]) == (ignored, "unknown_parameter")
+
+
+def test_a_response_names_the_unknown_fields_of_objects() -> None:
+    response = Api().chat(stream=True, x=1, stream_options={"include_usage": True, "x y": 1})
+    assert response.status_code == 200 and response.headers["x-pagewick-ignored"] == "x, stream_options.x?y"
+    assert '"usage":{' in response.text
+
+
+def test_an_unknown_field_of_an_object_is_compared_with_those_of_the_object() -> None:
+    error = error_of(Api(strict=True).chat(stream=True, stream_options={"include_usge": True}))
+    assert "stream_options.include_usge (did you mean stream_options.include_usage?)" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "description": "b", "strict": True,
+                                                                    "schema": {"type": "integer", "title": "x"}}}},
+        {"response_format": {"type": "json_object", "schema": {"type": "object", "x": 1}}},
+        {"metadata": {"anything": 1}, "chat_template_kwargs": {"anything": 1}, "logit_bias": {"5": 1}},
+        {"thinking": {"type": "disabled", "budget_tokens": None, "display": None}},
+        {"messages": [{"role": "user", "content": "hi", "cache_control": {"type": "ephemeral"}}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_what_clients_are_known_to_send_in_objects_is_accepted(fields: dict[str, Any]) -> None:
+    """A strict server takes it, too."""
+    for api in (Api(), Api(strict=True)):
+        response = api.chat(**fields)
+        assert response.status_code == 200 and "x-pagewick-ignored" not in response.headers, response.text
 
 
 def test_the_response_has_the_id_that_the_client_wants() -> None:

@@ -274,6 +274,20 @@ def test_unknown_fields_are_named_and_harmless(http: httpx.Client) -> None:
     assert len(response.headers["x-pagewick-ignored"].split(", ")) == 16
 
 
+def test_unknown_fields_of_stream_options_are_named(sdk: openai.OpenAI) -> None:
+    options: list[tuple[dict[str, Any], str | None]] = [
+        ({"include_usage": True, "include_obfuscation": False}, None),
+        ({"include_usage": True, "continuous_usage_stats": True}, None),
+        ({"include_usage": True, "include_reasons": True}, "stream_options.include_reasons"),
+    ]
+    for stream_options, ignored in options:
+        raw = sdk.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HELLO, stream=True, extra_body={"stream_options": stream_options}
+        )
+        assert raw.headers.get("x-pagewick-ignored") == ignored
+        assert list(raw.parse())[-1].usage is not None
+
+
 def test_unknown_model(http: httpx.Client, sdk: openai.OpenAI) -> None:
     for body in ({"model": "gpt-5", "messages": HELLO}, {"model": "", "messages": HELLO}):
         message = refused(http.post("/v1/chat/completions", json=body), 404, param="model", code="model_not_found")
