@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pagewick import outputs
@@ -585,6 +587,38 @@ def test_the_http_process_never_imports_torch(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+NEVER_CLOSED = """
+import asyncio, sys
+from pagewick import AsyncEngine, SamplingParams
+
+async def main():
+    engine = await AsyncEngine.start()
+    outputs = engine.generate("Once", SamplingParams(max_tokens=300, ignore_eos=True))
+    await anext(outputs)
+    print(*engine._client._client.child.process_ids, flush=True)
+    return engine, outputs
+
+if sys.argv[1] == "run":
+    asyncio.run(main())
+else:
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(main())
+    if sys.argv[1] == "closed loop":
+        loop.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["run", "open loop", "closed loop"])
+def test_an_engine_that_nobody_closes_ends_quietly_with_the_program(way: str) -> None:
+    environment = {**os.environ, "PAGEWICK_LOG_LEVEL": "WARNING"}
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_CLOSED, way], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stderr == ""
+    left = [psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))]
+    assert not psutil.wait_procs(left, timeout=20)[1]
 
 
 def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Self
 
 import msgspec
 
@@ -89,7 +89,7 @@ class EngineClient:
         self._writer = writer
         self._requests = OpenRequests(self._send)
         self._is_closing = False
-        self._receiving = asyncio.create_task(self._receive())
+        self._receiving = lasting_task(self._receive())
 
     @classmethod
     async def start(cls, config: EngineConfig, *, module: str = ENGINE_MODULE, advice: str = _ADVICE) -> Self:
@@ -177,6 +177,14 @@ class EngineClient:
                 cause = await self.child.how_it_ended()
         except OSError:
             cause = await self.child.how_it_ended()
+        except asyncio.CancelledError:
+            # asyncio.run ends, and nobody has called `close`; the process ends when its connection is closed.
+            self._is_closing = True
+            raise
+        except GeneratorExit:
+            # The event loop is closed already: nobody can be told any more.
+            self.cause = cause
+            raise
         finally:
             self._die(cause)
 
@@ -214,6 +222,13 @@ class EngineClient:
 
     def _death(self) -> EngineDeadError:
         return EngineDeadError("the engine is closed" if self._is_closing else f"{self.cause}; {self._advice}")
+
+
+def lasting_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start a task that ends with the event loop if nobody ends it before; asyncio does not report it then."""
+    task = asyncio.create_task(work)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task
 
 
 class _ConnectionEnded(EngineDeadError):

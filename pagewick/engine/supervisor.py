@@ -17,7 +17,7 @@ from typing import Self
 
 from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
-from pagewick.engine.client import EngineClient
+from pagewick.engine.client import EngineClient, lasting_task
 from pagewick.engine.health import EngineHealth, EngineState
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, add_totals
 from pagewick.engine.open_requests import Take
@@ -99,7 +99,7 @@ class Supervisor:
         self._next_start_at = 0.0
         self._is_closing = False
         self._failure: BaseException | None = None
-        self._task = asyncio.create_task(self._supervise())
+        self._task = lasting_task(self._supervise())
         self._task.add_done_callback(self._notice_end)
 
     @classmethod
