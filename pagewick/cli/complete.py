@@ -13,7 +13,7 @@ import click
 
 from pagewick.cli.arguments import ENGINE_FLAGS, SAMPLING_FLAGS, EngineCommand
 from pagewick.cli.terminal_text import shown_on
-from pagewick.cli.text_input import STDIN, opened_text, read_text, unreadable
+from pagewick.cli.text_input import STDIN, opened_text
 from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import RequestOptions
@@ -71,7 +71,9 @@ def command(
     _check_flags(typed_flags(ctx), file=file, batch=batch, output=output)
     sampling |= {"n": num_choices} if num_choices is not None else {}
     if json_schema is not None and batch is None:
-        sampling["structured_outputs"] = {"json": _read_schema(json_schema)}
+        from pagewick.cli.completing.schema import read_schema
+
+        sampling["structured_outputs"] = {"json": read_schema(json_schema, config)}
     texts = [text.strip() for text in prompts.split("|")] if prompts is not None else []
     texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
     texts = [text for text in texts if text]
@@ -135,17 +137,6 @@ def _measure(ctx: click.Context, config: EngineConfig, batch: str, sampling: Map
 def _text_of_stdin() -> str:
     with opened_text(STDIN) as file:
         return file.read().removesuffix("\n")
-
-
-def _read_schema(path: Path) -> str:
-    try:
-        text = read_text(path)
-        json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--json-schema: cannot read {path}: {unreadable(error)}; check the path") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--json-schema: {path} is not valid JSON: {error}") from None
-    return text
 
 
 def _complete_texts(

@@ -196,3 +196,30 @@ def test_a_json_schema_is_the_form_of_every_response(opened: list[FakeLLM], tmp_
     path.write_text("{", encoding="utf-8")
     wrong = complete("-p", "a", "--json-schema", str(path))
     assert wrong.exit_code == 1 and f"error: --json-schema: {path} is not valid JSON: " in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("[1]", "cannot be honoured: a JSON schema must be an object, true or false"),
+        ('""', "cannot be honoured: a JSON schema must be an object, true or false"),
+        ('{"type": "nope"}', "cannot be honoured: the JSON schema is not supported: Invalid type: nope"),
+        (
+            '{"type": "string", "pattern": "("}',
+            "cannot be honoured: the JSON schema is not supported: the regular expression (",
+        ),
+        ('{"enum": [' + "[" * 80 + "]" * 80 + "]}", "cannot be honoured: it is nested deeper than 64 levels"),
+        (json.dumps({"const": "x" * 300_000}), "cannot be honoured: the JSON schema has 30"),
+    ],
+    ids=lambda value: value[:20],
+)
+@pytest.mark.parametrize("prompts", [("-p", "a"), ("--file", "-")], ids=lambda prompts: prompts[0])
+def test_a_schema_that_cannot_be_honoured_is_named_before_the_model_is_loaded(
+    schema: str, reason: str, prompts: tuple[str, ...], opened: list[FakeLLM], tmp_path: Path
+) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(schema, encoding="utf-8")
+    result = complete(*prompts, "--json-schema", str(path), stdin="a")
+    assert result.exit_code == 1 and f"error: --json-schema: {path} {reason}" in result.stderr, result.stderr
+    assert "structured_outputs" not in result.stderr and len(result.stderr.splitlines()) <= 6
+    assert not opened
