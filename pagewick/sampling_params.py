@@ -260,9 +260,14 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """Read the sampling parameters in generation_config.json. Raises ModelLoadError for wrong values."""
+    """Read the sampling parameters in generation_config.json. Raises ModelLoadError for wrong values.
+
+    With `"do_sample": false` the temperature is 0, even if the file has another, as in transformers.
+    """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    if generation_config.get("do_sample") is False:
+        given["temperature"] = 0.0
     try:
         return SamplingParams(**given)
     except InvalidRequestError as error:

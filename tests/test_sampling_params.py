@@ -361,6 +361,17 @@ def test_a_generation_config_gives_the_defaults() -> None:
         default_sampling_params({"repetition_penalty": 0})
 
 
+@pytest.mark.parametrize("others", [{}, {"temperature": 0.6, "top_p": 0.95}, {"temperature": None, "top_k": 20}])
+def test_without_do_sample_the_default_is_greedy(others: dict[str, Any]) -> None:
+    """The other values stay for a request that gives a temperature."""
+    defaults = default_sampling_params({"do_sample": False, **others})
+    rest = {name: value for name, value in others.items() if name != "temperature"}
+    assert defaults == SamplingParams(temperature=0, **rest)
+    assert with_changes(defaults, {"temperature": 0.7}) == SamplingParams(temperature=0.7, **rest)
+    for given in (True, None):
+        assert default_sampling_params({"do_sample": given}).temperature == 1
+
+
 def test_a_model_s_defaults_give_way_to_what_replaces_them() -> None:
     defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
     assert with_changes(defaults, {"top_k": 5}) == replace(defaults, top_k=5)

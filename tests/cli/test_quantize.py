@@ -91,6 +91,16 @@ def test_a_head_of_its_own_that_config_json_ties_is_not_dropped(place: Path) -> 
     assert not (place / "own.gguf").exists()
 
 
+def test_a_model_that_does_not_sample_by_default_stays_so(place: Path) -> None:
+    """A GGUF file has no do_sample, so the temperature says it."""
+    shutil.copytree(MODEL_DIR, place / "model")
+    advice = {"do_sample": False, "temperature": 0.6, "top_p": 0.9}
+    (place / "model" / "generation_config.json").write_text(json.dumps(advice))
+    assert quantize("model", "--to", "q8_0", "-o", "m.gguf").exit_code == 0
+    values = open_gguf(place / "m.gguf").values
+    assert (values["general.sampling.temp"], values["general.sampling.top_p"]) == (0, pytest.approx(0.9))
+
+
 def umask() -> int:
     current = os.umask(0)
     os.umask(current)

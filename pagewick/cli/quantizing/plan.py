@@ -195,7 +195,9 @@ def _as_read(
 
 
 def _sampling(advice: Mapping[str, Any]) -> dict[str, Any]:
-    """The authors' defaults for sampling; whole numbers stay whole."""
+    """The authors' defaults for sampling; whole numbers stay whole. A GGUF file has no do_sample."""
+    if advice.get("do_sample") is False:
+        advice = {**advice, "temperature": 0.0}
     return {
         f"general.sampling.{key}": advice[entry] if key == "top_k" else float(advice[entry])
         for key, entry in SAMPLING.items()
