@@ -59,6 +59,13 @@ _REFUSED: Final = {
     "GPT2LMHeadCustomModel": "its code lies in the repository; of SantaCoder use bigcode/gpt_bigcode-santacoder",
     "DeepseekV32ForCausalLM": "its attention is sparse",
 }
+# Endings of models that do not generate text, and what they do.
+_OTHER_TASKS: Final = {
+    "Model": "it has no output layer, as embedding models have none",
+    "ForMaskedLM": "it fills gaps in a text",
+    "ForSequenceClassification": "it rates texts",
+    "ForTokenClassification": "it rates tokens",
+}
 
 
 def check_architecture(architecture: str) -> None:
@@ -68,6 +75,8 @@ def check_architecture(architecture: str) -> None:
     lines = [f"architecture {architecture} is not supported"]
     if reason := _REFUSED.get(architecture):
         lines[0] += f": {reason}"
+    elif other := next((what for end, what in _OTHER_TASKS.items() if architecture.endswith(end)), ""):
+        lines[0] += f": {other}, and Pagewick only generates text"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
     # Full names would fill a terminal.

@@ -197,6 +197,19 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_n
     assert nearest_to("Zzz") == ""
 
 
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("MistralModel", "no output layer, as embedding models"), ("BertModel", "no output layer, as embedding models"),
+        ("XLMRobertaForMaskedLM", "gaps"), ("Qwen3ForSequenceClassification", "rates texts"),
+    ],
+)  # fmt: skip
+def test_an_architecture_for_another_task_is_not_taken_for_a_misspelt_one(architecture: str, what: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"{architecture} is not supported: it .*{what}.* Pagewick only") as error:
+        read_config({**VALID, "architectures": [architecture]})
+    assert "nearest" not in str(error.value)
+
+
 def test_names_are_replaced_in_order_and_by_whole_parts() -> None:
     names = NameMap(parts=(("b", "c"), ("a.b", "x"), ("d", "b")))
     assert names.in_file("a.b.weight") == "a.c.weight"

@@ -86,6 +86,18 @@ def test_what_loading_would_refuse(change: Callable[[dict[str, TensorInfo]], Non
         check_tensors(CONFIG, tensors.values())
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_embedding_model_is_told_from_a_broken_checkpoint(is_tied: bool) -> None:
+    """Qwen3-Embedding has the architecture of a model that generates text."""
+    tensors = [replace(one, name=name.removeprefix("model.")) for name, one in TENSORS.items() if "lm_head" not in name]
+    config = {**CONFIG, "tie_word_embeddings": is_tied}
+    with pytest.raises(ModelLoadError, match=r"that of an embedding model.*\n.*only generates text") as error:
+        check_tensors(config, tensors)
+    assert "download" not in str(error.value)
+    with pytest.raises(ModelLoadError, match="do not belong together"):
+        check_tensors(config, tensors[1:])
+
+
 def test_every_expert_is_looked_at() -> None:
     names = {name if name.startswith("model") else f"model.layers.0.{name}": shape for name, shape in SHAPES.items()}
     tensors = {name: TensorInfo(name, "BF16", shape, 0) for name, shape in names.items()}

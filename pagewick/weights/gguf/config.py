@@ -133,6 +133,11 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
 
 def _check_effects(metadata: Metadata) -> None:
     """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
+    if metadata.values.get(f"{metadata.kind}.pooling_type", 0) != 0:
+        raise ModelLoadError(
+            f"{metadata.where} holds an embedding model or a reranker ({metadata.kind}.pooling_type)\n"
+            "  Pagewick only generates text; give a model for text generation"
+        )
     for key, allowed in _WITHOUT_EFFECT.items():
         value = metadata.values.get(f"{metadata.kind}.{key}", allowed[0])
         if any(one not in allowed for one in (value if isinstance(value, list) else [value])):

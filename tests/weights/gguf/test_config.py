@@ -59,3 +59,10 @@ def test_what_would_compute_something_else_is_refused(kind: str, key: str, value
     with pytest.raises(ModelLoadError, match=rf"m\.gguf: {kind}\.{key} is .*, which is not supported\n  use another"):
         config_of({key: value}, kind)
     assert config_of({key: harmless}, kind) == config_of({}, kind)
+
+
+@pytest.mark.parametrize("pooling", [1, 2, 3, 4])
+def test_an_embedding_model_is_refused_although_its_tensors_are_those_of_another(pooling: int) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds an embedding model or a reranker \(qwen3\.pooling_type\)\n.*only"):
+        config_of({"pooling_type": pooling}, "qwen3")
+    assert config_of({"pooling_type": 0}, "qwen3") == config_of({}, "qwen3")
