@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from pagewick.server.guard.connections import GuardedConnection, ResponseEvents
+from pagewick.server.guard.connections import GuardedConnection
+from pagewick.server.guard.response_events import ResponseEvents
 from pagewick.server.guard.watch import Watch
 from pagewick.server.settings import ServerSettings
 from pagewick.server.tally import Tally

@@ -19,12 +19,11 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from pagewick.log import get_logger
 from pagewick.server.errors import ApiError
 from pagewick.server.guard.http_rules import response_bytes, too_many_connections
 from pagewick.server.guard.request_reader import RequestReader
+from pagewick.server.guard.unframed import unframed
 from pagewick.server.guard.watch import Watch
 from pagewick.server.settings import ServerSettings
 
@@ -42,7 +41,7 @@ MAX_INT = 2**31 - 1
 # An extension of a request's scope: `GuardedConnection.write_chunk`.
 WRITE_CHUNK = "pagewick.write_chunk"
 # Key in the state of a request's scope: its GuardedConnection.
-_CONNECTION = "pagewick.connection"
+CONNECTION = "pagewick.connection"
 
 _logger = get_logger(__name__)
 
@@ -78,9 +77,10 @@ class GuardedConnection(asyncio.Protocol):
         self._settings = settings
         self._watch = watch
         self._open_connections: set[Any] = server_state.connections
-        self._inner = make_inner(app_state={**app_state, _CONNECTION: self}, server_state=server_state, **arguments)
+        self._inner = make_inner(app_state={**app_state, CONNECTION: self}, server_state=server_state, **arguments)
         self._inner_is_closed = False
         self._transport: asyncio.Transport
+        self._inner_transport: Any
         self._reader = RequestReader(self, settings.max_header_size)
         self._phase = Phase.HEAD
         self._deadline = 0.0
@@ -103,7 +103,7 @@ class GuardedConnection(asyncio.Protocol):
         self._watch.add(self)
         self._open_connections.add(self)  # uvicorn calls `shutdown` of each when it stops
         # The transport as the inner protocol sees it: it asks this connection to read on and to close.
-        inner_transport: Any = SimpleNamespace(
+        self._inner_transport = SimpleNamespace(
             write=transport.write,
             get_extra_info=transport.get_extra_info,
             pause_reading=transport.pause_reading,
@@ -111,7 +111,7 @@ class GuardedConnection(asyncio.Protocol):
             is_closing=self._is_closing,
             close=self._close_after_response,
         )
-        self._inner.connection_made(inner_transport)
+        self._inner.connection_made(self._inner_transport)
         num_too_many = self._watch.tally.total - self._settings.max_connections
         if num_too_many > 0:
             self._watch.num_turned_away += 1
@@ -204,8 +204,11 @@ class GuardedConnection(asyncio.Protocol):
         if sum(map(len, self._waiting)) <= MAX_WAITING_BYTES:
             self._transport.resume_reading()
 
-    def on_response_begun(self) -> None:
+    def on_response_begun(self, *, is_unframed: bool = False) -> None:
+        """is_unframed: the body ends with the connection, because the client knows no other way."""
         self._has_response_begun = True
+        if is_unframed:
+            self._inner_transport.write = unframed(self._transport.write)
 
     def on_response_complete(self) -> None:
         """Hand on the next request, or wait for one."""
@@ -295,35 +298,6 @@ class GuardedConnection(asyncio.Protocol):
         self._transport.write(response_bytes(error, date_header()))
         self._say_farewell()
         self._close_inner()
-
-
-class ResponseEvents:
-    """Around the application: tells each GuardedConnection where responses begin and end, and dates them."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: GuardedConnection = scope["state"][_CONNECTION]
-        if scope["method"] != "HEAD":
-            scope.setdefault("extensions", {})[WRITE_CHUNK] = connection.write_chunk
-        is_complete = False
-
-        async def observe(message: Message) -> None:
-            nonlocal is_complete
-            if message["type"] == "http.response.start":
-                connection.on_response_begun()
-                message = {**message, "headers": [date_header(), *message.get("headers", ())]}
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                is_complete = True
-                connection.on_response_complete()
-
-        try:
-            await self._app(scope, receive, observe)
-        finally:
-            if not is_complete:
-                connection.on_response_complete()
 
 
 def date_header() -> tuple[bytes, bytes]:
