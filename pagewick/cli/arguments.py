@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pagewick.cli.foreign_flags import (
     MODEL_TYPES,
     foreign_options,
 )
+from pagewick.cli.sources import consistent, source_of, sources_of
 from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url
 from pagewick.cli.variables import warn_of_misspelt
 from pagewick.config import SECTIONS, SIZES, EngineConfig
@@ -35,7 +35,6 @@ from pagewick.server.settings import ServerSettings
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 POSITIONAL = "model_argument"
 _BOOLEANS = {"true": True, "false": False}
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def _flag(description: str, default: Any = None) -> Any:
@@ -141,7 +140,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            error.param_hint = _source_of(ctx, error.param) or error.param_hint
+            error.param_hint = source_of(ctx, error.param) or error.param_hint
             # click's list of booleans begins with the empty text.
             head, mark, values = error.message.partition("Recognized values: , ")
             if mark:
@@ -224,7 +223,7 @@ class EngineCommand(Command):
         try:
             arguments = self._arguments(ctx)
         except (ConfigError, InvalidRequestError) as error:
-            raise click.UsageError(f"{error}{_sources_of(ctx, error)}", ctx) from error
+            raise click.UsageError(f"{error}{sources_of(ctx, error)}", ctx) from error
         if _run_as_worker(arguments["config"]):
             return None
         level = ctx.params.pop("log_level") or log.rust_level() or self.log_level
@@ -256,7 +255,7 @@ class EngineCommand(Command):
             settings = MODEL_TYPE_SETTINGS
         elif model is not None:
             raise click.UsageError("the model is given twice: as an argument and by a flag; leave one out.", ctx)
-        config = EngineConfig(**values)
+        config = consistent(ctx, ENGINE_FLAGS, values, EngineConfig)
         check_typed(ctx, config, typed)
         if settings is MODEL_TYPE_SETTINGS:
             click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
@@ -276,29 +275,6 @@ class EngineCommand(Command):
 def _normal(flag: str) -> str:
     """Return a flag as --max-model-len if it is written --max_model_len, as in vLLM."""
     return flag.replace("_", "-")
-
-
-def _source_of(ctx: click.Context, option: click.Parameter | None) -> str | None:
-    """Return the variable or the file's key that a wrong value comes from; None if it is on the command line."""
-    if option is None or option.name is None:
-        return None
-    source = ctx.get_parameter_source(option.name)
-    if source == ParameterSource.ENVIRONMENT:
-        variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
-        return next((name for name in variables if os.environ.get(name)), None)
-    return f"{long_name(option)} in the file of --config" if source == ParameterSource.DEFAULT_MAP else None
-
-
-def _sources_of(ctx: click.Context, error: ConfigError | InvalidRequestError) -> str:
-    """Return the end of an error: the variables and the file's keys that set the flags which it names."""
-    named = set(_FLAG.findall(str(error)))
-    if isinstance(error, InvalidRequestError) and error.param is not None:
-        named.add(flag_of(error.param))
-    options = [
-        option for option in ctx.command.params if isinstance(option, click.Option) and long_name(option) in named
-    ]
-    sources = [source for option in options if (source := _source_of(ctx, option)) is not None]
-    return f" (from {', '.join(sources)})" if sources else ""
 
 
 def hint_for(command: click.Command, flag: str) -> str:

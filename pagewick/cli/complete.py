@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import ENGINE_FLAGS, SAMPLING_FLAGS, EngineCommand
+from pagewick.cli.sources import give_way, sources_of
 from pagewick.cli.terminal_text import shown_on
 from pagewick.cli.text_input import STDIN, opened_text
 from pagewick.cli.typed_flags import typed_flags
@@ -68,6 +69,13 @@ def command(
     pagewick complete --batch requests.jsonl --output responses.jsonl
     """
     ctx = click.get_current_context()
+    # A variable of another run must not stand in the way of a prompt on the command line.
+    ways = [option for option in ctx.command.params if option.name in ("prompts", "prompt", "file", "batch")]
+    lost = {option.name for option in give_way(ctx, [option for option in ways if ctx.params[option.name or ""]])}
+    prompts, file, batch = (
+        None if name in lost else value for name, value in (("prompts", prompts), ("file", file), ("batch", batch))
+    )
+    prompt = () if "prompt" in lost else prompt
     _check_flags(typed_flags(ctx), file=file, batch=batch, output=output)
     sampling |= {"n": num_choices} if num_choices is not None else {}
     if json_schema is not None and batch is None:
@@ -83,7 +91,8 @@ def command(
             'nothing to complete; add --prompts "first | second", -p - (which reads stdin), --file or --batch.'
         )
     if len(given) > 1:
-        raise click.UsageError(f"{' and '.join(given)} cannot be combined; give one of them.")
+        message = f"{' and '.join(given)} cannot be combined; give one of them"
+        raise click.UsageError(f"{message}{sources_of(ctx, ConfigError(message))}.")
     if batch is not None and batch.isdecimal() and not Path(batch).exists():
         _measure(ctx, config, batch, sampling)
         return

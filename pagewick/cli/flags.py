@@ -24,7 +24,7 @@ Aliases = Mapping[str, tuple[str, Callable[[Any], Any] | None]]
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 
 # The order of precedence: the command line, the environment, the configuration file.
-_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def flag_of(name: str) -> str:
@@ -106,7 +106,7 @@ class FieldFlags:
             options.append(self._option(alias, value_type, hints[target], None))
         return options
 
-    def values(self, ctx: click.Context, sources: Sequence[ParameterSource] = _SOURCES) -> dict[str, Any]:
+    def values(self, ctx: click.Context, sources: Sequence[ParameterSource] = SOURCES) -> dict[str, Any]:
         """Return the values that were given, by field; an earlier one of the sources overrides a later one.
 
         A conversion may return a dict, which gives several fields. Raises click.UsageError for a field that one source
@@ -140,6 +140,13 @@ class FieldFlags:
         """Return the fields that are set on the command line, each with the flag that was typed."""
         own = {name.removeprefix(self.prefix): flag for name, flag in typed_flags(ctx).items() if self.owns(name)}
         return {self.aliases.get(name, (name, None))[0]: flag for name, flag in own.items()}
+
+    def field_of(self, option: click.Parameter) -> str | None:
+        """Return the field that an option sets; None if it belongs to another group."""
+        if option.name is None or not self.owns(option.name):
+            return None
+        name = option.name.removeprefix(self.prefix)
+        return self.aliases.get(name, (name, None))[0]
 
     def owns(self, name: str) -> bool:
         return name.startswith(self.prefix)

@@ -223,3 +223,23 @@ def test_a_schema_that_cannot_be_honoured_is_named_before_the_model_is_loaded(
     assert result.exit_code == 1 and f"error: --json-schema: {path} {reason}" in result.stderr, result.stderr
     assert "structured_outputs" not in result.stderr and len(result.stderr.splitlines()) <= 6
     assert not opened
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PROMPTS", "x | y"), ("PROMPT", "x"), ("FILE", "none"), ("BATCH", "none")]
+)
+def test_a_prompt_on_the_command_line_wins_over_those_of_variables(
+    variable: str, value: str, opened: list[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PAGEWICK_{variable}", value)
+    flag = "--prompts" if variable == "PROMPT" else "-p"
+    result = complete(flag, "a")
+    assert (result.exit_code, result.stdout) == (0, "A\n")
+    assert result.stderr == f"note: PAGEWICK_{variable} changes nothing: {flag} is on the command line\n"
+
+
+def test_variables_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWICK_FILE", "x")
+    monkeypatch.setenv("PAGEWICK_BATCH", "y")
+    message = "--file and --batch cannot be combined; give one of them (from PAGEWICK_FILE, PAGEWICK_BATCH)."
+    assert message in " ".join(complete().stderr.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -156,6 +157,54 @@ def test_a_wrong_value_in_a_variable_is_traced_to_it(environment: dict[str, str]
     result = serve(environment=environment)
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "value", "kept", "note"),
+    [
+        ("--num-kv-blocks 9", "kv-cache-memory", "1GiB", {"num_kv_blocks": 9}, "--num-kv-blocks"),
+        ("--num-blocks 9", "kv-cache-memory", "1GiB", {"num_kv_blocks": 9}, "--num-blocks"),
+        ("--speculative-model m", "speculative-method", "ngram", {"speculative_model": "m"}, "--speculative-model"),
+        ("--speculative-method none", "speculative-model", "m", {}, "--speculative-method"),
+        (
+            "--no-enable-prefix-caching", "kv-cache-disk", "here", {"enable_prefix_caching": False},
+            "--no-enable-prefix-caching",
+        ),
+        (
+            "--ngram-prompt-lookup-max 3 --speculative-method ngram", "ngram-prompt-lookup-min", "5",
+            {"speculative_method": "ngram", "ngram_prompt_lookup_max": 3}, "--ngram-prompt-lookup-max",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_the_command_line_wins_over_what_contradicts_it_elsewhere(
+    typed: str, name: str, value: str, kept: dict[str, Any], note: str, tmp_path: Path,
+    ran: list[tuple[EngineConfig, ServerSettings]],
+) -> None:  # fmt: skip
+    """A line says which variable or key of the file changes nothing."""
+    file, variable = write(tmp_path, f'{name} = "{value}"'), f"PAGEWICK_{name.upper().replace('-', '_')}"
+    for result, place in (
+        (serve(*typed.split(), environment={variable: value}), variable),
+        (serve(*typed.split(), "--config", file), f"--{name} in the file of --config"),
+    ):
+        assert result.exit_code == 0, result.output
+        assert result.stderr == f"note: {place} changes nothing: {note} is on the command line\n"
+    assert [config for config, _ in ran] == [EngineConfig(**kept)] * 2
+
+
+def test_a_variable_wins_over_what_contradicts_it_in_a_file(
+    tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]
+) -> None:
+    file = write(tmp_path, 'kv-cache-memory = "1GiB"')
+    result = serve("--config", file, environment={"PAGEWICK_NUM_KV_BLOCKS": "9"})
+    note = "note: --kv-cache-memory in the file of --config changes nothing: PAGEWICK_NUM_KV_BLOCKS is set\n"
+    assert (result.exit_code, result.stderr) == (0, note)
+    assert ran[0][0] == EngineConfig(num_kv_blocks=9)
+    twice = serve(environment={"PAGEWICK_NUM_KV_BLOCKS": "9", "PAGEWICK_KV_CACHE_MEMORY": "1GiB"})
+    message = "not both (from PAGEWICK_KV_CACHE_MEMORY, PAGEWICK_NUM_KV_BLOCKS)"
+    assert twice.exit_code == 2 and message in " ".join(twice.stderr.split())
+    typed = serve("--num-kv-blocks", "9", "--kv-cache-memory", "1GiB")
+    assert typed.exit_code == 2 and "give --kv-cache-memory or --num-kv-blocks, not both" in typed.stderr
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
