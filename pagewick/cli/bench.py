@@ -233,9 +233,9 @@ def _workload_of(config: EngineConfig, options: Mapping[str, Any], batch: int | 
     is_eos_ignored = options["ignore_eos"] is not False
     rate = options["request_rate"]
     # A server may still have the prompts of an earlier run in its prefix cache.
-    drawn = random.randrange(2**31) if options["url"] is not None else 0
-    seed = drawn if config.seed is None else config.seed
-    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=seed)
+    is_drawn = options["url"] is not None and config.seed is None
+    seed = random.randrange(2**31) if is_drawn else config.seed or 0
+    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=seed, is_seed_drawn=is_drawn)
     is_unlimited = rate is not None and "concurrency" not in given
     return replace(workload, concurrency=workload.num_prompts) if is_unlimited else workload
 

@@ -361,6 +361,25 @@ def test_results_are_saved_and_compared(servers: list[StandInServer], tmp_path: 
     assert json.loads(path.read_text())["format"] == 1
 
 
+def test_a_seed_that_was_chosen_is_compared(servers: list[StandInServer], tmp_path: Path) -> None:
+    """Other prompts are another workload; drawn seeds differ in any two runs."""
+
+    def differences(*flags: str) -> list[str]:
+        result = bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--against", str(path), *flags)
+        assert result.exit_code == 0, result.output
+        return [line for line in result.stdout.splitlines() if "differs" in line]
+
+    path = tmp_path / "result.json"
+    assert bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--seed", "1", "--save", str(path)).exit_code == 0
+    assert differences("--seed", "1") == []
+    assert differences("--seed", "2") == ["The workload differs: seed was 1 and is 2"]
+    assert differences() == ["The workload differs: seed was 1 and is drawn"]
+    path.unlink()
+    assert bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--save", str(path)).exit_code == 0
+    assert differences() == []
+    assert differences("--seed", "0") == ["The workload differs: seed was drawn and is 0"]
+
+
 def test_a_comparison_by_hand(tmp_path: Path) -> None:
     spread = {"median": 10.0, "low": 9.0, "high": 11.0}
     save_report(tmp_path / "x", {"model": "a", "metrics": {"speed": spread, "gone": spread, "none": None}})

@@ -54,7 +54,12 @@ def _difference(before: Any, after: Any) -> str:
     """Describe how two values differ, only the entries that do if they are objects; empty if they do not."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return "" if before == after else f"{before} then, {after} now"
-    # The times of the start, and a seed that was drawn, differ between any two runs.
-    ignored = ("timeline", "seed")
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name not in ignored]
+    before, after = _comparable(before), _comparable(after)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return ", ".join(f"{name} was {before.get(name)} and is {after.get(name)}" for name in names)
+
+
+def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what differs between any two runs: the times of the start, and the number of a seed that was drawn."""
+    kept = {name: value for name, value in values.items() if name not in ("timeline", "is_seed_drawn")}
+    return kept | ({"seed": "drawn"} if values.get("is_seed_drawn") else {})

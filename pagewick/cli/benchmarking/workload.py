@@ -40,7 +40,7 @@ class Workload:
     input_len: words of a prompt, or tokens for an engine without text. output_len: the most tokens of a response.
     concurrency: requests at the same time. request_rate: requests per second, at random times (a Poisson process);
     concurrency is then only a limit. Without it, a request starts when another ends. ignore_eos: ask for all
-    output_len.
+    output_len. is_seed_drawn: nobody has chosen the seed, which is another one in every run.
     """
 
     input_len: int = 128
@@ -50,6 +50,7 @@ class Workload:
     request_rate: float | None = None
     ignore_eos: bool = True
     seed: int = 0
+    is_seed_drawn: bool = False
 
     def levels(self) -> Iterator[Workload]:
         """Yield smaller workloads, with 1, 2, 4, ... requests at the same time and fewer in all; then this one."""
