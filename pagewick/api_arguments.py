@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -50,6 +51,7 @@ def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
     if isinstance(model, EngineConfig):
         if options:
             raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
+        check_given(model, {name: flag_of(name) for name in options_of(model)})
         return model
     if model is not None and not isinstance(model, str | os.PathLike):
         raise ArgumentError(f"model must be a directory, a Hugging Face id or an EngineConfig; got {_shown(model)}")
@@ -59,23 +61,42 @@ def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
     return config
 
 
+def options_of(config: EngineConfig) -> list[str]:
+    """Return the fields whose values are not the defaults."""
+    return [one.name for one in fields(config) if getattr(config, one.name) != one.default]
+
+
 def check_given(config: EngineConfig, given: Mapping[str, str]) -> None:
     """Raise ConfigError for an option of the user that has no effect beside the others.
 
     given: the options, each with the flag to name. Variables and files are left alone: they may be meant for others.
     """
+    for reason in _idle_options(config, given).values():
+        raise ConfigError(reason)
+
+
+def without_idle_options(config: EngineConfig, names: Iterable[str]) -> EngineConfig:
+    """Return a config with the defaults in place of those of these options that have no effect beside the others."""
+    idle = _idle_options(config, {name: flag_of(name) for name in names})
+    defaults: dict[str, Any] = {one.name: one.default for one in fields(config) if one.name in idle}
+    return replace(config, **defaults)
+
+
+def _idle_options(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the given options that have no effect, each with the error that says why."""
+    found = {}
     for name, (acts, partner) in _PARTNERS.items():
         if name in given and not acts(config):
-            raise ConfigError(f"{given[name]} has no effect without {partner}; give that, too, or leave it out")
+            found[name] = f"{given[name]} has no effect without {partner}; give that, too, or leave it out"
     for name, others in (("revision", ()), ("hub", (config.tokenizer, config.speculative_model))):
-        if name in given and not any(one and local_model(one) is None for one in others):
-            _require_hub(config, given[name])
+        if name in given and not any(one and local_model(one) is None for one in others) and _is_local(config):
+            place = "built in" if config.model == BUILTIN_MODEL else "on this disk"
+            found[name] = f"{given[name]} has no effect: {config.model} is {place}, not a model on a hub; leave it out"
+    return found
 
 
-def _require_hub(config: EngineConfig, flag: str) -> None:
-    if local_model(config.model, config.weight_file) is not None:
-        place = "built in" if config.model == BUILTIN_MODEL else "on this disk"
-        raise ConfigError(f"{flag} has no effect: {config.model} is {place}, not a model on a hub; leave it out")
+def _is_local(config: EngineConfig) -> bool:
+    return local_model(config.model, config.weight_file) is not None
 
 
 def load_text(

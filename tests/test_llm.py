@@ -636,3 +636,5 @@ def test_outputs_do_not_depend_on_how_they_are_asked_for(
 def test_options_about_a_hub_are_refused_for_a_model_on_this_disk(options: dict[str, str], flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} has no effect: pagewick-demo is built in, not a model on a hub"):
         LLM("pagewick-demo", **options)
+    with pytest.raises(ConfigError, match=f"{flag} has no effect: pagewick-demo is built in, not a model on a hub"):
+        LLM(config=EngineConfig(**options))

@@ -23,7 +23,7 @@ from pagewick.cli.foreign_flags import (
     foreign_options,
 )
 from pagewick.cli.sources import consistent, source_of, sources_of
-from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url
+from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url, with_effect
 from pagewick.cli.variables import warn_of_misspelt
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
@@ -257,6 +257,7 @@ class EngineCommand(Command):
             raise click.UsageError("the model is given twice: as an argument and by a flag; leave one out.", ctx)
         config = consistent(ctx, ENGINE_FLAGS, values, EngineConfig)
         check_typed(ctx, config, typed)
+        config = with_effect(config, typed)
         if settings is MODEL_TYPE_SETTINGS:
             click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
         arguments: dict[str, Any] = {"config": config}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 import click
 from click.core import ParameterSource
@@ -63,6 +64,19 @@ def check_typed(ctx: click.Context, config: EngineConfig, typed: Mapping[str, st
         check_given(config, typed)
     except ConfigError as error:
         raise click.UsageError(str(error), ctx) from None
+
+
+def with_effect(config: EngineConfig, typed: Mapping[str, str]) -> EngineConfig:
+    """Return the config without the options of variables and files that have no effect beside the others.
+
+    typed: as for refuse_beside_url.
+    """
+    names = [one.name for one in fields(config) if getattr(config, one.name) != one.default and one.name not in typed]
+    if not set(names) - {"model"}:
+        return config
+    from pagewick.api_arguments import without_idle_options
+
+    return without_idle_options(config, names)
 
 
 def check_hub_flags(model: str) -> None:

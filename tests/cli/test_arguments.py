@@ -247,15 +247,18 @@ def test_a_flag_without_its_partner_is_refused(arguments: list[str], complaint: 
 
 @pytest.mark.parametrize(
     "options",
-    [{"spec_tokens": 4}, {"kv_cache_disk_size": "1GiB"}, {"quantized_cache_size": 5}, {"draft": 4, "quant": "q8_0"}],
+    [{"spec_tokens": 3}, {"kv_cache_disk_size": "1GiB"}, {"quantized_cache_size": 5}, {"draft": 5, "quant": "q8_0"}],
 )
 def test_an_option_without_its_partner_is_refused(options: dict[str, Any]) -> None:
     flag = "--" + next(iter(options)).replace("_", "-")
     with pytest.raises(ConfigError, match=f"{flag} has no effect without"):
         engine_config("some/model", options)
+    with pytest.raises(ConfigError, match="has no effect without"):
+        engine_config(EngineConfig.from_options(model="some/model", **options), {})
     partners = {"speculative_method": "ngram", "kv_cache_disk": "/kv", "quantization": "q4_k_m"}
     options = {name: value for name, value in options.items() if name != "quant"}
-    assert engine_config("some/model", {**options, **partners}).kv_cache_disk == "/kv"
+    config = engine_config("some/model", {**options, **partners})
+    assert config.kv_cache_disk == "/kv" and engine_config(config, {}) is config
 
 
 def test_flags_with_their_partners_are_taken() -> None:
@@ -264,11 +267,18 @@ def test_flags_with_their_partners_are_taken() -> None:
     assert config_of("--kv-cache-disk", "/kv", "--kv-cache-disk-size", "1GiB").kv_cache_disk_size == 2**30
     # A variable may be meant for another command.
     environment = {"PAGEWICK_NUM_SPECULATIVE_TOKENS": "3", "PAGEWICK_KV_CACHE_DISK_SIZE": "1GiB"}
-    assert config_of("--speculative-method", "none", environment=environment).num_speculative_tokens == 3
+    without_effect = config_of("--speculative-method", "none", environment=environment)
+    assert without_effect == EngineConfig(speculative_method="none")
+    assert engine_config(without_effect, {}) == without_effect, "LLM takes it"
+    with_one = config_of("--speculative-method", "ngram", environment=environment)
+    assert with_one == EngineConfig(speculative_method="ngram", num_speculative_tokens=3)
 
 
 def test_variables_about_a_hub_may_be_meant_for_another_model() -> None:
-    assert config_of(environment={"PAGEWICK_REVISION": "main", "PAGEWICK_HUB": "modelscope"}).revision == "main"
+    environment = {"PAGEWICK_REVISION": "main", "PAGEWICK_HUB": "modelscope"}
+    assert config_of(environment=environment) == EngineConfig()
+    elsewhere = EngineConfig(model="someone/model", revision="main", hub="modelscope")
+    assert config_of("someone/model", environment=environment) == elsewhere
     assert config_of("--hub", "modelscope", "--speculative-model", "someone/small").hub == "modelscope"
     assert config_of("someone/model", "--revision", "main").revision == "main"
 
