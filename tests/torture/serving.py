@@ -177,12 +177,6 @@ class Server:
             assert time.monotonic() < deadline, f"not idle: {found.accepted} accepted, {found.finished}"
             time.sleep(0.05)
 
-    def wait_until_engine_is_idle(self) -> Metrics:
-        """Return the metrics once no request runs or waits; those of a process that was killed have no end."""
-        found = self.metrics()
-        self.until(lambda: (found.clear(), found.update(self.metrics()), found.is_idle)[-1])
-        return found
-
     def until(self, condition: Callable[[], bool]) -> float:
         """Wait until the condition holds; return how many seconds that took."""
         begun = time.monotonic()

@@ -206,8 +206,8 @@ def test_a_process_that_dies_or_hangs_loses_its_own_streams_only_and_is_started_
 ) -> None:
     session = {"session_id": f"k{number}", "record_conversation": True}
     clients[1].ask("before", **session)
-    # Not `wait_until_idle`: the process that was killed has reported a request that it then lost.
-    before = hub.wait_until_engine_is_idle()
+    # The process that the test before has killed lost a request, which has ended, too.
+    before = hub.wait_until_idle()
     victim = next(one for one in hub.api_processes() if one.cmdline()[-2] == "0")
 
     def body(**fields: Any) -> dict[str, Any]:
@@ -225,7 +225,8 @@ def test_a_process_that_dies_or_hangs_loses_its_own_streams_only_and_is_started_
             list(lost_lines)
         assert list(kept_lines)[-2:] == ["data: [DONE]", ""]
         # The other process answers meanwhile; the request that was lost leaves the engine.
-    after = hub.wait_until_engine_is_idle()
+    after = hub.wait_until_idle()
+    assert after.finished["error"] >= before.finished["error"] + 1
     num_generated = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
     # The engine may finish a response before the hang of its API process is noticed.
     assert num_generated < 400 + 1900 or number == signal.SIGSTOP

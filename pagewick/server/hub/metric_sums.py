@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from pagewick.server.telemetry.metrics import ACCEPTED, FINISHED, REASON
+
 # Families whose values never fall, so that the counts of a process that is over still belong to the sums.
 _TOTALS = ("counter", "histogram")
 # Samples that say the same of each process. The others are added up, unless they are points in time.
@@ -36,8 +38,25 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
 
 
 def totals(families: Iterable[Family]) -> list[Family]:
-    """Return what still counts when the process is over."""
-    return [one for one in families if one.kind in _TOTALS]
+    """Return what still counts when the process is over. Requests that it has not finished have ended with an error."""
+    kept = [one for one in families if one.kind in _TOTALS]
+    num_lost = _total(kept, ACCEPTED) - _total(kept, FINISHED)
+    if num_lost <= 0:
+        return kept
+    return [_with_errors(one, num_lost) if one.name == FINISHED else one for one in kept]
+
+
+def _total(families: Iterable[Family], counter: str) -> float:
+    samples = (sample for one in families if one.name == counter for sample in one.samples)
+    return sum(value for name, _, value in samples if name == f"{counter}_total")
+
+
+def _with_errors(finished: Family, number: float) -> Family:
+    samples = [
+        (name, labels, value + number * (name == f"{FINISHED}_total" and labels.get(REASON) == "error"))
+        for name, labels, value in finished.samples
+    ]
+    return Family(finished.name, finished.text, finished.kind, samples)
 
 
 def summed(reports: Iterable[Iterable[Family]]) -> list[Family]:

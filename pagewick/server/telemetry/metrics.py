@@ -40,6 +40,8 @@ _REQUEST_BUCKETS = (
 _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
+# The counts of requests, which balance: each accepted one ends for one reason.
+ACCEPTED, FINISHED, REASON = "pagewick:requests_accepted", "vllm:request_success", "finished_reason"
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Why a request was answered with an error: by the error's code, if it names a cause of its own, ...
 _REFUSAL_CODES = {
@@ -166,10 +168,10 @@ class Metrics:
         if stats is not None:
             registry.register(EngineCollector(model_name, info, stats, health))
         text = "Requests sent to the engine."
-        accepted = Counter("pagewick:requests_accepted", text, ["model_name"], registry=registry)
+        accepted = Counter(ACCEPTED, text, ["model_name"], registry=registry)
         self._accepted = accepted.labels(model_name)
         text = "Accepted requests that have ended."
-        self._finished = self._counters("vllm:request_success", text, "finished_reason", FINISH_REASONS)
+        self._finished = self._counters(FINISHED, text, REASON, FINISH_REASONS)
         text = "Requests answered with an error."
         self._refused = self._counters("pagewick:requests_refused", text, "reason", _REFUSALS)
         text, buckets = "Seconds from arrival to the first token.", _FIRST_TOKEN_BUCKETS

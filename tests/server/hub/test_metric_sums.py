@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagewick.server.hub.metric_sums import Family, families_of, rendered, summed, totals
+from pagewick.server.telemetry.metrics import FinishedRequest, Metrics
+from tests.fake_engine import FakeClient, fake_engine
 
 
 def report(num_requests: dict[str, int], seconds: list[float], num_open: int) -> list[Family]:
@@ -68,3 +70,22 @@ def test_counts_of_several_generations_stay() -> None:
 def test_created_is_when_the_first_process_began() -> None:
     created = [value for one in summed([ONE, OTHER]) for name, _, value in one.samples if name == "app:seconds_created"]
     assert created == [min(value for one in ONE for name, _, value in one.samples if name == "app:seconds_created")]
+
+
+def test_requests_of_a_process_that_is_over_have_ended() -> None:
+    """What is accepted and has not ended would count as running for ever; a counter never falls."""
+    registry = CollectorRegistry()
+    metrics = Metrics("m", fake_engine(FakeClient()).info, registry=registry)
+    for _ in range(5):
+        metrics.accept()
+    metrics.finish(FinishedRequest("stop", num_prompt_tokens=1, n=1))
+    metrics.finish(FinishedRequest("error", num_prompt_tokens=1, n=1))
+    before = families_of(registry)
+    after = samples_of(summed([totals(before), before]))
+    assert samples_of(before)["pagewick:requests_accepted_totalm"] == 5
+    assert (after["vllm:request_success_totalerrorm"], after["vllm:request_success_totalstopm"]) == (4 + 1, 2)
+    past = samples_of(totals(before))
+    ended = sum(value for name, value in past.items() if name.startswith("vllm:request_success_total"))
+    assert ended == past["pagewick:requests_accepted_totalm"] == 5
+    assert past["vllm:request_prompt_tokens_countm"] == 2
+    assert samples_of(totals(totals(before))) == past
