@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -21,6 +23,14 @@ def test_activations(kind: str, dtype: torch.dtype) -> None:
     x[1, :2] = torch.tensor([float("nan"), -200.0])
     assert_near(elementwise.activation(x, kind), reference.activation(x, kind))
     assert_near(elementwise.gated_activation(x, kind), reference.gated_activation(x, kind), 1e-5)
+
+
+def test_the_tail_of_gelu_keeps_its_digits() -> None:
+    x = torch.linspace(-6, -3, 50)
+    u = math.sqrt(2 / math.pi) * (x.double() + 0.044715 * x.double() ** 3)
+    expected = x.double() * torch.sigmoid(2 * u)
+    torch.testing.assert_close(elementwise.activation(x, "gelu_tanh"), expected.float(), rtol=1e-5, atol=0)
+    assert elementwise.activation(torch.tensor([-200.0, -30.0]), "gelu_tanh").tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
