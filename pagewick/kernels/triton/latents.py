@@ -79,7 +79,9 @@ def latent_store(
             columns = tl.arange(0, LATENT)
             latent = tl.load(row_ptr + columns[None, :]).to(tl.float32)
             weight = tl.load(weight_ptr + columns[None, :]).to(tl.float32)
-            normed = latent * tl.rsqrt(tl.sum(latent * latent, axis=1) / LATENT + eps)[:, None] * weight
+            # Rounded like the definition's: the GPU's own function is an approximation, and scales depend on all bits.
+            size = tl.math.sqrt_rn(tl.sum(latent * latent, axis=1) / LATENT + eps)
+            normed = latent * tl.math.div_rn(tl.full((1,), 1.0, tl.float32), size)[:, None] * weight
             is_key = tl.full((1, ROPE), 1, tl.int1)
             key = _turned(row_ptr + LATENT + tl.zeros((1, 1), tl.int64), dims, partners, is_key, cos, sin, is_first)
             block_id, offset = slot // block_size, slot % block_size
