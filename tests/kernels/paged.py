@@ -16,6 +16,8 @@ from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 # Half a unit in the last place of 1, and in float32 what the sums add to it.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+# What the rounding of probabilities to the dtype of the cache changes: see assert_is_expected.
+PROBABILITY_ROUNDING = {torch.bfloat16: 2**-8}
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,9 @@ def assert_is_expected(out: Tensor, paged: Paged, **options: Any) -> None:
     """
     expected = expected_attention(paged, **options)
     tolerance = 5e-6 + ROUNDING[out.dtype] * expected.abs()
-    if paged.kv_cache.dtype == torch.bfloat16:
+    if paged.kv_cache.dtype in PROBABILITY_ROUNDING:
         sizes = replace(paged, values=[values.abs() for values in paged.values])
-        tolerance = tolerance + 2**-8 * expected_attention(sizes, **options)
+        tolerance = tolerance + PROBABILITY_ROUNDING[paged.kv_cache.dtype] * expected_attention(sizes, **options)
     error = (out.double() - expected).abs()
     assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"
 

@@ -16,6 +16,7 @@ from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import AttentionMetadata, Rotation
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import FULL_ISAS_HERE, NativeKernels, required_library, with_isa
+from tests.kernels.paged import PROBABILITY_ROUNDING
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 DTYPES = tuple(ROUNDING)
@@ -109,8 +110,8 @@ def assert_is_expected(out: Tensor, latents: Latents) -> None:
     """But for the rounding of `out` and, over bfloat16, of probabilities: see tests/kernels/paged.py."""
     expected = latents.expected()
     tolerance = 1e-5 + ROUNDING[out.dtype] * expected.abs()
-    if latents.cache.dtype == torch.bfloat16:
-        tolerance = tolerance + 2**-8 * latents.expected(sizes=True)
+    if latents.cache.dtype in PROBABILITY_ROUNDING:
+        tolerance = tolerance + PROBABILITY_ROUNDING[latents.cache.dtype] * latents.expected(sizes=True)
     error = (out.double() - expected).abs()
     assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"
 

@@ -1,13 +1,17 @@
-"""Matrix products of Triton's interpreter whose bits do not depend on the processor."""
+"""How the kernels run: in Triton's interpreter, with exact products, or compiled in an emulator of PTX."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from triton.runtime import interpreter
+
+from tests.kernels import paged
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,4 +31,18 @@ def exact_dots() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def emulator() -> Iterator[None]:
+    """With PAGEWICK_EMULATE_PTX=1, every launch of a kernel runs its PTX in the emulator."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("PAGEWICK_EMULATE_PTX") == "1":
+            from tests.kernels.triton.ptx import launcher
+
+            launcher.emulate_gpu(patch)
+            launcher.emulate_package(patch)
+            # The interpreter keeps probabilities in float32.
+            patch.setitem(paged.PROBABILITY_ROUNDING, torch.float16, 2**-11)
         yield

@@ -1,0 +1,91 @@
+"""Memory of an emulated GPU: accesses are checked to be in bounds, aligned and free of races."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.kernels.triton.ptx.races import History, described
+from tests.kernels.triton.ptx.values import BITS, Array, Faulty
+
+
+class Memory:
+    """Bytes from an address on. unit: bytes of the smallest access; allowed: which bytes may be accessed (None: all).
+
+    Stamps say who accesses memory: see races.py.
+    """
+
+    def __init__(self, data: Array, address: int, unit: int, *, name: str, allowed: Array | None = None) -> None:
+        self.data, self.address, self.unit, self.name = data, address, unit, name
+        self.allowed = None if allowed is None or bool(allowed.all()) else allowed
+        self.history = History(-(-len(data) // unit))
+        self._views = {width: data[: len(data) // width * width].view(BITS[8 * width]) for width in (1, 2, 4, 8)}
+
+    def load(self, addresses: Array, width: int, count: int, stamps: Array) -> Array:
+        """Return `count` numbers of `width` bytes from each address."""
+        places = self._places(addresses, width, count)
+        units, stamps = self._units(places, width, stamps)
+        self._raise_if(self.history.read(units, stamps), units, stamps, "read")
+        found: Array = self._views[width][places]
+        return found
+
+    def store(self, addresses: Array, values: Array, stamps: Array) -> None:
+        """Write values [accesses, numbers]. Writing what is there already is no race."""
+        width, count = values.dtype.itemsize, values.shape[1]
+        places = self._places(addresses, width, count)
+        view = self._views[width]
+        is_new = (view[places] != values).ravel()
+        view[places] = values
+        if bool((view[places] != values).any()):
+            raise Faulty(f"threads write different values to one place of {self.name}")
+        units, stamps = self._units(places, width, stamps)
+        races = self.history.write(units, stamps)
+        if races is not None:
+            self._raise_if(races & np.repeat(is_new, width // self.unit), units, stamps, "write")
+
+    def note_write(self, addresses: Array, num_bytes: int, stamps: Array) -> None:
+        """Check a write that may come at any time from now on, and note it."""
+        places = self._places(addresses, self.unit, num_bytes // self.unit)
+        units, stamps = self._units(places, self.unit, stamps)
+        self._raise_if(self.history.write(units, stamps), units, stamps, "write")
+
+    def put(self, addresses: Array, values: Array, stamps: Array) -> None:
+        """Write values whose write was noted before: from now on, they are there for their own thread."""
+        places = self._places(addresses, values.dtype.itemsize, values.shape[1])
+        self._views[values.dtype.itemsize][places] = values
+        units, stamps = self._units(places, values.dtype.itemsize, stamps)
+        self._raise_if(self.history.write(units, stamps), units, stamps, "write")
+
+    def update(self, addresses: Array, width: int, stamps: Array) -> tuple[Array, Array]:
+        """Return a view of all numbers, and the places in it of those that an atomic operation changes."""
+        places = self._places(addresses, width, 1)
+        units, stamps = self._units(places, width, stamps)
+        self._raise_if(self.history.write(units, stamps, is_atomic=True), units, stamps, "change")
+        return self._views[width], places[:, 0]
+
+    def _places(self, addresses: Array, width: int, count: int) -> Array:
+        """Return the places [accesses, numbers] in a view, or raise for one that may not be accessed."""
+        offsets = addresses.astype(np.int64) - self.address
+        is_outside = (offsets < 0) | (offsets + width * count > len(self.data))
+        if bool(is_outside.any()):
+            raise Faulty(f"an access {int(offsets[is_outside][0])} bytes from the begin of {self.name}")
+        if bool((addresses.astype(np.int64) % (width * count)).any()):
+            raise Faulty(f"an access to {self.name} that is not aligned to its {width * count} bytes")
+        places: Array = offsets[:, None] // width + np.arange(count)
+        if self.allowed is not None:
+            parts = (places.ravel()[:, None] * width + np.arange(width)).ravel()
+            if not bool(self.allowed[parts].all()):
+                wrong = int(parts[~self.allowed[parts]][0])
+                raise Faulty(f"an access to byte {wrong} of {self.name}, which no argument covers")
+        return places
+
+    def _units(self, places: Array, width: int, stamps: Array) -> tuple[Array, Array]:
+        times = width // self.unit
+        units = places.ravel() if times == 1 else (places.ravel()[:, None] * times + np.arange(times)).ravel()
+        return units, np.repeat(stamps, times * places.shape[1])
+
+    def _raise_if(self, races: Array | None, units: Array, stamps: Array, what: str) -> None:
+        if races is not None and bool(races.any()):
+            first = int(np.flatnonzero(races)[0])
+            before = self.history.before(int(units[first]))
+            place = int(units[first]) * self.unit
+            raise Faulty(f"a race at byte {place} of {self.name}: {described(int(stamps[first]))} {what}s; {before}")

@@ -1,0 +1,78 @@
+"""Every kernel, compiled for sm_80 and emulated: the tests of the interpreted kernels, in a process of its own.
+
+Kernels that are interpreted cannot be compiled, so tests/conftest.py decides for a process: PAGEWICK_EMULATE_PTX=1. By
+default a few tests of each module run; with PAGEWICK_DEEP=1 all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.kernels.triton.harness import IS_DEEP
+
+HERE = Path(__file__).parent
+PROGRAMS = "ptx/emulated_programs.py"
+# Some tests of each file: every kind of kernel, and every promise of equal bits.
+SAMPLE = {
+    PROGRAMS: [""],
+    "test_attention.py": ["test_a_ragged_batch[dtype1]", "test_numbers_of_8_bits[dtype0-int8]"],
+    "test_blocks.py": ["test_blocks_of_all_layers_are_gathered_and_scattered[[5, 0, 3]-24592]"],
+    "test_edits.py": ["test_edits_have_the_bits_of_their_definition"],
+    "test_elementwise.py": ["test_activations[gelu_tanh-dtype2]", "test_scale_and_soft_cap[dtype0]"],
+    "test_latents.py": ["test_numbers_of_8_bits[fp8_e4m3]"],
+    "test_logits.py": ["test_argmax_is_exact", "test_random_numbers_have_the_same_bits"],
+    "test_mla.py": ["test_a_ragged_batch[dtype1]"],
+    "test_moe.py": ["test_quantized_experts[9-Q4_K]"],
+    "test_norm.py": ["test_rows_of_a_wider_matrix_have_the_bits_that_they_have_alone"],
+    "test_quantized.py": ["test_tiles_of_many_rows[some-int4_g128]", "test_rows_are_the_exact_numbers[Q6_K]"],
+    "test_rope.py": ["test_numbers_of_8_bits_are_those_of_the_definition[fp8_e5m2-constants0]"],
+    "test_routing.py": ["test_routes[72-rule3-True]", "test_combine[dtype2]"],
+    "test_sampling.py": ["test_a_row_of_several_parts"],
+}
+# Tests whose subject the emulator is not; they would only pass again.
+ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")
+
+
+@functools.cache
+def outcomes() -> dict[str, list[str]]:
+    """Return for each file of tests a line for each test: "passed", or the message of its failure."""
+    targets = [f"{HERE.parent / file}{'::' if name else ''}{name}" for file in SAMPLE for name in SAMPLE[file]]
+    options = []
+    if IS_DEEP:
+        targets = [str(HERE.parent / file) for file in (*SAMPLE, "test_batch_invariance.py")]
+        options = ["-k", " and ".join(f"not {name}" for name in ELSEWHERE), "-o", "timeout=3600"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+        environment |= {"PAGEWICK_EMULATE_PTX": "1", "TRITON_CACHE_DIR": f"{folder}/cache"}
+        done = subprocess.run([*command, *targets], capture_output=True, text=True, env=environment)
+        assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+        return _read(report)
+
+
+def _read(report: Path) -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for case in ElementTree.parse(report).iter("testcase"):
+        failure = case.find("failure")
+        failure = case.find("error") if failure is None else failure
+        text = "passed" if failure is None else f"{case.get('name')}: {failure.get('message')}"
+        found[str(case.get("classname")).rpartition(".")[2]].append(text)
+    return found
+
+
+@pytest.mark.timeout(36000 if IS_DEEP else 300)
+@pytest.mark.parametrize("file", [*SAMPLE, *(["test_batch_invariance.py"] if IS_DEEP else [])])
+def test_compiled_kernels_pass_the_tests_of_interpreted_ones(file: str) -> None:
+    found = outcomes()[Path(file).stem]
+    assert found, "no test ran"
+    assert [text for text in found if text != "passed"] == []
