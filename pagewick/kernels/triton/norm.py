@@ -84,6 +84,8 @@ def _variant(dtype: torch.dtype, block: int, kind: str, has_residual: bool) -> V
         | {"BLOCK": block, "IS_LAYER_NORM": kind.startswith("layer"), "HAS_OFFSET": kind == "rms_offset"},
         num_warps=min(_MAX_WARPS, block // (32 * _NUMBERS_PER_THREAD)),
         in_sample=(dtype, block, kind, has_residual) == (torch.float32, 16384, "layer_bias", True),
+        # Else the threads of a row get sums that differ in their last bits: see Variant.
+        fuses=False,
     )
 
 
