@@ -40,13 +40,17 @@ def is_float(kind: str) -> bool:
 
 
 def read(threads: Threads, operand: object, each: Instruction) -> Array:
-    """Return numbers: float32 for bfloat16. Small ones are zero where the instruction asks for that."""
-    kind = each.type
-    if kind.endswith("x2"):
-        raise Faulty("pairs of numbers are not known")
-    numbers = threads.read(operand, kind)
-    if kind == "bf16":
+    """Return numbers: float32 for bfloat16. Small ones are zero where the instruction asks for that.
+
+    Of pairs, the lower and the upper numbers [2, threads].
+    """
+    numbers = threads.read(operand, each.type)
+    if each.type.endswith("x2"):
+        numbers = np.stack((numbers, numbers >> np.uint32(16))).astype(np.uint16)
+    if each.type.startswith("bf16"):
         return float_of_bfloat16(numbers)
+    if each.type == "f16x2":
+        return numbers.view(np.float16)
     return flushed(numbers) if "ftz" in each.parts else numbers
 
 
@@ -58,13 +62,16 @@ def flushed(numbers: Array) -> Array:
 
 def write(threads: Threads, each: Instruction, numbers: Array) -> None:
     """Set the result. A result that is no number has the bits that GPUs give it."""
-    if each.type == "bf16":
-        threads.write(each.operands[0], bfloat16_of_float(numbers))
-        return
-    numbers = flushed(numbers) if "ftz" in each.parts else numbers
-    size = numbers.dtype.itemsize
-    bits = np.ascontiguousarray(numbers).view(_NAN[size].dtype)
-    threads.write(each.operands[0], np.where(np.isnan(numbers), _NAN[size], bits))
+    if each.type.startswith("bf16"):
+        bits = bfloat16_of_float(numbers)
+    else:
+        numbers = flushed(numbers) if "ftz" in each.parts else numbers
+        size = numbers.dtype.itemsize
+        bits = np.where(np.isnan(numbers), _NAN[size], np.ascontiguousarray(numbers).view(_NAN[size].dtype))
+    if each.type.endswith("x2"):
+        low, high = bits.astype(np.uint32)
+        bits = low | high << np.uint32(16)
+    threads.write(each.operands[0], bits)
 
 
 def binary(threads: Threads, each: Instruction) -> None:
@@ -105,6 +112,8 @@ def unary(threads: Threads, each: Instruction) -> None:
 
 
 def compare(threads: Threads, each: Instruction) -> Array:
+    if each.type.endswith("x2"):
+        raise Faulty("a comparison of pairs is not known")
     a, b = (read(threads, operand, each) for operand in each.operands[1:3])
     is_unordered: Array = np.isnan(a) | np.isnan(b)
     kind = each.parts[1]
@@ -129,7 +138,7 @@ def _fused(threads: Threads, each: Instruction) -> None:
     else:
         # The product of 11 bits is exact, and a sum that is rounded to odd can be rounded again.
         exact = sum_to_odd(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
-        write(threads, each, exact.astype(np.float16) if each.type == "f16" else _narrow_to_odd(exact))
+        write(threads, each, exact.astype(np.float16) if each.type.startswith("f16") else _narrow_to_odd(exact))
 
 
 def _narrow_to_odd(numbers: Array) -> Array:

@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.triton.ptx.device_memory import DeviceMemory
 from tests.kernels.triton.ptx.machine import Launch, run_launch
 from tests.kernels.triton.ptx.parsing import Program, parse
+from tests.kernels.triton.ptx.sums import check_sums
 from tests.kernels.triton.ptx.values import Array, width_of
 
 TARGET = GPUTarget("cuda", 80, 32)
@@ -44,6 +45,7 @@ class Compiled:
     def __init__(self, name: str, text: str, shared_bytes: int, names: Sequence[str], kinds: Sequence[str]) -> None:
         self.name, self.names, self.kinds, self.shared_bytes = name, names, kinds, shared_bytes
         self.program = parse(text)
+        check_sums(self.program)
         self.units = {space: _smallest_access(self.program, space) for space in ("global", "shared")}
 
     def launch_metadata(self, *arguments: Any) -> None:

@@ -100,10 +100,19 @@ class Threads:
         """Set a register of the active threads."""
         if register == "_":
             return
-        bits = np.broadcast_to(as_bits(numbers, np.dtype(register_dtype(register))), (self.num_lanes,))
+        bits = self._for_all(as_bits(numbers, register_dtype(register)))
         if self.mask is not None:
             bits = np.where(self.mask, bits, self.bits(register))
         self.registers[register] = bits
+
+    def _for_all(self, values: Array) -> Array:
+        """Return one element for each thread."""
+        return values if len(values) == self.num_lanes else np.broadcast_to(values, (self.num_lanes,))
+
+    def of(self, operand: object, kind: str, lanes: Array) -> Array:
+        """Return an operand as numbers of a type, for some threads."""
+        found: Array = self._for_all(self.read(operand, kind))[lanes]
+        return found
 
     def active(self) -> Array:
         """Return the numbers of the active threads."""
@@ -177,7 +186,7 @@ class Machine:
             raise Faulty(f"{fault} ({each.text} in {threads.program.name})") from None
 
     def _guard(self, each: Instruction) -> Array:
-        holds = np.broadcast_to(self.threads.bits(each.guard), (self.threads.num_lanes,))
+        holds = self.threads.bits(each.guard)
         return ~holds if each.is_negated else holds
 
     def _next_lanes(self, ready: Array) -> Array:

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def addresses_of(threads: Threads, place: Place, lanes: Array) -> Array:
-    bits = np.broadcast_to(threads.bits(place.base), (threads.num_lanes,))[lanes]
-    return bits.astype(np.int64) + place.offset
-
-
-def _values(threads: Threads, operand: object, kind: str, lanes: Array) -> Array:
-    return np.broadcast_to(threads.read(operand, kind), (threads.num_lanes,))[lanes]
+    return threads.of(place.base, "u64", lanes).astype(np.int64) + place.offset
 
 
 def _load_parameter(threads: Threads, each: Instruction) -> None:
@@ -56,7 +51,7 @@ def _store(threads: Threads, each: Instruction) -> None:
     place, sources = each.operands
     registers = sources if isinstance(sources, tuple) else (sources,)
     lanes, kind = threads.active(), f"b{width_of(each.type)}"
-    values = np.stack([_values(threads, register, kind, lanes) for register in registers], axis=1)
+    values = np.stack([threads.of(register, kind, lanes) for register in registers], axis=1)
     addresses, stamps = addresses_of(threads, place, lanes), threads.stamps(lanes)
     if each.parts[1] == "shared":
         threads.check_shared(addresses, values.dtype.itemsize * len(registers))
@@ -76,7 +71,7 @@ def _change(threads: Threads, each: Instruction) -> None:
     if "global" not in each.parts or operation not in ("add", "min", "max", "and", "or", "exch"):
         raise Faulty("an atomic operation that is not known")
     lanes = threads.active()
-    operand = _values(threads, source, kind, lanes)
+    operand = threads.of(source, kind, lanes)
     before = threads.memory.change(operation, addresses_of(threads, place, lanes), operand, threads.stamps(lanes))
     every = np.zeros(threads.num_lanes, before.dtype)
     every[lanes] = before
@@ -98,7 +93,7 @@ def _copy(threads: Threads, each: Instruction) -> None:
 def _begin_copy(threads: Threads, each: Instruction, lanes: Array) -> None:
     target, source, count, *sizes = each.operands
     num_bytes = int(count[0])
-    size = _values(threads, sizes[0], "u32", lanes) if sizes else np.full(len(lanes), num_bytes, np.uint32)
+    size = threads.of(sizes[0], "u32", lanes) if sizes else np.full(len(lanes), num_bytes, np.uint32)
     if bool(((size != 0) & (size != num_bytes)).any()):
         raise Faulty("a copy of a part is not known")
     addresses, is_read = addresses_of(threads, source, lanes), size != 0

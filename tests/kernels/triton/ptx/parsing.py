@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from tests.kernels.triton.ptx.values import Array, Faulty, Operand, immediate
+from tests.kernels.triton.ptx.values import Array, Faulty, Operand, immediate, width_of
 
 _STATEMENT = re.compile(r"(?:@(?P<negated>!?)(?P<guard>%p\d+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<operands>[^;]*);")
 _PARAMETER = re.compile(r"\.param\s+\.(?P<type>\w+)\s+(?:\.ptr\s+\.global\s+\.align\s+\d+\s+)?(?P<name>\w+)\s*,?$")
 _THREADS = re.compile(r"\.reqntid\s+(\d+)")
-# A register of a few instructions: "{ .reg .b32 tmp; mov.b64 {tmp, %r1}, %rd2; }".
-_LOCAL = re.compile(r"\{\s*\.reg\s+\.b32\s+(\w+);(.*)\}$")
+# Registers of a few instructions: "{ .reg .b32 tmp; mov.b64 {tmp, %r1}, %rd2; }", or ".reg .s8 s<4>;" for s0 to s3.
+_LOCAL = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<name>[a-z]\w*)(?:<\d+>)?;")
 _LABEL = re.compile(r"(\$\w+):")
 _MEMORY = re.compile(r"\[\s*(?P<base>[%\w$]+)\s*(?:\+\s*(?P<offset>-?\d+)\s*)?\]")
+_LOCAL_CLASSES = {8: "%rs99", 16: "%rs99", 32: "%r99", 64: "%rd99"}
 _DTYPES = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
 
 
@@ -63,6 +66,7 @@ class _Reader:
     parameters: list[tuple[str, str]] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    locals: dict[str, str] = field(default_factory=dict)
     name: str = ""
     num_threads: int = 0
     is_body: bool = False
@@ -80,14 +84,15 @@ class _Reader:
             self.is_body = True
 
     def _read_in_body(self, line: str) -> None:
-        if found := _LOCAL.match(line):
-            line = re.sub(rf"\b{found[1]}\b", "_", found[2]).strip()
+        for found in _LOCAL.finditer(line):
+            self.locals[found["name"]] = _LOCAL_CLASSES[width_of(found["type"])]
+            line = line.strip("{} ").replace(found[0], "").strip()
         if found := _LABEL.match(line):
             self.labels[found[1]] = len(self.instructions)
         elif not line.startswith(".") and line not in ("{", "}"):
             for found in _STATEMENT.finditer(line):
-                self.instructions.append(_instruction(found))
-            if not _STATEMENT.match(line):
+                self.instructions.append(_instruction(found, self.locals))
+            if line and not _STATEMENT.match(line):
                 raise Faulty(f"no instruction: {line}")
 
 
@@ -103,9 +108,13 @@ def parse(text: str) -> Program:
     return Program(reader.name, tuple(reader.parameters), reader.num_threads, tuple(reader.instructions), reader.labels)
 
 
-def _instruction(found: re.Match[str]) -> Instruction:
+def _instruction(found: re.Match[str], names: dict[str, str]) -> Instruction:
+    """Return an instruction. names: of registers that begin with no %, and what they are renamed to."""
     parts = tuple(found["opcode"].replace("::", ".").split("."))
-    operands = tuple(_operand(text, parts[-1]) for text in _split(found["operands"]))
+    text = found["operands"]
+    for name, renamed in names.items():
+        text = re.sub(rf"(?<![%\w]){name}(\d*)\b", rf"{renamed}\1", text)
+    operands = tuple(_operand(part) for part in _split(text))
     return Instruction(parts, operands, found["guard"] or "", found["negated"] == "!", found[0].strip())
 
 
@@ -114,9 +123,9 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]]+", text) if part.strip()]
 
 
-def _operand(text: str, kind: str) -> Operand:
+def _operand(text: str) -> Operand:
     if text.startswith("{"):
-        return tuple(_operand(part.strip(), kind) for part in text.strip("{}").split(","))
+        return tuple(_operand(part.strip()) for part in text.strip("{}").split(","))
     if found := _MEMORY.fullmatch(text):
         base = found["base"]
         return Place(immediate(base) if base.isdigit() else base, int(found["offset"] or 0))
@@ -125,17 +134,18 @@ def _operand(text: str, kind: str) -> Operand:
     return text
 
 
-def register_dtype(name: str) -> type[np.generic]:
+@functools.cache
+def register_dtype(name: str) -> np.dtype[Any]:
     """Return the type of a register's values, which its name tells."""
     found = re.fullmatch(r"%(p|rs|rd|r)\d+", name)
     if found is None:
         raise Faulty(f"no register: {name}")
-    return _DTYPES[found[1]]
+    return np.dtype(_DTYPES[found[1]])
 
 
 def blank(name: str, num_lanes: int) -> Array:
     """Return what a register holds before it is written: bits that make no sensible number."""
-    dtype = np.dtype(register_dtype(name))
+    dtype = register_dtype(name)
     if dtype == np.bool_:
         return np.ones(num_lanes, dtype)
     return np.full(num_lanes * dtype.itemsize, 0xFB, np.uint8).view(dtype)

@@ -20,10 +20,14 @@ import pytest
 from tests.kernels.triton.harness import IS_DEEP
 
 HERE = Path(__file__).parent
-PROGRAMS = "ptx/emulated_programs.py"
+PROGRAMS, VARIANTS = "ptx/emulated_programs.py", "ptx/emulated_variants.py"
 # Some tests of each file: every kind of kernel, and every promise of equal bits.
 SAMPLE = {
     PROGRAMS: [""],
+    VARIANTS: [
+        "test_attention[torch.bfloat16-128]",
+        "test_threads_agree_on_the_scale_of_a_row[fp8_e4m3-(512, 64)]",
+    ],
     "test_attention.py": ["test_a_ragged_batch[dtype1]", "test_numbers_of_8_bits[dtype0-int8]"],
     "test_blocks.py": ["test_blocks_of_all_layers_are_gathered_and_scattered[[5, 0, 3]-24592]"],
     "test_edits.py": ["test_edits_have_the_bits_of_their_definition"],
@@ -36,7 +40,7 @@ SAMPLE = {
     "test_quantized.py": ["test_tiles_of_many_rows[some-int4_g128]", "test_rows_are_the_exact_numbers[Q6_K]"],
     "test_rope.py": ["test_numbers_of_8_bits_are_those_of_the_definition[fp8_e5m2-constants0]"],
     "test_routing.py": ["test_routes[72-rule3-True]", "test_combine[dtype2]"],
-    "test_sampling.py": ["test_a_row_of_several_parts"],
+    "test_sampling.py": ["test_a_row_of_several_parts", "test_ties_masked_tokens_and_extreme_numbers"],
 }
 # Tests whose subject the emulator is not; they would only pass again.
 ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")

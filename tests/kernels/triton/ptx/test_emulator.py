@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.kernels.triton.ptx.device_memory import DeviceMemory
 from tests.kernels.triton.ptx.machine import Launch, run_launch
 from tests.kernels.triton.ptx.parsing import parse
+from tests.kernels.triton.ptx.sums import check_sums
 from tests.kernels.triton.ptx.values import Faulty, fused_float32, fused_float64, perturbed
 
 FRAME = """
@@ -51,6 +52,8 @@ def value_of(instructions: str, num: int = 1) -> list[int]:
         ("bfe.u32 %r9, 0xABCD, 4, 8;", 0xBC), ("bfe.s32 %r9, 0xABCD, 4, 8;", 0xBC - 256),
         ("bfe.s32 %r9, 0x80000000, 28, 8;", -8), ("bfi.b32 %r9, 0xF, 0x1000, 4, 4;", 0x10F0),
         ("prmt.b32 %r9, 0x84838281, 0x88878685, 0x7430;", 0x88858481), ("prmt.b32 %r9, 0x80, 0, 0x4448;", 0xFF),
+        ("add.f16x2 %r9, 0x3C004000, 0x3C003C00;", 0x40004200),
+        ("fma.rn.bf16x2 %r9, 0x3F804000, 0x40003F80, 0x3F80;", 0x40004040),
         ("lop3.b32 %r9, 0xF0F0, 0xCCCC, 0xAAAA, 0x96;", 0xF0F0 ^ 0xCCCC ^ 0xAAAA),
         ("mul.wide.s16 %r9, -3, 5;", -15), ("mul.hi.u32 %r9, 0x80000000, 6;", 3),
         ("cvt.rzi.s32.f32 %r9, 0fC0200000;", -2), ("cvt.rni.s32.f32 %r9, 0f40200000;", 2),
@@ -105,6 +108,30 @@ def test_approximations_are_off_by_as_much_as_they_may() -> None:
     error = perturbed(x, x, 2).view(np.int32) - x.view(np.int32)
     assert set(error.tolist()) == {-2, -1, 0, 1, 2}
     assert np.array_equal(perturbed(x, x, 2), perturbed(x, x, 2))
+
+
+def test_sums_that_differ_between_threads_are_found() -> None:
+    exchange = "shfl.sync.bfly.b32 %r3, %r2, 1, 31, -1;"
+    check_sums(
+        parse(FRAME.format(threads=32, body=f"{exchange} add.f32 %r4, %r2, %r3; fma.rn.f32 %r5, %r3, %r3, %r4;"))
+    )
+    with pytest.raises(Faulty, match=r"threads get different sums \(fma.rn.f32 %r4, %r1, %r1, %r3; in kernel\)"):
+        check_sums(parse(FRAME.format(threads=32, body=f"{exchange} fma.rn.f32 %r4, %r1, %r1, %r3;")))
+
+
+def test_registers_of_a_few_instructions() -> None:
+    body = """
+        { .reg .b32 tmp; mov.b64 {tmp, %r3}, 0x700000002; }
+        {
+        .reg .s8 s<4>;
+        .reg .f32 f<2>;
+        mov.b32 {s0, s1, s2, s3}, 0x04FD0201;
+        cvt.rn.f32.s8 f1, s2;
+        cvt.rzi.s32.f32 %r9, f1;
+        }
+        add.s32 %r9, %r9, %r3;
+    """
+    assert value_of(body) == [4]
 
 
 def test_threads_that_go_apart_come_together() -> None:

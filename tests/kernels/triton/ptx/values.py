@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ class Faulty(Exception):
     """A fault of the program that runs: a wrong access, a race, a deadlock or an instruction that is not known."""
 
 
+@functools.cache
 def width_of(kind: str) -> int:
     """Return the bits of a type such as s32, f16x2 or pred."""
     if kind == "pred":
@@ -28,6 +30,7 @@ def width_of(kind: str) -> int:
     return int(number) * int(times or 1)
 
 
+@functools.cache
 def numpy_type(kind: str) -> np.dtype[Any]:
     """Return the type of numpy for a PTX type; bf16 and pairs of halves are bits."""
     if kind == "pred":

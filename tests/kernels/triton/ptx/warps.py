@@ -38,12 +38,8 @@ def _set(threads: Threads, register: str, lanes: Array, values: Array) -> None:
     threads.write(register, every)
 
 
-def _of(threads: Threads, operand: object, kind: str, lanes: Array) -> Array:
-    return np.broadcast_to(threads.read(operand, kind), (threads.num_lanes,))[lanes]
-
-
 def _check_members(threads: Threads, operand: object, lanes: Array) -> None:
-    if bool((_of(threads, operand, "u32", lanes) != 0xFFFFFFFF).any()):
+    if bool((threads.of(operand, "u32", lanes) != 0xFFFFFFFF).any()):
         raise Faulty("not all threads of a warp take part")
 
 
@@ -60,15 +56,15 @@ def _exchange(threads: Threads, each: Instruction) -> None:
     target, source, by, limits, members = each.operands
     lanes = _warps(threads)
     _check_members(threads, members, lanes)
-    step = _of(threads, by, "u32", lanes).astype(np.int64) & 31
-    limit = _of(threads, limits, "u32", lanes).astype(np.int64)
+    step = threads.of(by, "u32", lanes).astype(np.int64) & 31
+    limit = threads.of(limits, "u32", lanes).astype(np.int64)
     segment, clamp = limit >> 8 & 31, limit & 31
     last = (_LANES & segment) | (clamp & ~segment)
     mode = each.parts[2]
     first = _LANES & segment
     chosen = {"up": _LANES - step, "down": _LANES + step, "bfly": _LANES ^ step, "idx": first | (step & ~segment)}[mode]
     is_inside = chosen >= last if mode == "up" else chosen <= last
-    values = _of(threads, source, "b32", lanes)
+    values = threads.of(source, "b32", lanes)
     found = np.take_along_axis(values, np.where(is_inside, chosen, _LANES) & 31, axis=1)
     registers = target.split("|")
     _set(threads, registers[0], lanes, found)
@@ -81,7 +77,7 @@ def _reduce(threads: Threads, each: Instruction) -> None:
     target, source, members = each.operands
     lanes = _warps(threads)
     _check_members(threads, members, lanes)
-    values = _of(threads, source, each.type, lanes)
+    values = threads.of(source, each.type, lanes)
     operations = {"add": np.add, "min": np.minimum, "max": np.maximum}
     operations |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
     total = operations[each.parts[2]].reduce(values, axis=1, keepdims=True, dtype=values.dtype)
@@ -93,7 +89,7 @@ def _vote(threads: Threads, each: Instruction) -> None:
     target, source, members = each.operands
     lanes = _warps(threads)
     _check_members(threads, members, lanes)
-    holds = _of(threads, source, "pred", lanes)
+    holds = threads.of(source, "pred", lanes)
     if each.parts[2] == "ballot":
         bits = (holds.astype(np.uint64) << _LANES.astype(np.uint64)).sum(axis=1, keepdims=True).astype(np.uint32)
         _set(threads, target, lanes, np.broadcast_to(bits, lanes.shape))
@@ -108,7 +104,7 @@ def _load_matrices(threads: Threads, each: Instruction) -> None:
     targets, place = each.operands
     lanes = _warps(threads)
     sources = lanes[:, : 8 * len(targets)]
-    addresses = _of(threads, place.base, "u32", sources).astype(np.int64) + place.offset
+    addresses = threads.of(place.base, "u32", sources).astype(np.int64) + place.offset
     stamps = threads.stamps(sources.ravel())
     threads.check_shared(addresses.ravel(), 16)
     rows = threads.shared.load(threads.shared_address(addresses.ravel(), sources.ravel()), 2, 8, stamps)
@@ -129,7 +125,7 @@ def _multiply(threads: Threads, each: Instruction) -> None:
         raise Faulty("a product that is not known")
     lanes = _warps(threads)
     target, *sources = each.operands
-    a, b, c = ([_of(threads, register, "b32", lanes) for register in source] for source in sources)
+    a, b, c = ([threads.of(register, "b32", lanes) for register in source] for source in sources)
     if (shape, kinds[1]) == ("m16n8k8", "tf32"):
         left, right = _tf32_operands(a, b)
     elif shape == "m16n8k16" and kinds[1] in ("f16", "bf16"):

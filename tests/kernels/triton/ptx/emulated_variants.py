@@ -1,0 +1,166 @@
+"""Compiled kernels in the types and sizes for which tensor cores and shared memory are used in different ways.
+
+Interpreted kernels compute all products in float32 whatever the types are, so that their tests try few of these.
+pytest runs this file in a process of its own (test_compiled_kernels.py), in which kernels are not interpreted.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.kernels import reference_mla
+from pagewick.kernels.kv_cache import torch_dtype
+from pagewick.kernels.options import AttentionMetadata, Rotation, ScoreOptions, StoredMatrix
+from pagewick.kernels.reference_kv import store_latents, take_latents
+from pagewick.kernels.triton import launches, mla
+from pagewick.kernels.triton.attention import HEAD_DIMS, paged_attention
+from pagewick.kernels.triton.latents import rope_and_store_latent
+from pagewick.kernels.triton.layouts import FORMATS
+from pagewick.kernels.triton.linear import linear
+from tests.kernels.paged import Paged, expected_attention, make_paged, plain_cache
+from tests.kernels.scaled import NAMES, empty_latents, make_scaled
+from tests.kernels.test_mla import SCALE, Latents, make_latents
+from tests.kernels.triton.test_quantized import packed, random_x
+
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (*HALVES, torch.float32)
+# Half a unit in the last place of 1.
+ROUNDING = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2**-24}
+# Short and long sequences, with and without several splits and tiles of keys.
+Q_LENS, CONTEXT_LENS = [1, 3, 18, 1], [1, 270, 66, 65]
+
+
+def assert_mean(found: Tensor, expected: Tensor, sizes: Tensor, weights: torch.dtype) -> None:
+    """That a mean is exact but for its own rounding and for that of weights and of their sum to a type.
+
+    sizes: the mean of the absolute values.
+    """
+    tolerance = 2e-5 + 2 * ROUNDING[found.dtype] * expected.abs() + 2.1 * ROUNDING[weights] * sizes
+    error = (found.double() - expected).abs()
+    assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"
+
+
+def assert_attention(found: Tensor, paged: Paged, weights: torch.dtype, **options: float) -> None:
+    sizes = Paged(**{**vars(paged), "values": [values.abs() for values in paged.values]})
+    assert_mean(found, expected_attention(paged, **options), expected_attention(sizes, **options), weights)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention(dtype: torch.dtype, head_dim: int) -> None:
+    paged = make_paged(Q_LENS, CONTEXT_LENS, head_dim=head_dim, dtype=dtype)
+    for options in ({}, {"logit_soft_cap": 4.0, "sliding_window": 40}):
+        scores = ScoreOptions(softmax_scale=head_dim**-0.5, **options)
+        found = paged_attention(paged.q, plain_cache(paged.kv_cache), paged.metadata, scores)
+        assert_attention(found, paged, dtype, **options)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_over_numbers_of_8_bits(dtype: torch.dtype, name: str, head_dim: int) -> None:
+    scaled = make_scaled(name, Q_LENS, CONTEXT_LENS, head_dim=head_dim, dtype=dtype)
+    for options in ({}, {"logit_soft_cap": 4.0}):
+        scores = ScoreOptions(softmax_scale=head_dim**-0.5, **options)
+        found = paged_attention(scaled.paged.q, scaled.plain, scaled.paged.metadata, scores)
+        # Weights times scales are in bfloat16, unless all is in float32.
+        assert_attention(found, scaled.paged, dtype if dtype == torch.float32 else torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("dims", [(512, 64), (256, 32)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_latent_attention(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    latents = make_latents([1, 9], [270, 20], heads=16, dims=dims, dtype=dtype)
+    assert_mean(latents.attend(mla), latents.expected(), latents.expected(sizes=True), dtype)
+
+
+@pytest.mark.parametrize("dims", [(512, 64), (256, 32)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_latent_attention_over_numbers_of_8_bits(dtype: torch.dtype, name: str, dims: tuple[int, int]) -> None:
+    latents = make_latents([1, 9], [70, 20], heads=16, dims=dims, dtype=dtype)
+    cache, scales = empty_latents(name, len(latents.cache), 16, *dims)
+    assert scales is not None and cache.dtype == torch_dtype(name)
+    rows = latents.cache.flatten(0, 1)
+    is_stored = ~rows.isnan().any(1)
+    store_latents(cache, scales, rows[is_stored], dims[0], torch.arange(len(rows))[is_stored])
+    metadata = AttentionMetadata(latents.block_tables, latents.context_lens, latents.cu_seqlens_q)
+    q = latents.q_latent, latents.q_rope
+    found = mla.latent_attention(*q, cache, metadata, softmax_scale=SCALE, scales=scales)
+    plain = take_latents(cache, scales, dims[0], torch.arange(len(cache))).nan_to_num(0.0).double()
+    wide = [numbers.double() for numbers in q]
+    expected = reference_mla.latent_attention(*wide, plain, metadata, softmax_scale=SCALE)
+    sizes = _sizes(latents, plain, dims[0])
+    assert_mean(found, expected, sizes, dtype if dtype == torch.float32 else torch.bfloat16)
+
+
+def _sizes(latents: Latents, plain: Tensor, latent_dim: int) -> Tensor:
+    """Return the mean of the absolute values that are attended."""
+    rows = []
+    for table, length in zip(latents.block_tables, latents.context_lens.tolist(), strict=True):
+        blocks = table[: -(-length // plain.shape[1])].long()
+        rows.append(plain[blocks].flatten(0, 1)[:length])
+    assert rows[0].shape[1] > latent_dim
+    return Latents(**{**vars(latents), "rows": rows}).expected(sizes=True)
+
+
+@pytest.mark.parametrize("dims", [(512, 64), (256, 32), (32, 16)], ids=str)
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_threads_agree_on_the_scale_of_a_row(name: str, dims: tuple[int, int]) -> None:
+    """Rows of 1 and of numbers near powers of two, for which all scales to choose from are almost equally good."""
+    generator = torch.Generator().manual_seed(0)
+    shape = 32, dims[1]
+    sizes = 2.0 ** -torch.randint(1, 4, shape, generator=generator) * (
+        1 + 0.02 * torch.rand(shape, generator=generator)
+    )
+    keys = torch.where(torch.rand(shape, generator=generator) < 0.5, -sizes, sizes)
+    keys[:, 0] = 1
+    rows = torch.cat([torch.randn(32, dims[0], generator=generator), keys], dim=1)
+    cache, scales = empty_latents(name, 2, 16, *dims)
+    assert scales is not None
+    rotation = Rotation(torch.ones(32, dims[1] // 2), torch.zeros(32, dims[1] // 2))
+    rope_and_store_latent(
+        torch.randn(32, 1, dims[1]), rows, cache, torch.arange(32), norm_weight=torch.ones(dims[0]), norm_eps=1e-6,
+        rotation=rotation, scales=scales,
+    )  # fmt: skip
+    numbers = cache.flatten(0, 1)[:, dims[0] :].float() * scales.flatten(0, 1)[:, 1:]
+    torch.testing.assert_close(numbers, keys, rtol=0.021, atol=0)
+
+
+@pytest.mark.parametrize("kind", [launches.ROWS, launches.FEW, launches.SOME, launches.MANY])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_with_quantized_weights(name: str, dtype: torch.dtype, kind: str) -> None:
+    """Rows and outputs that fill no tile. The row kernel rounds no weight, the others to the type of x."""
+    num_tokens, num_rows = {launches.ROWS: (2, 19), launches.FEW: (5, 35)}.get(kind, (67, 35))
+    weight, numbers = packed(name, num_rows)
+    x, bias = random_x(num_tokens, weight.num_columns, dtype), random_x(1, num_rows, dtype)[0]
+    expected = x.double() @ numbers.t() + bias.double()
+    sizes = x.double().abs() @ numbers.abs().t() + bias.double().abs()
+    part = 1e-6 if kind == launches.ROWS else 2 * ROUNDING[dtype]
+    stored = launches.Stored(weight.data, num_rows, weight.num_columns, name)
+    for out_dtype in (dtype, torch.float32):
+        out = torch.full((num_tokens, num_rows), float("nan"), dtype=out_dtype)
+        launches.launch_product(kind, x, stored, bias, out)
+        tolerance = part * sizes + 2 * ROUNDING[out_dtype] * expected.abs() + 1e-6
+        assert bool(((out.double() - expected).abs() <= tolerance).all())
+
+
+@pytest.mark.parametrize("kind", [launches.ROWS, launches.FEW, launches.SOME, launches.MANY])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_products_with_plain_weights(dtype: torch.dtype, kind: str) -> None:
+    x, weight = random_x(131, 200, dtype), random_x(70, 200, dtype)
+    expected = x.double() @ weight.double().t()
+    out = torch.full((131, 70), float("nan"))
+    launches.launch_product(kind, x, launches.Stored(weight, 70, 200), None, out)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear(dtype: torch.dtype) -> None:
+    x, weight = random_x(70, 130, dtype), random_x(65, 130, dtype)
+    found = linear(x, StoredMatrix(weight, 65, 130, False))
+    expected = x.double() @ weight.double().t()
+    torch.testing.assert_close(found.double(), expected, rtol=2 * ROUNDING[dtype], atol=5e-5)
