@@ -37,8 +37,8 @@ class Variant:
     pointers are multiples of 16 bytes; ":16" after "i32" says that a number is one of 16. num_stages: how many
     iterations of a loop may load at once. uses_tensor_cores: whether its products must be instructions of tensor cores.
     in_sample: whether every run of the tests compiles it. targets: those on which it is chosen. fuses: whether the
-    compiler may fuse a multiplication and an addition. Then a sum's bits depend on the code around it; and a thread that
-    adds its own product to that of another one rounds only the other's, so that threads get different sums of a row.
+    compiler may fuse a multiplication and an addition. Then a sum's bits depend on the code around it; and a thread
+    that adds its own product to another one's rounds only the other's, so that threads get different sums of a row.
     """
 
     name: str
