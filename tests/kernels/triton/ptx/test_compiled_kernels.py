@@ -28,10 +28,10 @@ SAMPLE = {
         "test_attention[torch.bfloat16-128]",
         "test_threads_agree_on_the_scale_of_a_row[fp8_e4m3-(512, 64)]",
     ],
-    "test_attention.py": ["test_a_ragged_batch[dtype1]", "test_numbers_of_8_bits[dtype0-int8]"],
+    "test_attention.py": ["test_numbers_of_8_bits[dtype0-int8]"],
     "test_blocks.py": ["test_blocks_of_all_layers_are_gathered_and_scattered[[5, 0, 3]-24592]"],
     "test_edits.py": ["test_edits_have_the_bits_of_their_definition"],
-    "test_elementwise.py": ["test_activations[gelu_tanh-dtype2]", "test_scale_and_soft_cap[dtype0]"],
+    "test_elementwise.py": ["test_activations[gelu_tanh-dtype2]"],
     "test_latents.py": ["test_numbers_of_8_bits[fp8_e4m3]"],
     "test_logits.py": ["test_argmax_is_exact", "test_random_numbers_have_the_same_bits"],
     "test_mla.py": ["test_a_ragged_batch[dtype1]"],
@@ -40,7 +40,7 @@ SAMPLE = {
     "test_quantized.py": ["test_tiles_of_many_rows[some-int4_g128]", "test_rows_are_the_exact_numbers[Q6_K]"],
     "test_rope.py": ["test_numbers_of_8_bits_are_those_of_the_definition[fp8_e5m2-constants0]"],
     "test_routing.py": ["test_routes[72-rule3-True]", "test_combine[dtype2]"],
-    "test_sampling.py": ["test_a_row_of_several_parts", "test_ties_masked_tokens_and_extreme_numbers"],
+    "test_sampling.py": ["test_ties_masked_tokens_and_extreme_numbers"],
 }
 # Tests whose subject the emulator is not; they would only pass again.
 ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")
@@ -74,7 +74,7 @@ def _read(report: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.timeout(36000 if IS_DEEP else 300)
+@pytest.mark.timeout(36000 if IS_DEEP else 900)
 @pytest.mark.parametrize("file", [*SAMPLE, *(["test_batch_invariance.py"] if IS_DEEP else [])])
 def test_compiled_kernels_pass_the_tests_of_interpreted_ones(file: str) -> None:
     found = outcomes()[Path(file).stem]
