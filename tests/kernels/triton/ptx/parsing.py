@@ -18,7 +18,7 @@ _THREADS = re.compile(r"\.reqntid\s+(\d+)")
 _LOCAL = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<name>[a-z]\w*)(?:<\d+>)?;")
 _LABEL = re.compile(r"(\$\w+):")
 _MEMORY = re.compile(r"\[\s*(?P<base>[%\w$]+)\s*(?:\+\s*(?P<offset>-?\d+)\s*)?\]")
-_LOCAL_CLASSES = {8: "%rs99", 16: "%rs99", 32: "%r99", 64: "%rd99"}
+_LOCAL_CLASSES = {8: "%rs99000", 16: "%rs99000", 32: "%r99000", 64: "%rd99000"}
 _DTYPES = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
 
 
