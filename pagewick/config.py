@@ -125,6 +125,7 @@ class EngineConfig:
     grammar_timeout: float = _option(0.5, "Seconds of processor time that compiling a grammar may take.")
     grammar_cache_size: int = _option(128, "Compiled grammars to keep for further requests.")
     tensor_parallel_size: int = _option(1, "Processes that share each layer; must divide the attention heads.")
+    rank_timeout: float = _option(15.0, "Seconds of silence after which a rank on another machine is lost; 0: never.")
     num_threads: int | None = _option(None, "Number of CPU threads (default: the machine's cores).")
     seed: int | None = _option(None, "Draw the seeds of requests that set none from this seed.")
 
@@ -321,7 +322,9 @@ SECTIONS = {
 _DEFAULTS = {option.name: option.default for option in fields(EngineConfig)}
 _KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
 # All other numbers are above 0.
-_MAY_BE_0 = ("seed", "swap_space", "session_ttl", "num_experts_offload_per_rank", "quantized_cache_size")
+_MAY_BE_0 = (
+    "seed", "swap_space", "session_ttl", "rank_timeout", "num_experts_offload_per_rank", "quantized_cache_size",
+)  # fmt: skip
 
 
 def flag_of(name: str) -> str:

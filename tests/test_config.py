@@ -346,7 +346,7 @@ def test_experts_in_host_memory_are_a_whole_number(value: Any) -> None:
         config_with(num_experts_offload_per_rank=value)
 
 
-@pytest.mark.parametrize("name", ["swap_space", "session_ttl", "request_timeout"])
+@pytest.mark.parametrize("name", ["swap_space", "session_ttl", "request_timeout", "rank_timeout"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "x"])
 def test_amounts_are_not_negative(name: str, value: Any) -> None:
     with pytest.raises(ConfigError):

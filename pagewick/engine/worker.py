@@ -104,8 +104,9 @@ class RankGroup:
             device = torch_device(kind, topology.local_rank)
             with _naming_lost_rank(lost_rank):
                 self._collectives = init_collectives(
-                    topology, device, layout=layout, listener=listener, lost_rank=lost_rank
-                )
+                    topology, device, layout=layout, listener=listener, lost_rank=lost_rank,
+                    rank_timeout_s=config.rank_timeout,
+                )  # fmt: skip
                 cleanup.callback(self._collectives.close)
                 self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
                 self.runner = ModelRunner(
@@ -141,6 +142,7 @@ class RankGroup:
             self.runner.close()
             # After a failed step the other ranks may wait in another operation than this broadcast.
             if self.world_size > 1 and self._is_usable:
+                self._collectives.stop_watching()
                 self._collectives.broadcast_bytes(_STOP)
                 self._ranks_may_finish = True
             self._is_usable = False

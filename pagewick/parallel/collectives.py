@@ -10,29 +10,26 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
-from pagewick.devices import gpu_uuid
-from pagewick.errors import ConfigError, EngineDeadError
+from pagewick.errors import ConfigError
+from pagewick.parallel.heartbeat import Heartbeat, begin_heartbeat
 from pagewick.parallel.layout import RankLayout, layout_of
-from pagewick.parallel.rendezvous import interface_to_master, open_listener
+from pagewick.parallel.rendezvous import interface_to_master
+from pagewick.parallel.sign_in import await_ranks, not_found, open_store, sign_in
 from pagewick.parallel.symmetric_memory import SmallSums, open_small_sums
 from pagewick.parallel.topology import Topology
 
-# An idle rank waits in `broadcast_bytes` until the next request. A dead peer is noticed by its closed connection, not
-# by this timeout.
+# An idle rank waits in `broadcast_bytes` until the next request. A dead peer is noticed by its closed connection, and
+# on another machine by the heartbeat, not by this timeout.
 _IDLE_TIMEOUT = timedelta(days=365)
 # Ranks enter the same layer at nearly the same time; if one waits longer than this, another one hangs.
 _TENSOR_TIMEOUT = timedelta(minutes=10)
-_SIGN_IN_INTERVAL_S = 0.02
-# Its key in the store; its value is the GPU.
-_SIGNATURE = "rank {} is here"
 _LENGTH_BYTES = 8
 # Its name before PyTorch 2.13.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -47,6 +44,7 @@ class Collectives:
     local_world_size: the number of ranks that share this machine's processors and memory; None: all ranks.
     tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
     tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
+    heartbeat: watches ranks on other machines; None: there are none.
     ordered_sum: whether all_reduce sums in rank order. small_sums: sums the tensors that it serves; None: nothing does.
 
     `all_reduce` and `all_gather` must be called by all ranks of a tensor group, the other operations by all ranks, in
@@ -65,6 +63,7 @@ class Collectives:
         control_group: dist.ProcessGroup | None = None,
         ordered_sum: bool = True,
         small_sums: SmallSums | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         layout = layout or layout_of(world_size)
         assert layout.world_size == world_size, (layout, world_size)
@@ -77,6 +76,7 @@ class Collectives:
         self._control_group = control_group
         self._ordered_sum = ordered_sum
         self._small_sums = small_sums
+        self._heartbeat = heartbeat
 
     @classmethod
     def single(cls) -> Collectives:
@@ -170,11 +170,19 @@ class Collectives:
         if self.world_size > 1:
             dist.barrier(group=self._control_group)
 
+    def stop_watching(self) -> None:
+        """Let all ranks end when they like, from now on. Rank 0 calls this before it tells them to."""
+        if self._heartbeat is not None:
+            self._heartbeat.close(says_bye=True)
+
     def close(self) -> None:
         """Leave the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
         if self._control_group is not None:
             self._tensor_group = self._control_group = self._small_sums = None
             dist.destroy_process_group()
+        # Last: if a rank is lost, the above may hang, and only the heartbeat would end it.
+        if self._heartbeat is not None:
+            self._heartbeat.close()
 
     def _broadcast(self, buffer: bytearray) -> None:
         dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0, group=self._control_group)
@@ -197,13 +205,14 @@ def init_collectives(
     listener: socket.socket | None = None,
     lost_rank: Callable[[], int | None] | None = None,
     timeout_s: float = 300.0,
+    rank_timeout_s: float = 0.0,
 ) -> Collectives:
     """Join the group that `topology` describes: NCCL for a CUDA device, gloo for the CPU; gloo for control.
 
     `layout` says which ranks share layers; None: all of them. `listener` and `lost_rank` are the socket and the `poll`
-    of `LocalRanks`, if there is one. Waits at most `timeout_s` seconds for the other ranks. Raises ConfigError if the
-    ranks do not find each other, two have the same GPU, or the layout needs another number of ranks, EngineDeadError if
-    a rank that this machine started ends meanwhile.
+    of `LocalRanks`, if there is one. Waits at most `timeout_s` seconds for the other ranks. `rank_timeout_s` is the
+    `silence_s` of begin_heartbeat. Raises ConfigError if the ranks do not find each other, two have the same GPU, or
+    the layout needs another number of ranks, EngineDeadError if a rank that this machine started ends meanwhile.
     """
     layout = layout or layout_of(topology.world_size)
     layout.check_world(topology.world_size)
@@ -212,28 +221,17 @@ def init_collectives(
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--tensor-parallel-size needs --device cpu or cuda, not {device.type}")
-    try:
-        store = _open_store(topology, listener, timedelta(seconds=timeout_s))
-        _sign_in(store, topology, device)
-        _await_ranks(store, topology, lost_rank, time.monotonic() + timeout_s)
-        with _on_interface_to_master(topology):
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=store,
-                rank=topology.rank,
-                world_size=topology.world_size,
-                timeout=_TENSOR_TIMEOUT,
-                device_id=device if device.type == "cuda" else None,
-            )
-            control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
-            tensor_group = _make_tensor_group(topology.rank, layout)
-            small_sums = None
-            if device.type == "cuda" and tensor_group is not None:
-                small_sums = open_small_sums(
-                    device, tensor_group, control_group, is_single_host=topology.is_single_host
-                )
-    except dist.DistError as error:
-        raise ConfigError(_not_found(topology, f"({error})")) from error
+    with ExitStack() as cleanup:
+        try:
+            store = open_store(topology, listener, timedelta(seconds=timeout_s))
+            sign_in(store, topology, device)
+            await_ranks(store, topology, lost_rank, time.monotonic() + timeout_s)
+            if (heartbeat := begin_heartbeat(store, topology, rank_timeout_s, timeout_s)) is not None:
+                cleanup.callback(heartbeat.close)
+            tensor_group, control_group, small_sums = _make_groups(store, topology, device, layout)
+        except (dist.DistError, OSError) as error:
+            raise ConfigError(not_found(topology, f"({error})")) from error
+        cleanup.pop_all()
     return Collectives(
         topology.rank,
         topology.world_size,
@@ -244,7 +242,29 @@ def init_collectives(
         control_group=control_group,
         ordered_sum=device.type == "cpu",
         small_sums=small_sums,
+        heartbeat=heartbeat,
     )
+
+
+def _make_groups(
+    store: Store, topology: Topology, device: torch.device, layout: RankLayout
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup, SmallSums | None]:
+    """Return this rank's tensor group, the control group, and what serves small sums, once all ranks are there."""
+    with _on_interface_to_master(topology):
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=_TENSOR_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        tensor_group = _make_tensor_group(topology.rank, layout)
+        small_sums = None
+        if device.type == "cuda" and tensor_group is not None:
+            small_sums = open_small_sums(device, tensor_group, control_group, is_single_host=topology.is_single_host)
+    return tensor_group, control_group, small_sums
 
 
 def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | None:
@@ -259,49 +279,6 @@ def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | Non
         if rank in members:
             own = group
     return own
-
-
-def _sign_in(store: Store, topology: Topology, device: torch.device) -> None:
-    store.set(_SIGNATURE.format(topology.rank), gpu_uuid(device))
-
-
-def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:
-    """On rank 0, wait until all have signed in; on a rank that started others, until those have.
-
-    Meanwhile it watches the ranks that it started, which torch would not do.
-    """
-    if topology.rank != 0 and lost_rank is None:
-        return
-    last = topology.world_size if topology.rank == 0 else topology.rank + topology.local_world_size
-    missing = list(range(topology.rank + 1, last))
-    while missing := [rank for rank in missing if not store.check([_SIGNATURE.format(rank)])]:
-        lost = lost_rank() if lost_rank is not None else None
-        if lost is not None:
-            raise EngineDeadError(f"rank {lost} ended while it started; its own message, above, says why")
-        if time.monotonic() > deadline:
-            raise ConfigError(_not_found(topology, f"(missing: {', '.join(map(str, missing))})"))
-        time.sleep(_SIGN_IN_INTERVAL_S)
-    if topology.rank == 0:
-        _check_gpus([store.get(_SIGNATURE.format(rank)) for rank in range(topology.world_size)])
-
-
-def _check_gpus(uuids: Sequence[bytes]) -> None:
-    """Raise ConfigError if two ranks have the same GPU, with which NCCL would fail. uuids: by rank; empty: unknown."""
-    owners: dict[bytes, int] = {}
-    for rank, uuid in enumerate(uuids):
-        if uuid and (owner := owners.setdefault(uuid, rank)) != rank:
-            raise ConfigError(
-                f"ranks {owner} and {rank} have the same GPU: start fewer ranks, or let the launcher show each of them"
-                " another GPU (srun --gpus-per-task 1, CUDA_VISIBLE_DEVICES), or show all GPUs to all of them"
-            )
-
-
-def _not_found(topology: Topology, details: str) -> str:
-    return (
-        f"rank {topology.rank} of {topology.world_size} did not find the others in time through"
-        f" {topology.master_addr}:{topology.master_port}: start every rank, with the same MASTER_ADDR and MASTER_PORT,"
-        f" and let no firewall stand between them {details}"
-    )
 
 
 @contextmanager
@@ -320,21 +297,3 @@ def _on_interface_to_master(topology: Topology) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
-
-
-def _open_store(topology: Topology, listener: socket.socket | None, timeout: timedelta) -> Store:
-    if topology.has_agent_store:
-        # torchrun's agent serves the store, and prefixes its keys with the number of the restart.
-        agent_store: Store
-        agent_store, _, _ = next(rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
-        return agent_store
-    listener_fd = None
-    host, port = topology.master_addr, topology.master_port
-    if topology.rank == 0:
-        # TCPStore alone would listen on every interface; with a socket it listens only where that one does.
-        bound = listener or open_listener(topology)
-        host, port = bound.getsockname()[:2]
-        listener_fd = bound.detach()
-    return TCPStore(
-        host, port, is_master=topology.rank == 0, timeout=timeout, wait_for_workers=False, master_listen_fd=listener_fd
-    )

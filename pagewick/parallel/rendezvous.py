@@ -44,10 +44,10 @@ def open_listener(topology: Topology) -> socket.socket:
     return listener
 
 
-def interface_to_master(topology: Topology) -> str | None:
-    """Return the name of the interface that the ranks share (`lo`, `eth0`), or None if the system does not tell.
+def address_to_master(topology: Topology) -> tuple[socket.AddressFamily, str]:
+    """Return this machine's own address on the way to rank 0's machine, where the other ranks can reach it.
 
-    Raises ConfigError if the master address does not resolve to an address that the other machines can reach.
+    Raises ConfigError as interface_to_master does.
     """
     family, address = _resolve(topology)
     # Connecting a datagram socket sends nothing; it only asks the kernel for the route.
@@ -58,7 +58,15 @@ def interface_to_master(topology: Topology) -> str | None:
             raise ConfigError(
                 f"no route to the master address {address[0]} ({error.strerror}): check MASTER_ADDR"
             ) from error
-        own_address = probe.getsockname()[0]
+        return family, str(probe.getsockname()[0])
+
+
+def interface_to_master(topology: Topology) -> str | None:
+    """Return the name of the interface that the ranks share (`lo`, `eth0`), or None if the system does not tell.
+
+    Raises ConfigError if the master address does not resolve to an address that the other machines can reach.
+    """
+    _, own_address = address_to_master(topology)
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == own_address for entry in addresses):
             return str(name)

@@ -69,6 +69,7 @@ CONFIGS = st.builds(
     enable_prefix_caching=st.just(True),
     kv_cache_disk=st.just("/kv"),
     tensor_parallel_size=st.integers(1, 8),
+    rank_timeout=st.floats(0, 1e6),
     num_threads=st.none() | st.integers(1, 1024),
     seed=st.none() | st.integers(0, 2**62),
     swap_space=st.none() | st.just(0) | st.integers(2**20, 2**40),

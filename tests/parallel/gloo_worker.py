@@ -1,12 +1,15 @@
 """The program of every rank in the gloo tests; rank 0 calls `run_operations` itself, or torchrun starts all ranks.
 
-Usage: python -m tests.parallel.gloo_worker FOLDER operations|wait
+Usage: python -m tests.parallel.gloo_worker FOLDER operations|wait|sum [RANK_TIMEOUT_S]
+
+wait: all but rank 0 wait for a plan that never comes. sum: all of them sum for ever.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -128,10 +131,17 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     topology = detect_topology(os.environ)
-    collectives = init_collectives(topology, "cpu", timeout_s=60)
+    rank_timeout_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    collectives = init_collectives(topology, "cpu", timeout_s=60, rank_timeout_s=rank_timeout_s)
+    if mode != "operations":
+        (folder / str(topology.rank)).touch()
+    if mode == "wait" and topology.rank == 0:
+        signal.pause()
     if mode == "wait":
         collectives.broadcast_bytes(None)
         return
+    while mode == "sum":
+        collectives.all_reduce(torch.ones(1000))
     save(folder, topology.rank, run_operations(collectives))
     collectives.barrier()
     collectives.close()

@@ -7,19 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from torch.distributed import HashStore
 
 from pagewick.errors import ConfigError, EngineDeadError
-from pagewick.parallel import collectives
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks
 from pagewick.parallel.topology import Topology, detect_topology
@@ -256,32 +252,6 @@ def test_missing_ranks_are_named() -> None:
     topology = Topology(0, 3, 0, 3, 0, "127.0.0.1", free_port(), "openmpi")
     with pytest.raises(ConfigError, match=r"rank 0 of 3 did not find the others .*\(missing: 1, 2\)"):
         init_collectives(topology, "cpu", timeout_s=0.1)
-
-
-def test_two_ranks_with_the_same_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher may show each rank one GPU of its own, or all of them the same."""
-    store = HashStore()
-    topology = Topology(0, 3, 0, 3, 0, "127.0.0.1", 1, "slurm")
-
-    def sign_in(*gpus: str) -> None:
-        for rank in (2, 1, 0):
-            monkeypatch.setattr(collectives, "gpu_uuid", lambda device, rank=rank: gpus[rank])
-            collectives._sign_in(store, replace(topology, rank=rank), torch.device("cuda", 0))
-        collectives._await_ranks(store, topology, None, time.monotonic())
-
-    sign_in("GPU-1", "GPU-2", "GPU-3")
-    sign_in("", "", "")
-    with pytest.raises(ConfigError, match=r"ranks 0 and 2 have the same GPU: .*CUDA_VISIBLE_DEVICES"):
-        sign_in("GPU-1", "GPU-2", "GPU-1")
-
-
-def test_the_first_rank_of_a_machine_watches_those_that_it_starts() -> None:
-    store = HashStore()
-    topology = Topology(2, 6, 0, 2, 1, "127.0.0.1", 1, "lws")
-    with pytest.raises(EngineDeadError, match="rank 3 ended while it started"):
-        collectives._await_ranks(store, topology, lambda: 3, time.monotonic() + 60)
-    collectives._sign_in(store, replace(topology, rank=3), torch.device("cpu"))
-    collectives._await_ranks(store, topology, lambda: None, time.monotonic())
 
 
 def test_a_rank_that_ends_while_starting_is_noticed(tmp_path: Path) -> None:
