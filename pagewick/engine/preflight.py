@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
@@ -71,24 +71,37 @@ def plan_at_load(mix: str, model: ModelConfig, names: Sequence[str], in_blocks: 
     return plan_quantization(mix, shapes, in_blocks, model)
 
 
-def choose_quantization(config: EngineConfig, device: str, num_local_ranks: int) -> EngineConfig:
-    """Replace --quantization auto by the best format with which the model fits into the memory of `device`.
+class FreeMemory(NamedTuple):
+    """The bytes that are free for one rank: on its device, and of its machine's main memory."""
 
-    num_local_ranks: as for check_memory. Raises ConfigError and ModelLoadError.
+    device: int
+    host: int
+
+    @classmethod
+    def of_rank(cls, device: str, num_sharing: int) -> Self:
+        """Ask the device of a rank. num_sharing: the ranks that share its machine's main memory."""
+        host = available_memory("cpu") // num_sharing
+        return cls(available_memory(device) if device.startswith("cuda") else host, host)
+
+
+def choose_quantization(config: EngineConfig, free: FreeMemory) -> EngineConfig:
+    """Replace --quantization auto by the best format with which a rank's weights fit into its device's memory.
+
+    free: what every rank has, so that the choice suits all. Raises ConfigError and ModelLoadError.
     """
     if config.quantization != "auto":
         return config
     description, num_ranks = describe(Path(config.model)), config.tensor_parallel_size
-    num_shares = 1 if device.startswith("cuda") else num_local_ranks
 
     def bytes_in(mix: str | None) -> int | None:
         found = FoundModel.of(description, mix)
         if num_ranks > 1 and found.cut_inside_block(num_ranks):
             return None
-        return WeightBytes.of(config, num_ranks, [found]).all * num_shares
+        return WeightBytes.of(config, num_ranks, [found]).all
 
-    mix, arithmetic = choose_mix(bytes_in, available_memory(device), config.dtype.replace("auto", "unquantized"))
-    logger.info("--quantization auto: %s; the choice is %s", arithmetic, mix or "not to quantize")
+    mix, arithmetic = choose_mix(bytes_in, free.device, config.dtype.replace("auto", "unquantized"))
+    of_rank = f" (the rank that has least, of {num_ranks})" if num_ranks > 1 else ""
+    logger.info("--quantization auto%s: %s; the choice is %s", of_rank, arithmetic, mix or "not to quantize")
     return replace(config, quantization=mix)
 
 
@@ -173,31 +186,31 @@ class WeightBytes:
         return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step)
 
 
-def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weights: WeightBytes | None = None) -> None:
-    """Raise ConfigError, with both numbers, unless the models' weights fit into the memory that `device` has free.
+def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: WeightBytes | None = None) -> None:
+    """Raise ConfigError, with both numbers, unless the models' weights fit into the memory that is free.
 
-    num_local_ranks: the ranks of this machine, each of which has a GPU of its own or shares the machine's memory.
-    weights: those of a rank; None checks the models' files, too. Experts that will be in host memory are counted there.
+    device: the kind of all ranks' devices. free: what a rank has, or what every rank has. weights: those of a rank;
+    None checks the models' files, too. Experts that will be in host memory are counted there.
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     if weights is None:
         weights = WeightBytes.of(config, num_ranks, [_check_model(path, mix) for path, mix in _paths(config)])
-    needed = weights.all
+    needed, per_rank, least = weights.all, *((" per rank", " (the rank that has least)") if num_ranks > 1 else ("", ""))
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
         # One expert more than is offloaded: the one that is being copied.
-        in_host_memory = (num_offloaded + 1) * weights.expert * num_local_ranks
-        if in_host_memory > (free := available_memory("cpu")):
+        in_host_memory = (num_offloaded + 1) * weights.expert
+        if in_host_memory > free.host:
             raise ConfigError(
-                f"not enough memory: the experts in host memory take {_gib(in_host_memory)}, and {_gib(free)} are free "
-                "there\n  lower --num-experts-offload-per-rank"
+                f"not enough memory: the experts in host memory take {_gib(in_host_memory)}{per_rank}, and "
+                f"{_gib(free.host)} are free there{least}\n  lower --num-experts-offload-per-rank"
             )
-    per_memory = needed if has_gpus else needed * num_local_ranks
-    step, free = weights.step if has_gpus else 0, available_memory(device)
-    if per_memory + step > free:
+    step = weights.step if has_gpus else 0
+    if needed + step > free.device:
         beside = f" and a step {_gib(step)}" if step else ""
         raise ConfigError(
-            f"not enough memory: the weights take {_gib(per_memory)}{beside}, and {_gib(free)} are free on {device}\n"
+            f"not enough memory: the weights take {_gib(needed)}{per_rank}{beside}, and {_gib(free.device)} are free "
+            f"on {device}{least}\n"
             "  close other programs, use a smaller model, or quantize it with --quantization auto; "
             f"pagewick doctor {config.model} says what it needs"
         )

@@ -30,7 +30,7 @@ from pagewick.engine.cache.kv_cache import (
     check_capacity,
 )
 from pagewick.engine.model_runner import ModelRunner, StepHandle
-from pagewick.engine.preflight import WeightBytes, check_memory, choose_quantization
+from pagewick.engine.preflight import FreeMemory, WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.errors import ConfigError, EngineDeadError
@@ -91,8 +91,10 @@ class RankGroup:
         config = replace(config, tensor_parallel_size=layout.tensor_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
-        config = choose_quantization(config, kind, topology.local_world_size)
-        check_memory(config, kind, topology.local_world_size, weights)
+        free = FreeMemory.of_rank(kind, topology.num_sharing)
+        # A mistake is reported before other ranks are started, as far as this rank can find it alone.
+        if self.world_size > 1 and config.quantization != "auto":
+            check_memory(config, kind, free, weights)
         self._ranks_may_finish = False
         with ExitStack() as cleanup:
             listener = lost_rank = None
@@ -108,6 +110,9 @@ class RankGroup:
                     rank_timeout_s=config.rank_timeout,
                 )  # fmt: skip
                 cleanup.callback(self._collectives.close)
+                free = _least_free(free, kind, self._collectives)
+                config = choose_quantization(config, free)
+                check_memory(config, kind, free, weights)
                 self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
                 self.runner = ModelRunner(
                     config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
@@ -190,8 +195,10 @@ def _take_part(
     """Do what `run` says on this rank alone. lost_rank: the `poll` of the ranks that it started."""
     with ExitStack() as cleanup:
         device = torch_device(kind, topology.local_rank)
+        free = FreeMemory.of_rank(str(device), topology.num_sharing)
         collectives = init_collectives(topology, device, layout=layout_of(topology.world_size), lost_rank=lost_rank)
         cleanup.callback(collectives.close)
+        _least_free(free, kind, collectives)
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():
             decided = replace(decided, model=config.model)
@@ -246,6 +253,16 @@ def _set_up(runner: ModelRunner, collectives: Collectives, requested: EngineConf
     num_bytes = setup.apply(runner)
     collectives.barrier()
     return setup, num_bytes
+
+
+def _least_free(own: FreeMemory, kind: str, collectives: Collectives) -> FreeMemory:
+    """Return what every rank had free before the ranks joined, as _common_memory does later for the KV cache.
+
+    With it, rank 0 chooses the quantization and checks the weights for all. Every rank must call this.
+    """
+    if kind != "cuda" and collectives.local_world_size == collectives.world_size:
+        return own
+    return FreeMemory(*collectives.minimum(own))
 
 
 def _agree_on_sizes(runner: ModelRunner, collectives: Collectives, requested: EngineConfig | None = None) -> _Setup:

@@ -236,8 +236,7 @@ def init_collectives(
         topology.rank,
         topology.world_size,
         layout=layout,
-        # Ranks that find each other on the loopback interface share one machine, even if they were told of several.
-        local_world_size=topology.world_size if topology.is_single_host else topology.local_world_size,
+        local_world_size=topology.num_sharing,
         tensor_group=tensor_group,
         control_group=control_group,
         ordered_sum=device.type == "cpu",

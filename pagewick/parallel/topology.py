@@ -52,6 +52,14 @@ class Topology:
         return self.local_world_size == self.world_size or is_loopback(self.master_addr)
 
     @property
+    def num_sharing(self) -> int:
+        """The number of ranks that share this machine's processors and memory.
+
+        Ranks that find each other on the loopback interface share one machine, even if they were told of several.
+        """
+        return self.world_size if self.is_single_host else self.local_world_size
+
+    @property
     def starts_local_ranks(self) -> bool:
         """Whether this process has to start the other ranks of its node (see `launch.LocalRanks`)."""
         return self.launcher in ("spawn", "lws") and self.local_rank == 0 and self.local_world_size > 1

@@ -14,7 +14,7 @@ from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import model_loading
 from pagewick.engine.engine import Engine
-from pagewick.engine.preflight import check_memory
+from pagewick.engine.preflight import FreeMemory, check_memory
 from pagewick.errors import ModelLoadError
 from pagewick.parallel.collectives import Collectives
 
@@ -32,7 +32,7 @@ def copy_of(directory: Path, stored: torch.dtype, **changes: object) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_dtype_that_the_file_does_not_say_is_that_of_its_tensors(dtype: torch.dtype, tmp_path: Path) -> None:
     config = EngineConfig(model=str(copy_of(tmp_path, dtype, dtype=None, torch_dtype=None)), num_kv_blocks=2)
-    check_memory(config, "cpu", 1)
+    check_memory(config, "cpu", FreeMemory.of_rank("cpu", 1))
     engine = Engine(config)
     try:
         assert engine._ranks.runner.config.dtype == str(dtype).removeprefix("torch.")

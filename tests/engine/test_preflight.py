@@ -14,7 +14,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import preflight
-from pagewick.engine.preflight import WeightBytes, check_memory, check_models, choose_quantization
+from pagewick.engine.preflight import FreeMemory, WeightBytes, check_memory, check_models, choose_quantization
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
@@ -94,7 +94,7 @@ def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     models = check_models(config)
     assert done == ["describe", "model_tensors"]
     weights = WeightBytes.of(config, 1, models)
-    check_memory(config, "cpu", 1, weights)
+    check_memory(config, "cpu", FreeMemory.of_rank("cpu", 1), weights)
     assert done[2:] == ["model_tensors"]
     # Another process gets nothing from this one.
     assert WeightBytes.of(config, 1) == weights
@@ -164,10 +164,10 @@ def test_the_model_in_a_directory_below_is_proposed(tmp_path: Path) -> None:
 def test_weights_must_fit_to_the_byte(free: list[int], dtype: str, size: int) -> None:
     needed = NUM_PARAMETERS * size
     free.append(needed)
-    check_memory(config_of(dtype=dtype), "cpu", num_local_ranks=1)
+    check_memory(config_of(dtype=dtype), "cpu", FreeMemory.of_rank("cpu", 1))
     free.append(needed - 1)
     with pytest.raises(ConfigError, match=r"not enough memory.*\n.*pagewick doctor"):
-        check_memory(config_of(dtype=dtype), "cpu", num_local_ranks=1)
+        check_memory(config_of(dtype=dtype), "cpu", FreeMemory.of_rank("cpu", 1))
 
 
 def test_ranks_share_a_machine_and_have_gpus_of_their_own(free: list[int]) -> None:
@@ -176,35 +176,35 @@ def test_ranks_share_a_machine_and_have_gpus_of_their_own(free: list[int]) -> No
     weights = (NUM_PARAMETERS - NUM_IN_NORMS) * 2 // 2 + NUM_IN_NORMS * 2
     model = read_config(json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8")))
     free.append(weights + gpu_step_bytes(model, StepLimits.of(config, model), 2))
-    check_memory(config, "cuda", num_local_ranks=2)
+    check_memory(config, "cuda", FreeMemory.of_rank("cuda", 2))
     free.append(free[-1] - 1)
     with pytest.raises(ConfigError, match="and a step"):
-        check_memory(config, "cuda", num_local_ranks=2)
+        check_memory(config, "cuda", FreeMemory.of_rank("cuda", 2))
     free.append(weights)
     with pytest.raises(ConfigError, match="not enough memory"):
-        check_memory(config, "cpu", num_local_ranks=2)
+        check_memory(config, "cpu", FreeMemory.of_rank("cpu", 2))
 
 
 def test_a_draft_model_takes_memory_too(free: list[int]) -> None:
     config = config_of(speculative_model=str(MODEL_DIR))
     free.append(NUM_PARAMETERS * 4)
-    check_memory(config, "cpu", num_local_ranks=1)
+    check_memory(config, "cpu", FreeMemory.of_rank("cpu", 1))
     free.append(NUM_PARAMETERS * 4 - 1)
     with pytest.raises(ConfigError, match="not enough memory"):
-        check_memory(config, "cpu", num_local_ranks=1)
+        check_memory(config, "cpu", FreeMemory.of_rank("cpu", 1))
 
 
 def test_a_format_is_chosen_beside_a_draft_model(free: list[int]) -> None:
     config = config_of(quantization="auto", speculative_model=str(MODEL_DIR))
     free.append(2**40)
-    assert choose_quantization(config, "cpu", num_local_ranks=1) == config_of(speculative_model=str(MODEL_DIR))
+    assert choose_quantization(config, FreeMemory.of_rank("cpu", 1)) == config_of(speculative_model=str(MODEL_DIR))
 
 
 def test_ignored_tensors_take_no_memory(free: list[int], tmp_path: Path) -> None:
     directory = write_model(tmp_path / "m", {}, ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"))
     check_models(config_of(directory))
     free.append(NUM_PARAMETERS * 2)
-    check_memory(config_of(directory), "cpu", num_local_ranks=1)
+    check_memory(config_of(directory), "cpu", FreeMemory.of_rank("cpu", 1))
 
 
 def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +222,10 @@ def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.
     step = gpu_step_bytes(model, StepLimits.of(config, model), 2)
     sizes = {"cuda": others + 2 * expert + step, "cpu": 5 * expert * 2}
     monkeypatch.setattr(preflight, "available_memory", lambda device: sizes[device])
-    check_memory(config, "cuda", num_local_ranks=2)
+    check_memory(config, "cuda", FreeMemory.of_rank("cuda", 2))
     sizes["cpu"] -= 1
     with pytest.raises(ConfigError, match=r"experts in host memory take .*\n.*lower --num-experts-offload-per-rank"):
-        check_memory(config, "cuda", num_local_ranks=2)
+        check_memory(config, "cuda", FreeMemory.of_rank("cuda", 2))
     sizes |= {"cpu": 5 * expert, "cuda": sizes["cuda"] - 1}
     with pytest.raises(ConfigError, match=r"the weights take .* and a step 0\.\d GiB, and .* free on cuda"):
-        check_memory(config, "cuda", num_local_ranks=1)
+        check_memory(config, "cuda", FreeMemory.of_rank("cuda", 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +13,19 @@ import pytest
 import torch
 
 from pagewick.config import EngineConfig
-from pagewick.engine import worker
+from pagewick.demo import MODEL_DIR
+from pagewick.engine import preflight, worker
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup
 from pagewick.errors import ConfigError, EngineDeadError
+from pagewick.parallel.topology import detect_topology
 from tests.engine.cache.test_kv_cache import groups
 from tests.engine.requests import full_spec
 from tests.engine.thread_ranks import ThreadRank, on_ranks
 
 TOTAL, STEP_BYTES, BLOCK_BYTES = 4000, 700, 4
+# The rank of a thread.
+RANK: ContextVar[int] = ContextVar("RANK")
 
 
 def agree(kind: str, world_size: int = 3, machines: Sequence[int] | None = None, **options: Any) -> list[Any]:
@@ -69,10 +75,84 @@ def test_what_the_fullest_gpu_cannot_hold_is_refused(options: dict[str, Any], fr
 def test_ranks_that_cannot_have_a_gpu_each_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "choose_device", lambda requested: "cuda")
     monkeypatch.setattr(worker, "check_memory", lambda *given: None)
+    monkeypatch.setattr(preflight, "available_memory", lambda device: 2**40)
     monkeypatch.setattr(worker, "LocalRanks", None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="the 2 ranks of this machine need a GPU each, and 1 can be seen"):
         worker.RankGroup(EngineConfig(device="cuda", tensor_parallel_size=2), {})
+
+
+class Loading(Exception):
+    """Raised in place of loading the model. quantization: the one that was chosen."""
+
+    def __init__(self, quantization: str | None) -> None:
+        self.quantization = quantization
+
+
+def load(config: EngineConfig, *given: Any) -> None:
+    raise Loading(config.quantization)
+
+
+def gpu_config(**options: Any) -> EngineConfig:
+    return EngineConfig(device="cuda", max_num_batched_tokens=64, max_num_seqs=1, max_model_len=64, **options)
+
+
+def start_on_gpus(monkeypatch: pytest.MonkeyPatch, free: Sequence[int], **options: Any) -> list[Any]:
+    """Start a rank on each of some machines, whose GPUs have these bytes free; return what ends each of them."""
+    monkeypatch.setattr(worker, "choose_device", lambda requested: "cuda")
+    # A stand-in for one GPU on each machine: the number is the rank's.
+    monkeypatch.setattr(worker, "torch_device", lambda kind, local_rank: torch.device("cuda", RANK.get()))
+    monkeypatch.setattr(preflight, "available_memory", lambda device: 2**40 if device == "cpu" else free[RANK.get()])
+    monkeypatch.setattr(worker, "ModelRunner", load)
+
+    def run(rank: ThreadRank) -> None:
+        RANK.set(rank.rank)
+        ranks[rank.rank] = rank
+        config = gpu_config(**options)
+        variables = {
+            "RANK": str(rank.rank), "WORLD_SIZE": str(len(free)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "10.0.0.1",
+        }  # fmt: skip
+        if rank.rank == 0:
+            worker.RankGroup(config, variables)
+        else:
+            worker._take_part(config, detect_topology(variables), "cuda")
+
+    ranks: dict[int, ThreadRank] = {}
+    monkeypatch.setattr(worker, "init_collectives", lambda topology, *given, **options: ranks[topology.rank])
+    return list(on_ranks(len(free), run, [1] * len(free)))
+
+
+@pytest.mark.parametrize(
+    ("free", "chosen"), [([2**40, 2**40], None), ([2**40, 4_000_000], "q8_0"), ([4_000_000, 2**40], "q8_0")]
+)
+def test_auto_suits_the_gpu_that_has_least(
+    free: list[int], chosen: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of the built-in model takes 5.0 MB, and 2.7 MB in q8_0."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(worker, "check_memory", lambda *given: None)
+    ends = start_on_gpus(monkeypatch, free, model=str(MODEL_DIR), quantization="auto")
+    assert [end.quantization for end in ends] == [chosen] * 2
+    assert "--quantization auto (the rank that has least, of 2): " in caplog.text
+
+
+@pytest.mark.parametrize("fullest", [0, 1])
+def test_weights_that_one_gpu_cannot_hold_are_refused(fullest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = preflight.WeightBytes.of(gpu_config(model=str(MODEL_DIR), tensor_parallel_size=2), 2)
+    free = [2**40, 2**40]
+    free[fullest] = weights.all + weights.step
+    assert all(isinstance(end, Loading) for end in start_on_gpus(monkeypatch, free, model=str(MODEL_DIR)))
+    free[fullest] -= 1
+    ends = start_on_gpus(monkeypatch, free, model=str(MODEL_DIR))
+    assert isinstance(ends[0], ConfigError) and isinstance(ends[1], RuntimeError)
+    expected = "the weights take 0.0 GiB per rank and a step 0.4 GiB, and 0.4 GiB are free on cuda (the rank that has "
+    assert expected in str(ends[0])
+
+
+def test_experts_that_one_machine_cannot_hold_are_refused() -> None:
+    free = [preflight.FreeMemory(100, 60), preflight.FreeMemory(90, 70)]
+    assert on_ranks(2, lambda rank: worker._least_free(free[rank.rank], "cuda", rank), [1, 1]) == [(90, 60)] * 2
 
 
 def test_ranks_on_a_cpu_share_what_rank_0_finds(free: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
