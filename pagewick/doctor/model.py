@@ -13,7 +13,7 @@ from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.doctor.checkpoint import Checkpoint, quantized_at_load
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
-from pagewick.doctor.findings import Finding, note, problem
+from pagewick.doctor.findings import Finding, format_memory, note, problem
 from pagewick.doctor.formats import GGUF_FORMATS, count, stored_formats
 from pagewick.doctor.plan import (
     BLOCK_SIZE,
@@ -33,6 +33,7 @@ from pagewick.doctor.support import Verdict, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.quantization.at_load_memory import most_quantizing_bytes
 from pagewick.quantization.plan import choose_mix
 from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
@@ -153,6 +154,7 @@ def describe(
     if checkpoint.is_only_described and verdict.runs and scale is None:
         fix = "download the model, or name it by its id on a hub"
         findings.append(problem("weights", "there are no weights beside config.json", fix))
+    findings += _quantizing(model, checkpoint, plan)
     findings += _waiting(plan)
     is_ready = scale is None and all(finding.level != "problem" for finding in findings)
     return ModelReport(
@@ -204,6 +206,21 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
     if not checkpoint.is_gguf and not files.has_tokenizer(checkpoint.file_names):
         return Verdict(False, "there is no tokenizer.json", fix="write it with transformers: save_pretrained")
     return checkpoint.verdict
+
+
+def _quantizing(model: ModelConfig, checkpoint: Checkpoint, plan: Plan) -> list[Finding]:
+    """A note about the memory that quantizing at load needs on a GPU; a problem if there is room only for steps."""
+    if checkpoint.plan is None or plan.device.kind != "cuda":
+        return []
+    names, dtypes = [tensor.name for tensor in checkpoint.tensors], {one.name: one.dtype for one in checkpoint.tensors}
+    table = model_tensors(model, names, num_ranks=plan.tensor_parallel_size)
+    needed = most_quantizing_bytes(table, checkpoint.plan.formats, dtypes)
+    text = f"quantizing takes {format_memory(needed)} of a GPU beside the weights, until they are loaded"
+    missing = plan.weights + plan.runtime + needed - plan.device.memory
+    if missing <= 0 or plan.missing:
+        return [note("quantization", text, "")]
+    fix = "use a GPU with more memory, or write a file with these formats once: pagewick quantize"
+    return [problem("memory", f"{text}: {format_memory(missing)} are missing", fix)]
 
 
 def _waiting(plan: Plan) -> list[Finding]:

@@ -24,6 +24,7 @@ from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
+from pagewick.quantization.at_load_memory import most_quantizing_bytes
 from pagewick.quantization.plan import QuantizationPlan, choose_mix, plan_quantization
 from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
@@ -36,21 +37,29 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model as its files describe it. names: its tensors. blocks: those of them that are in block formats."""
+    """A model as its files describe it. names: its tensors. blocks: those of them that are in block formats.
+
+    at_load: the block formats of tensors that are quantized at load. dtypes: their dtypes in the files.
+    """
 
     config: ModelConfig
     names: Sequence[str]
     blocks: Mapping[str, TensorInfo]
+    at_load: Mapping[str, str]
+    dtypes: Mapping[str, str]
 
     @classmethod
     def of(cls, found: Description, quantization: str | None = None, **rope: Any) -> Self:
         """Read a description. quantization: the mix to which the weights will be quantized. Raises ConfigError."""
         model, names = read_config(found.config, **rope), [tensor.name for tensor in found.tensors]
-        tensors = found.tensors
+        tensors: Sequence[TensorInfo] = found.tensors
+        at_load: Mapping[str, str] = {}
         if quantization not in (None, "auto"):
-            in_blocks = kept_blocks(tensors, quantization)
-            tensors = in_formats(tensors, plan_at_load(quantization, model, names, in_blocks).formats)
-        return cls(model, names, {tensor.name: tensor for tensor in tensors if tensor.is_in_blocks})
+            at_load = plan_at_load(quantization, model, names, kept_blocks(tensors, quantization)).formats
+            tensors = in_formats(tensors, at_load)
+        blocks = {tensor.name: tensor for tensor in tensors if tensor.is_in_blocks}
+        dtypes = {tensor.name: tensor.dtype for tensor in found.tensors if tensor.name in at_load}
+        return cls(model, names, blocks, at_load, dtypes)
 
     def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
         """Yield the tensors with the memory for one rank's share of each."""
@@ -58,6 +67,11 @@ class FoundModel:
             stored = self.blocks.get(tensor.name)
             share = 0 if stored is None else stored.kept_bytes * tensor.num_kept // tensor.num_elements
             yield tensor, share or tensor.kept_bytes(dtype)
+
+    def quantizing_bytes(self, num_ranks: int) -> int:
+        """Return the memory that a rank needs beside its weights while it quantizes them on a GPU."""
+        kept = model_tensors(self.config, self.names, num_ranks=num_ranks) if self.at_load else ()
+        return most_quantizing_bytes(kept, self.at_load, self.dtypes)
 
     def cut_inside_block(self, num_ranks: int) -> str:
         """Return which tensor `num_ranks` ranks would cut inside a block, and where; empty if they cut none."""
@@ -160,12 +174,14 @@ class WeightBytes:
     """Memory for the weights of one rank.
 
     all: those of a draft model included. expert: this rank's share of one expert of every layer; 0 without experts.
-    step: memory that the largest step needs beside them on a GPU.
+    step: memory that the largest step needs beside them on a GPU. quantizing: memory that quantizing them at load needs
+    there, before there are steps; 0 if nothing is quantized.
     """
 
     all: int
     expert: int
     step: int
+    quantizing: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, num_ranks: int, models: Sequence[FoundModel] | None = None) -> Self:
@@ -183,7 +199,8 @@ class WeightBytes:
                 num_expert_bytes += kept if tensor.role == "expert" and model is models[0] else 0
         mixtures = models[0].config.mixtures
         step = max(gpu_step_bytes(found.config, StepLimits.of(config, found.config), num_ranks) for found in models)
-        return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step)
+        quantizing = max(found.quantizing_bytes(num_ranks) for found in models)
+        return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step, quantizing)
 
 
 def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: WeightBytes | None = None) -> None:
@@ -205,9 +222,11 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
                 f"not enough memory: the experts in host memory take {_gib(in_host_memory)}{per_rank}, and "
                 f"{_gib(free.host)} are free there{least}\n  lower --num-experts-offload-per-rank"
             )
-    step = weights.step if has_gpus else 0
-    if needed + step > free.device:
-        beside = f" and a step {_gib(step)}" if step else ""
+    # A step comes after loading, and PyTorch gives memory that is free back before it fails.
+    step, quantizing = (weights.step, weights.quantizing) if has_gpus else (0, 0)
+    if needed + max(step, quantizing) > free.device:
+        named = f" and quantizing them {_gib(quantizing)}" if quantizing > step else f" and a step {_gib(step)}"
+        beside = named if has_gpus else ""
         raise ConfigError(
             f"not enough memory: the weights take {_gib(needed)}{per_rank}{beside}, and {_gib(free.device)} are free "
             f"on {device}{least}\n"

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
+from pagewick.quantization.at_load_memory import rows_of_piece
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import Share
-
-# The number of rows of a piece makes whole panels in any layout.
-_ROWS_AT_ONCE: Final = 256
 
 
 def _nothing(rows: Tensor) -> None:
@@ -145,6 +143,6 @@ class Weight(nn.Module):
 def _divided(rows: Tensor, pieces: Pieces) -> Iterator[tuple[int, Tensor]]:
     """Yield (number of the first row, rows) for pieces of a tensor that are small beside a model."""
     bytes_each = rows.nbytes // max(1, len(rows))
-    step = max(_ROWS_AT_ONCE, pieces.num_bytes // max(1, bytes_each) // _ROWS_AT_ONCE * _ROWS_AT_ONCE)
+    step = rows_of_piece(bytes_each, pieces.num_bytes)
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]

@@ -7,22 +7,19 @@ is ever in host memory as a whole, apart from the file's pages, and a rank uploa
 from __future__ import annotations
 
 from math import prod
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from pagewick.kernels.copies import CopyStream, CudaCopyStream, Mark
-
-# Copies of this size take 2 ms at 32 GB/s, beside which calls take no time; a quantizer's operations fill a GPU.
-BUFFER_BYTES: Final = 64 * 2**20
+from pagewick.quantization.at_load_memory import PIECE_BYTES
 
 
 class Upload:
     """Brings rows to a device. stream: does the copies. num_bytes: of each of the two buffers."""
 
     def __init__(
-        self, device: torch.device, stream: CopyStream, num_bytes: int = BUFFER_BYTES, *, is_pinned: bool = True
+        self, device: torch.device, stream: CopyStream, num_bytes: int = PIECE_BYTES, *, is_pinned: bool = True
     ) -> None:
         self._device, self._stream = device, stream
         self.num_bytes = num_bytes

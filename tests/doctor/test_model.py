@@ -20,9 +20,9 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.control_groups import GroupLimits
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import machine
-from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
+from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint, quantized_at_load
 from pagewick.doctor.clusters import Cluster, parse_cluster
-from pagewick.doctor.findings import Finding
+from pagewick.doctor.findings import Finding, note
 from pagewick.doctor.gpus import TorchView
 from pagewick.doctor.model import ModelReport, describe, device_of
 from pagewick.doctor.plan import Device, Wishes
@@ -479,6 +479,20 @@ class TestReports:
     def test_half_would_fit(self) -> None:
         report = described(self.huge(), Device("cpu", 24 * GIB, 24 * GIB), dtype="float32")
         assert first(report)[1].startswith("use --dtype bfloat16, which takes half as much; or ")
+
+    def test_quantizing_at_load_on_a_gpu(self) -> None:
+        checkpoint = quantized_at_load(self.huge(), "q4_k")
+        roomy = described(checkpoint, Device("cuda", 24 * GIB, 24 * GIB))
+        # In pieces of 2**25 numbers; those in Q6_K need most: 2 + 37 bytes each, and an eighth.
+        text = "quantizing takes 1.4 GiB of a GPU beside the weights, until they are loaded"
+        assert int(2**25 * 39 * 9 / 8) == 1_472_200_704
+        assert note("quantization", text) in roomy.findings and roomy.plan is not None
+        memory = roomy.plan.weights + roomy.plan.runtime + 1_472_200_704
+        enough, tight = (described(checkpoint, Device("cuda", size, size)) for size in (memory, memory - 2**20))
+        assert not any("quantizing" in finding.text for finding in enough.problems)
+        assert [finding.text for finding in tight.problems] == [f"{text}: 1.0 MiB are missing"]
+        on_cpu = described(checkpoint, Device("cpu", 24 * GIB, 24 * GIB))
+        assert not any("quantizing" in finding.text for finding in on_cpu.findings)
 
     def test_several_gpus_of_this_machine_are_used(self) -> None:
         report = described(self.huge(), Device("cuda", 12 * GIB, 12 * GIB, count=4))

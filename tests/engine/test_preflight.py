@@ -185,6 +185,27 @@ def test_ranks_share_a_machine_and_have_gpus_of_their_own(free: list[int]) -> No
         check_memory(config, "cpu", FreeMemory.of_rank("cpu", 2))
 
 
+def test_quantizing_at_load_needs_memory_on_a_gpu(free: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedding of 4096 x 256 is quantized in one piece, and is in Q6_K, as vocabulary heads are."""
+    monkeypatch.setattr(preflight, "gpu_step_bytes", lambda *given: 0)
+    config = config_of(quantization="q4_k")
+    weights = WeightBytes.of(config, 1)
+    assert weights.quantizing == int(4096 * 256 * (2 + 37) * 9 / 8)
+    assert WeightBytes.of(config_of(), 1).quantizing == 0
+    assert WeightBytes.of(config, 2).quantizing == int(2048 * 256 * (2 + 37) * 9 / 8)
+    free.append(weights.all + weights.quantizing)
+    check_memory(config, "cuda", FreeMemory.of_rank("cuda", 1))
+    free.append(free[-1] - 1)
+    with pytest.raises(ConfigError, match=r"the weights take 0\.0 GiB and quantizing them 0\.0 GiB, and 0\.0 GiB are"):
+        check_memory(config, "cuda", FreeMemory.of_rank("cuda", 1))
+    # The native quantizers of a CPU work on some rows at a time.
+    check_memory(config, "cpu", FreeMemory.of_rank("cpu", 1))
+    # Afterwards the memory is free for steps.
+    monkeypatch.setattr(preflight, "gpu_step_bytes", lambda *given: weights.quantizing)
+    free.append(weights.all + weights.quantizing)
+    check_memory(config, "cuda", FreeMemory.of_rank("cuda", 1))
+
+
 def test_a_draft_model_takes_memory_too(free: list[int]) -> None:
     config = config_of(speculative_model=str(MODEL_DIR))
     free.append(NUM_PARAMETERS * 4)
