@@ -70,7 +70,7 @@ def most_quantizing_bytes(tensors: Iterable[KeptTensor], formats: Mapping[str, s
             formats[tensor.name],
             tensor.kept[-2],
             tensor.kept[-1],
-            _ELEMENT_BYTES.get(dtypes[tensor.name], _OTHER_BYTES),
+            _ELEMENT_BYTES.get(dtypes.get(tensor.name, ""), _OTHER_BYTES),
             # An expert is uploaded whole by every rank, which then cuts its share.
             tensor.num_elements if tensor.role == "expert" else 0,
         )
