@@ -118,11 +118,15 @@ class HeadNorm:
 
 
 class HeadOptions(NamedTuple):
-    """Changes to query and key heads before they are stored: first the norm, then the rotation. None: no change."""
+    """Changes to heads before they are stored: first the norm, then the rotation of queries and keys. None: no change.
+
+    v_norm: of value heads, which are never rotated.
+    """
 
     rotation: Rotation | None = None
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
+    v_norm: HeadNorm | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,15 +154,16 @@ class DeltaOptions:
 
 
 class MoeBiases(NamedTuple):
-    """Biases of a mixture of experts.
+    """Biases of a mixture of experts, and factors of the experts' weights.
 
     router: [E] float32, added to the scores for the choice only; gate_up, down: [E, outputs], added to an expert's
-    products.
+    products. scales: [E] float32, by which the weight of a chosen expert is multiplied.
     """
 
     router: Tensor | None = None
     gate_up: Tensor | None = None
     down: Tensor | None = None
+    scales: Tensor | None = None
 
 
 class SharedOutput(NamedTuple):

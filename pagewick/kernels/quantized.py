@@ -113,11 +113,11 @@ class QuantizedExperts(StoredExperts):
         shape = (self.num_rows, self.num_columns)
         return QuantizedMatrix(data, *shape, self.format, self.is_packed, self.dtype, self.data.device)
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Return the product of each choice with its expert's weight: [T * A, num_rows].
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """Return the product of each choice with its expert's weight, plus bias [E, num_rows]: [T * A, num_rows].
 
         x: [T, num_columns], or [T * A, num_columns] with a row for each choice; expert_ids: [T, A] int32. A row has the
         bits that QuantizedMatrix.linear gives it, whose `out` this one has, too. Raises IndexError for an id outside
         0 .. num_experts - 1.
         """
-        return grouped_linear(x, self, expert_ids, None, out)
+        return grouped_linear(x, self, expert_ids, bias, out)

@@ -60,9 +60,9 @@ __all__ = [
     "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks",
     "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm",
     "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
-    "mask_typical_p", "mask_xtc", "paged_attention", "philox_uniform", "quantize_weight", "quantized_linear",
-    "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route", "sample_tokens",
-    "scale", "scatter_blocks", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
+    "mask_typical_p", "mask_xtc", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
+    "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route",
+    "sample_tokens", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
@@ -163,10 +163,10 @@ def add_layer_norm(
 def rope_and_store(
     qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
 ) -> Tensor:
-    """Normalise and rotate the queries and keys of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
+    """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
 
-    cache, slot_mapping: as in store_kv. Norms and rotation are computed in float32 and rounded once to qkv.dtype, and
-    then to the cache's dtype.
+    cache, slot_mapping: as in store_kv. With KVH 0 nothing is stored. Norms and rotation are computed in float32 and
+    rounded once to qkv.dtype, and then to the cache's dtype.
     """
     if cache.is_packed:
         raise ValueError(f"no native operation stores {qkv.dtype} in a packed cache")
@@ -175,10 +175,14 @@ def rope_and_store(
     q, kv = heads[:, :num_heads], heads[:, num_heads:]
     k, v = kv.chunk(2, dim=1)
     turned_q = turn_heads(q, options.q_norm, options.rotation)
-    store_kv(turn_heads(k, options.k_norm, options.rotation), v, cache, slot_mapping)
+    if num_kv_heads:
+        v = turn_heads(v, options.v_norm, None)
+        store_kv(turn_heads(k, options.k_norm, options.rotation), v, cache, slot_mapping)
     return turned_q
 
 
+# The bound of clamped_swish, the activation of gpt-oss.
+_CLAMP = 7.0
 # relu2: Primer's squared ReLU (arXiv:2109.08668). quick_gelu: the sigmoid approximation of Hendrycks and Gimpel
 # (arXiv:1606.08415), with which CLIP was trained.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -188,7 +192,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: F.relu(x).square(),
+    "clamped_swish": lambda x: x.clamp(max=_CLAMP) * torch.sigmoid(1.702 * x.clamp(max=_CLAMP)),
 }
+# Activations whose gated form multiplies by a function of `up` and not by `up` itself.
+_FACTORS: dict[str, Callable[[Tensor], Tensor]] = {"clamped_swish": lambda up: up.clamp(-_CLAMP, _CLAMP) + 1}
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
@@ -197,9 +204,12 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def gated_activation(x: Tensor, kind: str) -> Tensor:
-    """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32."""
+    """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32.
+
+    clamped_swish multiplies by up + 1, where up is at least -7 and at most 7.
+    """
     gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
-    return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
+    return (ACTIVATIONS[kind](gate) * (_FACTORS[kind](up) if kind in _FACTORS else up)).to(x.dtype)
 
 
 def fused_moe(
@@ -221,7 +231,7 @@ def fused_moe(
     together.
     """
     function = gated_activation if is_gated(gate_up, down) else _activation
-    expert_ids, weights = route(logits, routing, biases.router)
+    expert_ids, weights = route(logits, routing, biases.router, biases.scales)
     activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
     return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
 
@@ -233,6 +243,11 @@ _activation = activation
 def add(a: Tensor, b: Tensor) -> Tensor:
     """Return a + b, both [..., H] of one dtype, rounded once."""
     return a + b
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return a * b, both [..., H] of one dtype, rounded once."""
+    return a * b
 
 
 def scale(x: Tensor, factor: float) -> Tensor:

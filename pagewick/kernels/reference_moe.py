@@ -15,12 +15,15 @@ from pagewick.kernels.options import SharedOutput, StoredExperts, StoredQuantize
 from pagewick.kernels.reference_quantized import quantized_linear
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the experts of each token, best first, and their weights: [T, A] int32 and float32.
 
     logits: [T, E] float32. The best experts have the greatest score + bias [E] (float32; used for the choice only), and
     among equals the lowest id. Scores rise with logits, so without a bias the logits themselves are compared: different
-    logits do not become equal by rounding. A NaN is greater than every number.
+    logits do not become equal by rounding. A NaN is greater than every number. scales: [E] float32, factors of the
+    experts' weights, applied last.
 
     This is the routing of Mixtral, Qwen2-MoE and Qwen3-MoE (softmax), DeepSeek-V2 (softmax, groups) and DeepSeek-V3
     (sigmoid, bias, groups by sum_of_two) in transformers.
@@ -33,7 +36,8 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     weights = scores.gather(-1, expert_ids)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return expert_ids.to(torch.int32), weights * routing.scaling
+    weights = weights * routing.scaling
+    return expert_ids.to(torch.int32), weights if scales is None else weights * scales[expert_ids]
 
 
 def _greatest(keys: Tensor, routing: Routing) -> Tensor:

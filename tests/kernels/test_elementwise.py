@@ -1,4 +1,4 @@
-"""Sums, gates, products with a number, soft caps, gathered columns: against float64 or a loop; in a recorded step."""
+"""Sums, gates, products, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ CAP = 1.7
 
 OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "add": lambda kernels, x, y: kernels.add(x, y),
+    "multiply": lambda kernels, x, y: kernels.multiply(x, y),
     "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
     "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
     "sigmoid_gate": lambda kernels, x, y: kernels.sigmoid_gate(x, y),
@@ -40,6 +41,8 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
         return wide + other
     if name == "sigmoid_gate":
         return wide * torch.sigmoid(other)
+    if name == "multiply":
+        return wide * other
     if name == "soft_cap":
         return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
     return wide * as_float32(FACTOR)

@@ -281,6 +281,15 @@ def test_a_bias_changes_the_choice_but_no_weight(kernels: Kernels) -> None:
     assert (expert_ids.tolist(), weights.tolist()) == ([[1, 3]], [[1.5, 1.5]])
 
 
+def test_weights_may_have_factors_of_their_experts(kernels: Kernels) -> None:
+    logits, scales = random(9, 20), random(20, seed=1)
+    routing = Routing(top_k=3, renormalize=True, scaling=0.5)
+    expert_ids, weights = kernels.route(logits, routing)
+    scaled_ids, scaled = kernels.route(logits, routing, None, scales)
+    assert torch.equal(scaled_ids, expert_ids)
+    assert torch.equal(scaled, weights * scales[expert_ids.long()])
+
+
 def test_logits_without_bounds(kernels: Kernels) -> None:
     infinity, nan = float("inf"), float("nan")
     logits = torch.tensor(

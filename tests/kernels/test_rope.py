@@ -49,6 +49,7 @@ class Case:
     cache_dtype: torch.dtype = torch.float32
     interleaved: bool = False
     norm: str = ""  # or one of NORMS
+    norms_values: bool = False
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.num_tokens + self.head_dim)
@@ -71,6 +72,9 @@ class Case:
             for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
                 self.options[name] = self._random_norm(heads, generator)
 
+        if self.norms_values:
+            self.options["v_norm"] = HeadNorm(torch.ones(self.head_dim, dtype=self.dtype), eps=EPS)
+
     def _random_norm(self, heads: int, generator: torch.Generator) -> HeadNorm:
         form = NORMS[self.norm]
         shape = (heads, self.head_dim) if form["is_per_head"] else (self.head_dim,)
@@ -81,6 +85,7 @@ class Case:
         """q, k and v [T, heads, head_dim] in float64, by complex numbers."""
         heads = self.qkv.double().view(self.num_tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        v = self._normed(v, self.options["v_norm"]) if self.norms_values else v
         return self._turned(q, "q_norm"), self._turned(k, "k_norm"), v
 
     def _turned(self, x: Tensor, norm: str) -> Tensor:
@@ -117,7 +122,9 @@ class Case:
             block_id, offset = divmod(slot, self.block_size)
             keys, values = plain[block_id, :, :, offset]
             torch.testing.assert_close(keys.double(), expected_k[token], **stored)
-            assert torch.equal(values, expected_v[token].to(self.dtype).to(self.cache_dtype))
+            torch.testing.assert_close(values.double(), expected_v[token], **stored)
+            if not self.norms_values:
+                assert torch.equal(values, expected_v[token].to(self.dtype).to(self.cache_dtype))
             left[block_id, :, :, offset] = plain[block_id, :, :, offset]
         assert torch.equal(left, plain)
 
@@ -136,6 +143,7 @@ SHAPES = [
     Case(head_dim=63, rotary_dim=18, norm="everything", interleaved=True, num_kv_heads=3),
     Case(rotary_dim=0),
     Case(num_tokens=0),
+    Case(head_dim=40, rotary_dim=40, norm="rms", norms_values=True, num_tokens=45, block_size=32),
 ]
 
 
@@ -227,6 +235,17 @@ def test_a_run_of_tokens_over_blocks(native: NativeKernels, dtype: torch.dtype) 
         case.plain = torch.zeros(6, 2, 2, 32, 80, dtype=dtype)
         cache = packed_copy(case.plain)
         case.check(native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options)), plain_copy(cache))
+
+
+def test_without_key_heads_only_queries_are_turned(kernels: Any) -> None:
+    """For a layer that reads the keys and values of another one."""
+    case = Case(norm="rms")
+    cache = packed_copy(case.plain) if isinstance(kernels, NativeKernels) else plain_cache(case.plain)
+    before = cache.data.clone()
+    queries = case.qkv[:, : case.num_heads * case.head_dim].contiguous()
+    q = kernels.rope_and_store(queries, cache, case.slots, **structs({**case.options, "num_kv_heads": 0}))
+    torch.testing.assert_close(q.double(), case.expected()[0], rtol=1e-6, atol=4e-6)
+    assert torch.equal(cache.data, before)
 
 
 def test_slots_outside_the_cache_are_refused_and_nothing_is_stored(native: NativeKernels) -> None:

@@ -1,4 +1,4 @@
-"""Activation functions, sums, gates, products with a number, soft caps and gathered columns by the native library."""
+"""Activation functions, sums, gates, products, soft caps and gathered columns by the native library."""
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     return _run("sigmoid_gate", x, gate, 0.0) if _are_served(x, gate) else reference.sigmoid_gate(x, gate)
 
 
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """reference.multiply for a, b [..., H]. Raises ValueError for tensors that do not fit together."""
+    return _run("multiply", a, b, 0.0) if _are_served(a, b) else reference.multiply(a, b)
+
+
 def scale(x: Tensor, factor: float) -> Tensor:
     """reference.scale for x [..., H]. Raises ValueError for another dtype than the library's."""
     return _run("scale", x, None, factor) if _is_served(x) else reference.scale(x, factor)
@@ -75,7 +80,9 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     return out
 
 
-OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, sigmoid_gate, soft_cap, gather_columns), DTYPES)
+OPERATIONS = dict.fromkeys(
+    (activation, gated_activation, add, multiply, scale, sigmoid_gate, soft_cap, gather_columns), DTYPES
+)
 
 
 def _is_served(x: Tensor) -> bool:

@@ -28,14 +28,16 @@ TOKENS_PER_EXPERT = 64
 MIN_CHUNK = 256
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """reference.route. Raises ValueError for tensors that do not fit together."""
     if not is_plain(logits):
-        return reference.route(logits, routing, bias)
+        return reference.route(logits, routing, bias, scales)
     shape = (len(logits), routing.top_k)
     expert_ids, weights = empty(shape, torch.int32), empty(shape, torch.float32)
     logits, _ = as_rows(logits)
-    _ROUTE.run(_route_args(logits, routing, bias, expert_ids, weights))
+    _ROUTE.run(_route_args(logits, routing, bias, scales, expert_ids, weights))
     return expert_ids, weights
 
 
@@ -87,7 +89,7 @@ def fused_moe(
     gated = is_gated(gate_up, down)
     if not (gate_up.is_packed and down.is_packed):
         # A rank may have no share of the experts. Its result must still have the same bits in any batch.
-        expert_ids, weights = route(logits, routing, biases.router)
+        expert_ids, weights = route(logits, routing, biases.router, biases.scales)
         function = reference.gated_activation if gated else reference.activation
         activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
         return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
@@ -108,7 +110,7 @@ def fused_moe(
     x, logits = as_rows(x)[0], as_rows(logits)[0]
     shared = None if shared is None else SharedOutput(as_rows(shared.output)[0], shared.gate)
     args = FusedMoeArgs(
-        route=_route_args(logits, routing, biases.router, expert_ids, weights),
+        route=_route_args(logits, routing, biases.router, biases.scales, expert_ids, weights),
         gate_up=_linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
         down=_linear_args(activated, down, biases.down, expert_ids, second, None),
         combine=_combine_args(second, weights, shared, out, num_tokens),
@@ -123,18 +125,26 @@ OPERATIONS = {route: (torch.float32,), grouped_linear: DTYPES, combine: DTYPES, 
 
 
 def _route_args(
-    logits: Tensor, routing: Routing, bias: Tensor | None, expert_ids: Tensor, weights: Tensor
+    logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    expert_ids: Tensor,
+    weights: Tensor,
 ) -> RouteArgs:
     routing.check(logits.shape[1])
     if logits.dtype != torch.float32:
         raise ValueError(f"logits must be torch.float32, not {logits.dtype}")
-    if bias is not None and (bias.shape != logits.shape[1:] or bias.dtype != logits.dtype or not bias.is_contiguous()):
-        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must fit logits {list(logits.shape)}")
+    for name, each in (("bias", bias), ("scales", scales)):
+        if each is not None and (
+            each.shape != logits.shape[1:] or each.dtype != logits.dtype or not each.is_contiguous()
+        ):
+            raise ValueError(f"{name} {each.dtype} {list(each.shape)} must fit logits {list(logits.shape)}")
     return RouteArgs(
-        logits=logits.data_ptr(), bias=address(bias), expert_ids=expert_ids.data_ptr(), weights=weights.data_ptr(),
-        num_tokens=len(logits), num_experts=logits.shape[1], top_k=routing.top_k, logits_stride=logits.stride(0),
-        num_groups=routing.num_groups, top_k_groups=routing.top_k_groups, scaling=routing.scaling,
-        scoring=_SCORINGS[routing.scoring], group_score=_GROUP_SCORES[routing.group_score],
+        logits=logits.data_ptr(), bias=address(bias), scales=address(scales), expert_ids=expert_ids.data_ptr(),
+        weights=weights.data_ptr(), num_tokens=len(logits), num_experts=logits.shape[1], top_k=routing.top_k,
+        logits_stride=logits.stride(0), num_groups=routing.num_groups, top_k_groups=routing.top_k_groups,
+        scaling=routing.scaling, scoring=_SCORINGS[routing.scoring], group_score=_GROUP_SCORES[routing.group_score],
         renormalize=routing.renormalize,
     )  # fmt: skip
 

@@ -28,16 +28,17 @@ def rope_and_store(
         return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
     num_tokens, (num_heads, num_kv_heads, head_dim) = len(qkv), layout
     _check_qkv(qkv, cache, slot_mapping, layout)
-    rotation, q_norm, k_norm = options
+    rotation, q_norm, k_norm, v_norm = options
     cos, sin, interleaved = rotation or (None, None, False)
     rotary_dim, angle_stride = (0, 0) if rotation is None else check_rotation(num_tokens, head_dim, rotation)
     q = empty((num_tokens, num_heads, head_dim), qkv.dtype)
     args = RopeStoreArgs(
         qkv=qkv.data_ptr(), cos=address(cos), sin=address(sin), slot_mapping=slot_mapping.data_ptr(), q=q.data_ptr(),
         cache=cache.data.data_ptr(), q_norm=_head_norm(qkv, q_norm, num_heads, head_dim),
-        k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim), num_tokens=num_tokens, num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, qkv_stride=qkv.stride(0),
-        angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size,
+        k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim), v_norm=_head_norm(qkv, v_norm, num_kv_heads, head_dim),
+        num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+        rotary_dim=rotary_dim, qkv_stride=qkv.stride(0), angle_stride=angle_stride, num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
         k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1], dtype=DTYPES[qkv.dtype],
         cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
     )  # fmt: skip
@@ -103,7 +104,7 @@ def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLa
         raise ValueError(f"qkv {qkv.dtype} {list(qkv.shape)} must be [T, {width}] of a native dtype, rows in one piece")
     if not cache.is_packed or cache.dtype not in CACHE_DTYPES or not has_layout(cache.data, cache.scales):
         raise ValueError("the cache must be packed, contiguous and of a native dtype")
-    if cache.num_kv_heads != num_kv_heads or cache.head_dim != head_dim:
+    if num_kv_heads not in (0, cache.num_kv_heads) or cache.head_dim != head_dim:
         raise ValueError(
             f"a cache of {cache.num_kv_heads} heads of {cache.head_dim} does not fit {num_kv_heads} of {head_dim}"
         )

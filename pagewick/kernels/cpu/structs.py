@@ -37,10 +37,10 @@ class Status(IntEnum):
     OK = 0; BAD_LENGTHS = 1; BAD_BLOCK_ID = 2; BAD_ROW = 3
 
 class Activation(IntEnum):
-    SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5
+    SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5; CLAMPED_SWISH = 6
 
 class Elementwise(IntEnum):
-    ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3
+    ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3; MULTIPLY = 4
 
 class Truncation(IntEnum):
     MIN_P = 0; SIGMAS = 1; TYPICAL_P = 2; TOP_P = 3; XTC = 4; SURPRISE = 5
@@ -160,9 +160,9 @@ class StoreLatentArgs(Structure):
 
 @laid_out
 class RouteArgs(Structure):
-    logits: Address; bias: Address; expert_ids: Address; weights: Address; num_tokens: Int64; num_experts: Int64
-    top_k: Int64; logits_stride: Int64; num_groups: Int64; top_k_groups: Int64; scaling: Float; scoring: Int32
-    group_score: Int32; renormalize: Int32
+    logits: Address; bias: Address; scales: Address; expert_ids: Address; weights: Address; num_tokens: Int64
+    num_experts: Int64; top_k: Int64; logits_stride: Int64; num_groups: Int64; top_k_groups: Int64; scaling: Float
+    scoring: Int32; group_score: Int32; renormalize: Int32
 
 @laid_out
 class GroupedLinearArgs(Structure):
@@ -212,9 +212,9 @@ class HeadNormArgs(Structure):
 @laid_out
 class RopeStoreArgs(Structure):
     qkv: Address; cos: Address; sin: Address; slot_mapping: Address; q: Address; cache: Address; q_norm: HeadNormArgs
-    k_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64; num_kv_heads: Int64; head_dim: Int64; rotary_dim: Int64
-    qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; k_scale: Float; v_scale: Float
-    dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    k_norm: HeadNormArgs; v_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64; num_kv_heads: Int64
+    head_dim: Int64; rotary_dim: Int64; qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64
+    k_scale: Float; v_scale: Float; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
 
 @laid_out
 class RotaryAnglesArgs(Structure):

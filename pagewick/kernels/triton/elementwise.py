@@ -54,6 +54,9 @@ def _activate(x, factor, KIND: tl.constexpr):
     elif KIND == "relu2":
         positive = tl.where(x < 0, 0.0, x)
         return positive * positive
+    elif KIND == "clamped_swish":
+        bounded = tl.where(x > 7.0, 7.0, x)
+        return bounded / (1.0 + tl.exp(-1.702 * bounded))
     elif KIND == "scale":
         return x * factor
     else:
@@ -72,7 +75,10 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     result = _activate(x, factor, KIND)
     if IS_GATED:
-        result *= tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
+        if KIND == "clamped_swish":
+            up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        result *= up
     tl.store(out_ptr + row * size + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 

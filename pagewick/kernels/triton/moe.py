@@ -74,7 +74,7 @@ def fused_moe(
 ) -> Tensor:
     """reference.fused_moe. Choices are sorted once for both products."""
     activate = _operation("gated_activation" if is_gated(gate_up, down) else "activation")
-    expert_ids, weights = _operation("route")(logits, routing, biases.router)
+    expert_ids, weights = _operation("route")(logits, routing, biases.router, biases.scales)
     kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts, x.dtype)
     # Tiles of a kind have as many rows for both products.
     grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN).rows)

@@ -21,6 +21,7 @@ from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
 from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
 from pagewick.kernels.triton.fallback import by_definition
+from pagewick.kernels.triton.norm import rms_norm
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 # The largest D that a variant serves, and how many numbers a program has: it takes as many heads as that allows.
@@ -193,6 +194,8 @@ def rope_and_store(
     if heads is None or not _is_served(heads, cache, options):
         return by_definition(reference.rope_and_store, qkv, cache, slot_mapping, layout, options)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if options.v_norm is not None:
+        v = rms_norm(v, options.v_norm.weight, options.v_norm.eps, options.v_norm.offset)
     return _run(q, k, v, cache, slot_mapping, options)
 
 
@@ -210,6 +213,8 @@ def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
     kinds = {(norm.is_layer_norm, norm.bias is None, norm.weight.dtype) for norm in norms}
     fits = len(norms) in (0, 2) and len(kinds) <= 1 and all(kind[2] == heads.dtype for kind in kinds)
     is_plain = not cache.is_packed and cache.data.stride(-1) == 1
+    values = options.v_norm
+    fits = fits and (values is None or not (values.is_layer_norm or values.weight.dim() > 1 or values.bias is not None))
     return fits and is_plain and heads.dtype in _DTYPES and heads.shape[-1] <= BLOCKS[-1] and heads.stride(-1) == 1
 
 

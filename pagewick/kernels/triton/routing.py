@@ -169,7 +169,9 @@ WORKLOADS = tuple(
 )
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """reference.route for logits [T, E] float32."""
     routing.check(logits.shape[-1])
     limited = routing.top_k_groups < routing.num_groups
@@ -178,7 +180,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     size = logits.shape[-1] // num_groups
     tile = _tile_of(num_groups, size)
     if tile is None or not _is_routable(logits, routing, bias):
-        return by_definition(reference.route, logits, routing, bias)
+        return by_definition(reference.route, logits, routing, bias, scales)
     expert_ids = torch.empty((len(logits), routing.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty(expert_ids.shape, dtype=torch.float32, device=logits.device)
     _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None].launch(
@@ -186,7 +188,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
         group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
         scaling=routing.scaling, renormalize=int(routing.renormalize), **({} if bias is None else {"bias_ptr": bias}),
     )  # fmt: skip
-    return expert_ids, weights
+    return expert_ids, weights if scales is None else weights * scales[expert_ids.long()]
 
 
 def _tile_of(num_groups: int, size: int) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from tests.kernels.triton.harness import IS_DEEP
 
 rope = pytest.importorskip("pagewick.kernels.triton.rope")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-QUICK = [0, 3, 8, 9, 11, 12]
+QUICK = [0, 3, 8, 9, 11, 12, 13]
 
 
 @pytest.mark.parametrize("dtype", DTYPES if IS_DEEP else DTYPES[:2])

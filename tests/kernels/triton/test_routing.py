@@ -34,6 +34,9 @@ def test_routes(num_experts: int, rule: Routing, has_bias: bool) -> None:
     expected_ids, expected = reference.route(logits, rule, bias)
     assert torch.equal(expert_ids, expected_ids) and expert_ids.dtype == torch.int32
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+    scales = numbers(num_experts, seed=2)
+    _, scaled = routing.route(logits, rule, bias, scales)
+    torch.testing.assert_close(scaled, weights * scales[expert_ids.long()], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

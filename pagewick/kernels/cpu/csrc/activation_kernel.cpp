@@ -23,14 +23,23 @@ Vec gelu_tanh(Vec x) {
   return times_sigmoid(x, madd(cube, set1(0.044715f), x) * 0x1.988454p0f);
 }
 
+// The activation of gpt-oss, and what it multiplies by if it is the gate of `up`.
+constexpr float kClamp = 7.0f;
+Vec clamped_swish(Vec x) { return quick_gelu(min(set1(kClamp), x)); }
+Vec clamped_factor(Vec up) { return min(set1(kClamp), max(set1(-kClamp), up)) + 1.0f; }
+
 template <class T, class F>
 void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col, const F& function) {
+  const bool is_clamped = args.kind == Activation::kClampedSwish;
   const T* const x = static_cast<const T*>(args.x) + row * args.x_stride;
   const T* const up = args.is_gated ? x + args.size : nullptr;
   T* const out = static_cast<T*>(args.out) + row * args.size;
   for_vectors(first_col, end_col, [&](int64_t i, auto count) {
     Vec value = function(load_count(x + i, count()));
-    if (up != nullptr) value = value * load_count(up + i, count());
+    if (up != nullptr) {
+      const Vec factor = load_count(up + i, count());
+      value = value * (is_clamped ? clamped_factor(factor) : factor);
+    }
     store_count(out + i, value, count());
   });
 }
@@ -49,6 +58,8 @@ void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int6
     case Activation::kRelu: return apply(args, row, first_col, end_col, [](Vec x) { return relu(x); });
     case Activation::kQuickGelu: return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(x); });
     case Activation::kRelu2: return apply(args, row, first_col, end_col, [](Vec x) { return relu2(x); });
+    case Activation::kClampedSwish:
+      return apply(args, row, first_col, end_col, [](Vec x) { return clamped_swish(x); });
   }
 }
 

@@ -5,10 +5,10 @@
 
 namespace pagewick {
 
-enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2, kSigmoidGate = 3 };
+enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2, kSigmoidGate = 3, kMultiply = 4 };
 
-// out = x + other, x * factor, factor * tanh(x / factor), or x / (1 + exp(-other)). Rows of x and other lie x_stride and other_stride elements
-// apart; rows of out are adjacent. out may be x or other if its rows lie as theirs do.
+// out = x + other, x * factor, factor * tanh(x / factor), x / (1 + exp(-other)), or x * other. Rows of x and other lie
+// x_stride and other_stride elements apart; rows of out are adjacent. out may be x or other if its rows lie as theirs do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
   const void* other;  // [num_rows, size], or null where kind has one operand

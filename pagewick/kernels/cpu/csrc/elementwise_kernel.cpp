@@ -1,4 +1,4 @@
-// Sums, gates, products with a number and soft caps in fp32. Compiled once per instruction set.
+// Sums, gates, products and soft caps in fp32. Compiled once per instruction set.
 #include "elementwise.h"
 #include "rows.h"
 #include "vec_math.h"
@@ -53,6 +53,8 @@ void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int6
       return each([&](Vec x, int64_t i, auto count) {
         return times_sigmoid(x, load_count(row.other + i, count()));
       });
+    case Elementwise::kMultiply:
+      return each([&](Vec x, int64_t i, auto count) { return x * load_count(row.other + i, count()); });
   }
 }
 

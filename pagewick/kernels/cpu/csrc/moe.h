@@ -19,6 +19,7 @@ enum class GroupScore : int32_t { kMax = 0, kSumOfTwo = 1 };
 struct RouteArgs {
   const float* logits;  // [num_tokens, num_experts], rows logits_stride elements apart
   const float* bias;    // [num_experts], for the choice only, or null
+  const float* scales;  // [num_experts], factors of the weights, or null
   int32_t* expert_ids;  // [num_tokens, top_k], the best first
   float* weights;       // [num_tokens, top_k]
   int64_t num_tokens;

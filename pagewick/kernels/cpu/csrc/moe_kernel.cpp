@@ -117,7 +117,10 @@ void weigh(const RouteArgs& args, const float* scores, const int32_t* expert_ids
   float sum = 0.0f;
   for (int64_t i = 0; i < args.top_k; ++i) sum += weights[i] = scores[expert_ids[i]];
   const float divisor = args.renormalize ? sum + 1e-20f : 1.0f;
-  for (int64_t i = 0; i < args.top_k; ++i) weights[i] = weights[i] / divisor * args.scaling;
+  for (int64_t i = 0; i < args.top_k; ++i) {
+    weights[i] = weights[i] / divisor * args.scaling;
+    if (args.scales != nullptr) weights[i] *= args.scales[expert_ids[i]];
+  }
 }
 
 void route(const RouteArgs& args, int64_t first, int64_t end) {

@@ -17,6 +17,7 @@ struct HeadNormArgs {
 };
 
 // A row of qkv holds num_heads query heads, num_kv_heads key heads and as many value heads, head_dim elements each.
+// Without key heads nothing is stored.
 struct RopeStoreArgs {
   const void* qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
   const float* cos;             // [num_tokens, rotary_dim / 2], rows angle_stride apart; unused where rotary_dim is 0
@@ -26,6 +27,7 @@ struct RopeStoreArgs {
   void* cache;                  // num_blocks blocks as kv_layout.h says
   HeadNormArgs q_norm;
   HeadNormArgs k_norm;
+  HeadNormArgs v_norm;
   int64_t num_tokens;
   int64_t num_heads;
   int64_t num_kv_heads;

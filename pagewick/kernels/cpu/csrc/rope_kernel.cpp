@@ -96,9 +96,7 @@ struct Storing {
     if (slot < 0) return 1;
     for (int64_t n = 0; n < count; ++n) {
       turn_head(args, token + n, head + n * args.qkv_stride, args.k_norm, kv_head, row);
-      for_vectors(0, args.head_dim, [&](int64_t i, auto size) {
-        store_count(row + i, round_to(head, load_count(row + i, size())), size());
-      });
+      round_row(head);
       put_row(n, args.k_scale, layout.key_scales_of(slot / args.block_size, kv_head) + offset * kScaleBytes);
     }
     C* const target = static_cast<C*>(args.cache) + layout.keys_of(slot / args.block_size, kv_head);
@@ -114,12 +112,26 @@ struct Storing {
     C* const target = static_cast<C*>(args.cache) + layout.values_of(slot / args.block_size, kv_head);
     const int64_t scales = layout.value_scales_of(slot / args.block_size, kv_head) + offset * kScaleBytes;
     for (int64_t n = 0; n < 1 + is_pair; ++n) {
-      convert(head + n * args.qkv_stride, row, args.head_dim);
+      value_row(head + n * args.qkv_stride, kv_head);
       put_row(n, args.v_scale, scales + n * kScaleBytes);
     }
     if constexpr (kIsSame<C, BFloat16>)
       if (is_pair) return put_value_pair(layout, rows, offset, target), 2;
     return put_value(layout, rows, offset, target), 1;
+  }
+
+  // row = a value, in fp32, normalised if there is a weight.
+  void value_row(const T* head, int64_t kv_head) const {
+    if (args.v_norm.weight == nullptr) return convert(head, row, args.head_dim);
+    normalise_head(args.v_norm, head, kv_head, args.head_dim, row);
+    round_row(head);
+  }
+
+  // Rounds `row` to the type of `head`.
+  void round_row(const T* head) const {
+    for_vectors(0, args.head_dim, [&](int64_t i, auto size) {
+      store_count(row + i, round_to(head, load_count(row + i, size())), size());
+    });
   }
 
   // Stores `row` as row n of `rows`, and its scale, if it has one, at a byte of the cache.
