@@ -14,8 +14,10 @@ from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import GENERATION_CONFIG_NAME, name_some, read_json_object
+from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.config import read_config
 from pagewick.weights.source import TensorSource
+from pagewick.weights.stacked import separated, stacked_parts
 from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
 
 _DTYPES: Final = {
@@ -55,6 +57,8 @@ class SafetensorsSource(TensorSource):
                 f"  supported: {', '.join(_DTYPES)}"
             )
         self._config = read_config(directory)
+        self._of_experts = stacked_parts(self._config, self._tensors.values())
+        self._infos = {tensor.name: tensor for tensor in separated(self._config, self._tensors.values())}
         advice = directory / GENERATION_CONFIG_NAME
         self._generation_config = read_json_object(advice) if advice.exists() else {}
         file_names = dict.fromkeys(tensor.file_name for tensor in self._tensors.values())
@@ -63,22 +67,31 @@ class SafetensorsSource(TensorSource):
     @property
     def infos(self) -> Collection[TensorInfo]:
         """The headers of all tensors, in the order of `names`."""
-        return self._tensors.values()
+        return self._infos.values()
 
     def names(self) -> Sequence[str]:
-        """Return all tensor names: file by file, by offset inside a file."""
-        return tuple(self._tensors)
+        """Return all tensor names: file by file, by offset inside a file. A stack of experts is a tensor for each."""
+        return tuple(self._infos)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, from the header."""
-        return self._tensors[name].shape
+        return self._infos[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the data type of a tensor, from the header."""
-        return _DTYPES[self._tensors[name].dtype]
+        return _DTYPES[self._infos[name].dtype]
 
     def get(self, name: str) -> torch.Tensor:
-        """Return a tensor whose memory is the mapped file; no byte is read before it is used."""
+        """Return a tensor whose memory is the mapped file; no byte is read before it is used.
+
+        A single expert's tensor in a stack may have to be copied.
+        """
+        if (part := self._of_experts.get(name)) is not None:
+            stack = self.get(part.stack)
+            found = part.of(stack)
+            if found.data_ptr() < stack.data_ptr() or found.data_ptr() >= stack.data_ptr() + stack.nbytes:
+                release_pages(stack[part.expert])
+            return found
         tensor: torch.Tensor = self._files[self._tensors[name].file_name].get_tensor(name)
         return tensor
 

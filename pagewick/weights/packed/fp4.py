@@ -6,7 +6,8 @@ For a weight of N rows and C columns, ModelOpt and compressed-tensors have these
     .weight_scale    .weight_scale         [N, C / 16] E4M3
     .weight_scale_2  .weight_global_scale  one number: ModelOpt multiplies scales by it, compressed-tensors divides them
 
-MXFP4 has groups of 32, whose scales are powers of two (E8M0, perhaps stored as bytes), and no third tensor.
+MXFP4 has groups of 32, whose scales are powers of two (E8M0, perhaps stored as bytes), and no third tensor. No block
+format of 4 bits that can be multiplied has its numbers, so that they are kept as signed bytes with scales.
 
 Source: https://github.com/NVIDIA/TensorRT-Model-Optimizer, https://github.com/vllm-project/compressed-tensors, and the
 Open Compute Project's specification of microscaling formats.
@@ -18,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.weights.packed.fp8 import ZERO_POINTS, matrix_shape
 from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
-from pagewick.weights.packed.settings import Settings
+from pagewick.weights.packed.settings import Settings, named
 from pagewick.weights.tensor_headers import TensorInfo
 
 if TYPE_CHECKING:
@@ -96,9 +97,13 @@ MXFP4: Final = Fp4Format("MXFP4", ".weight_packed", 32, ("U8", "F8_E8M0"))
 
 
 def read_mxfp4_rules(settings: Settings) -> PackedRules:
-    """Refuse quant_method mxfp4, which is how gpt-oss stores all experts of a layer in two tensors."""
-    del settings
-    raise ConfigError(
-        "this checkpoint is quantized with mxfp4 in the layout of gpt-oss, an architecture that is not supported\n"
-        "  MXFP4 that runs: compressed-tensors (mxfp4-pack-quantized) and GGUF files"
-    )
+    """Read the rules of quant_method mxfp4, which is how gpt-oss stores its experts, and nothing else.
+
+    All experts of a layer are in one tensor of numbers and one of scales; weights/stacked.py separates them.
+    """
+    is_left_out = named(settings.texts("modules_to_not_convert"))
+
+    def format_of(prefix: str) -> PackedFormat | None:
+        return MXFP4 if ".experts." in prefix and not is_left_out(prefix) else None
+
+    return PackedRules("MXFP4", (".weight_packed", ".weight_scale"), (".weight_packed",), format_of)

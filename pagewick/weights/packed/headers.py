@@ -11,6 +11,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight
+from pagewick.weights.stacked import separated
 from pagewick.weights.tensor_headers import TensorInfo
 
 # Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8.
@@ -33,8 +34,11 @@ class LogicalTensors:
 
 
 def logical_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> LogicalTensors:
-    """Join the parts of packed weights. tensors: of the files. Raises ConfigError and ModelLoadError."""
-    rules, stored = packed_rules(config), list(tensors)
+    """Join the parts of packed weights, and separate experts that are stacked. tensors: of the files.
+
+    Raises ConfigError and ModelLoadError.
+    """
+    rules, stored = packed_rules(config), separated(config, tensors)
     if rules is None:
         if packed := [one.name for one in stored if one.name.endswith(_PACKED_SUFFIXES)]:
             raise ConfigError(

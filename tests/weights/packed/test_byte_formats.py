@@ -299,7 +299,7 @@ def test_symmetric_weights_may_have_zero_points(name: str) -> None:
         (_fp8(expert_dtype="fp4"), "expert_dtype"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo"),
         ({"quant_method": "modelopt"}, "quant_algo"),
-        ({"quant_method": "mxfp4"}, "gpt-oss"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         (_compressed("marlin-24", num_bits=4), "format"),
         (_compressed("mxfp6-pack-quantized", num_bits=6), "format"),
         (_compressed("pack-quantized", num_bits=5, strategy="channel"), "num_bits"),

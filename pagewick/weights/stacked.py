@@ -1,0 +1,202 @@
+"""Tensors of all experts of a layer in one, as some checkpoints have them, and the tensors of single experts in it.
+
+The rest of the program knows a tensor for each projection of each expert. Imports no torch.
+
+E: experts; N: outputs of a projection; C: its inputs. The projections to gate and up are one with 2 * I outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.tensor_headers import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
+_BLOCK: Final = 32
+_GATE_UP, _DOWN = "gate_up_proj", "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacking:
+    """How the checkpoints of an architecture stack experts.
+
+    owner: the end of the name of the module that has them. num_experts, inner: entries of config.json with their number
+    and with I. is_transposed: numbers are [E, C, N], else [E, N, C]. is_interleaved: gate and up have every other
+    output, else gate has the first half. has_biases: there are biases [E, N] as well.
+    """
+
+    owner: str
+    num_experts: str
+    inner: str
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    has_biases: bool = False
+
+
+_GEMMA4: Final = Stacking(".experts", "num_experts", "moe_intermediate_size")
+# Architecture in config.json -> how its checkpoints stack experts. Some store them one by one all the same.
+STACKINGS: Final[Mapping[str, Stacking]] = {
+    "GptOssForCausalLM": Stacking(
+        ".mlp.experts", "num_local_experts", "intermediate_size", is_transposed=True, is_interleaved=True,
+        has_biases=True,
+    ),
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPart:
+    """The tensor `info` of one expert, in the file's tensor `stack`.
+
+    rows: the first of its outputs there, and the step to the next one; the end follows. is_transposed: outputs are the
+    last dimension there.
+    """
+
+    info: TensorInfo
+    stack: str
+    expert: int
+    rows: slice
+    is_transposed: bool
+
+    def of(self, stack: Tensor) -> Tensor:
+        """Return the tensor, as rows one after the other, from the stack."""
+        own = stack[self.expert]
+        own = own.T if self.is_transposed else own
+        return own[self.rows].reshape(self.info.shape).contiguous()
+
+
+def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, StackedPart]:
+    """Return the tensors of single experts in the stacks of a checkpoint, by name, in the order of the stacks.
+
+    Raises ModelLoadError for stacks that config.json does not describe.
+    """
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    stacking = STACKINGS.get(name) if isinstance(name, str) else None
+    if stacking is None:
+        return {}
+    text = config.get("text_config")
+    sizes = _Sizes.read(stacking, text if isinstance(text, Mapping) else config)
+    found: dict[str, StackedPart] = {}
+    leaves: dict[str, set[str]] = {}
+    for tensor in tensors:
+        owner, _, leaf = tensor.name.rpartition(".")
+        kind = _kind_of(leaf)
+        if not f".{owner}".endswith(stacking.owner) or kind is None:
+            continue
+        sizes.check(tensor, kind)
+        leaves.setdefault(owner, set()).add(leaf)
+        found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind)}
+    for owner, present in leaves.items():
+        _check_complete(stacking, owner, present)
+    return found
+
+
+def separated(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Return tensors with those of single experts in place of stacks. Raises as stacked_parts."""
+    stored = list(tensors)
+    of_stack: dict[str, list[TensorInfo]] = {}
+    for part in stacked_parts(config, stored).values():
+        of_stack.setdefault(part.stack, []).append(part.info)
+    return [one for tensor in stored for one in of_stack.get(tensor.name, [tensor])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of stack. projection: which one. suffix: the rest of its name. leaf: of an expert's tensor in it."""
+
+    projection: str
+    suffix: str
+    leaf: str
+
+
+_LEAVES: Final = {"": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale"}
+_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
+
+
+def _kind_of(leaf: str) -> _Kind | None:
+    for projection in (_GATE_UP, _DOWN):
+        suffix = leaf.removeprefix(projection)
+        if leaf.startswith(projection) and suffix in _LEAVES:
+            return _Kind(projection, suffix, _LEAVES[suffix])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The sizes in config.json; None where it has none."""
+
+    stacking: Stacking
+    num_experts: int | None
+    hidden: int | None
+    inner: int | None
+
+    @classmethod
+    def read(cls, stacking: Stacking, config: Mapping[str, Any]) -> _Sizes:
+        names = stacking.num_experts, "hidden_size", stacking.inner
+        return cls(stacking, *(value if isinstance(value := config.get(name), int) else None for name in names))
+
+    def check(self, tensor: TensorInfo, kind: _Kind) -> None:
+        """Raise ModelLoadError unless a stack has the shape that config.json says, as far as it says it."""
+        if self.num_experts is None or self.hidden is None or self.inner is None:
+            if len(tensor.shape) != _NUM_DIMENSIONS[kind.suffix]:
+                raise ModelLoadError(
+                    f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and it must have "
+                    f"{_NUM_DIMENSIONS[kind.suffix]} dimensions\n{_FIX}"
+                )
+            return
+        outputs, inputs = (2 * self.inner, self.hidden) if kind.projection == _GATE_UP else (self.hidden, self.inner)
+        expected: tuple[int, ...] = (self.num_experts, outputs)
+        if kind.suffix == "":
+            expected = (self.num_experts, inputs, outputs) if self.stacking.is_transposed else (*expected, inputs)
+        elif kind.suffix == "_blocks":
+            expected = (*expected, inputs // _BLOCK, _BLOCK // 2)
+        elif kind.suffix == "_scales":
+            expected = (*expected, inputs // _BLOCK)
+        if tensor.shape != expected:
+            raise ModelLoadError(
+                f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
+                + _FIX
+            )
+
+
+def _parts(stacking: Stacking, tensor: TensorInfo, owner: str, kind: _Kind) -> Iterator[StackedPart]:
+    is_transposed = stacking.is_transposed and kind.suffix == ""
+    outputs = tensor.shape[-1 if is_transposed else 1]
+    # A block of FP4 is a row of its own in a stack.
+    inputs = (tensor.shape[1],) if is_transposed else (prod(tensor.shape[2:]),) * (kind.suffix != "_bias")
+    if kind.projection == _DOWN:
+        rows = {"down_proj": slice(None)}
+    elif stacking.is_interleaved:
+        rows = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    else:
+        rows = {"gate_proj": slice(0, outputs // 2), "up_proj": slice(outputs // 2, None)}
+    for expert in range(tensor.shape[0]):
+        for name, own in rows.items():
+            shape = (outputs // len(rows), *inputs)
+            info = replace(
+                tensor, name=f"{owner}.{expert}.{name}.{kind.leaf}", shape=shape,
+                num_bytes=tensor.num_bytes // max(1, tensor.shape[0] * len(rows)),
+            )  # fmt: skip
+            yield StackedPart(info, tensor.name, expert, own, is_transposed)
+
+
+def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> None:
+    """Raise ModelLoadError unless a module has all of its stacks: numbers or blocks, and biases."""
+    is_packed = any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves)
+    suffixes = [*(("_blocks", "_scales") if is_packed else ("",)), *(("_bias",) if stacking.has_biases else ())]
+    wanted = [f"{projection}{suffix}" for projection in (_GATE_UP, _DOWN) for suffix in suffixes]
+    missing = [f"{owner}.{leaf}" for leaf in wanted if leaf not in leaves]
+    if missing:
+        count = "1 tensor" if len(missing) == 1 else f"{len(missing)} tensors"
+        raise ModelLoadError(f"the checkpoint lacks {count} of this model: {', '.join(missing)}\n{_FIX}")
+    if extra := [f"{owner}.{leaf}" for leaf in leaves if leaf not in wanted]:
+        raise ModelLoadError(f"the model has no place for {', '.join(sorted(extra))}\n{_FIX}")
