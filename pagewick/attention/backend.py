@@ -53,12 +53,14 @@ class AttentionBatch(Protocol):
 class Scoring:
     """How a layer's queries score keys. num_heads: query heads of this rank.
 
-    logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are.
+    logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are. sinks: [num_heads] float32, a
+    further logit of each head's softmax, which has no value.
     """
 
     num_heads: int
     softmax_scale: float
     logit_soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 class LatentOptions(TypedDict):

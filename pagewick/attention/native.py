@@ -65,7 +65,7 @@ class NativeHeads:
     def __init__(self, cache: KVCache, window: int | None, scoring: Scoring, group: int) -> None:
         self.cache = cache
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
-        self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap)
+        self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap, scoring.sinks)
         self._group = group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:

@@ -131,6 +131,8 @@ class PackageBackend(NativeBackend):
     ) -> NativeHeads:
         if scoring.logit_soft_cap is not None and not self._package.has_soft_cap:
             raise self._package.refuse("it does not serve models that cap the scores of attention")
+        if scoring.sinks is not None:
+            raise self._package.refuse("it does not serve models with sinks in the softmax of attention")
         heads = super().bind_heads(kept, scoring, blocks, group, kv_scales)
         if heads.cache.is_packed:
             raise self._package.refuse("it reads no packed blocks")

@@ -87,11 +87,11 @@ class _ObservedExperts(ExpertStorage):
         super().__init__(inner.num_experts, inner.share, inner.formats)
         self._inner, self._names, self._seen = inner, names, seen
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         rows = x if len(x) == len(choices) else x.repeat_interleave(expert_ids.shape[1], dim=0)
         self._seen(self._names, rows, choices)
-        return self._inner.linear(x, expert_ids, out=out)
+        return self._inner.linear(x, expert_ids, bias, out=out)
 
     def expected(self, expert: int, part: str | None) -> Iterable[str]:
         return self._inner.expected(expert, part)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+import torch
 from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundHeads, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptHeads
 from pagewick.kernels.options import PLAIN_HEADS, HeadOptions, Rotation
 from pagewick.layers.context import LayerContext
+from pagewick.quantization.share import check_floats
 
-__all__ = ["Attention", "AttentionBatch", "HeadOptions", "Rotation"]
+__all__ = ["Attention", "AttentionBatch", "HeadOptions", "HeadSinks", "Rotation"]
 
 
 class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
     The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
+    sinks: [num_heads] float32, a further logit of each head's softmax, which has no value.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
@@ -30,10 +35,11 @@ class Attention(nn.Module):
         *,
         window: int | None = None,
         logit_soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._kept = KeptHeads(num_kv_heads, head_dim, window)
-        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap)
+        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks)
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
         self._bound: BoundHeads | None = None
@@ -58,3 +64,23 @@ class Attention(nn.Module):
         """
         assert self._bound is not None, "bind_cache comes first"
         return self._bound.forward_fused(qkv, batch, heads)
+
+
+class HeadSinks(nn.Module):
+    """A further logit in the softmax of each query head, which has no value: [heads] float32.
+
+    heads: ids of this rank's heads.
+    """
+
+    def __init__(self, context: LayerContext, heads: Sequence[int], total_num_heads: int) -> None:
+        super().__init__()
+        empty = torch.empty(len(heads), dtype=torch.float32, device=context.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
+        self._heads, self._total_num_heads = list(heads), total_num_heads
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, "weight"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_floats(tensor, (self._total_num_heads,))
+        self.weight.copy_(tensor[self._heads])

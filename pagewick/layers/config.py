@@ -111,10 +111,11 @@ class DeltaConfig:
 class MoeConfig:
     """A feed-forward layer in which every token uses a few of `num_experts` experts, and the shared one if any.
 
-    intermediate_size: size of one expert; experts are gated and have no biases.
+    intermediate_size: size of one expert; experts are gated. has_expert_biases: all their projections have biases.
     routing: how experts are chosen. Router logits are sums in float32 that are not rounded before they are compared, as
     in DeepSeek's own code; that of Mixtral and Qwen rounds them to the model's dtype first.
     activation: a name in kernels.reference.ACTIVATIONS, for all experts.
+    has_logit_bias: a number for each expert is added to its logit.
     has_router_bias: a number for each expert is added to its score for the choice only (e_score_correction_bias).
     shared_intermediate_size: size of the expert that every token uses; None: there is none.
     has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
@@ -125,7 +126,9 @@ class MoeConfig:
     intermediate_size: int
     routing: Routing
     activation: str = "silu"
+    has_logit_bias: bool = False
     has_router_bias: bool = False
+    has_expert_biases: bool = False
     shared_intermediate_size: int | None = None
     has_shared_gate: bool = False
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.kernels.copies import CopyStream, CudaCopyStream
-from pagewick.kernels.options import SharedOutput
+from pagewick.kernels.options import MoeBiases, SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 
@@ -43,6 +43,11 @@ class Residency:
     def slot_of(self, expert: int) -> int | None:
         """Return the expert's slot on the device; None if it is in host memory."""
         return self._slots.get(expert)
+
+    @property
+    def experts_in_slots(self) -> list[int]:
+        """The expert in each slot."""
+        return sorted(self._slots, key=self._slots.__getitem__)
 
     def row_of(self, expert: int) -> int:
         """Return the expert's row in host memory. Raises KeyError if it is on the device."""
@@ -129,9 +134,9 @@ class OffloadedExperts(nn.Module):
                     "leave out --num-experts-offload-per-rank"
                 )
 
-    def forward(self, x: Tensor, logits: Tensor, router_bias: Tensor | None, shared: SharedOutput | None) -> Tensor:
+    def forward(self, x: Tensor, logits: Tensor, biases: MoeBiases, shared: SharedOutput | None) -> Tensor:
         """Compute kernels.fused_moe, with the same bits: a product does not depend on those computed beside it."""
-        expert_ids, weights = kernels.route(logits, self._config.routing, router_bias)
+        expert_ids, weights = kernels.route(logits, self._config.routing, biases.router, biases.scales)
         needed = set(expert_ids.flatten().tolist())
         # torch's own operation, so that such a step is never recorded: another step needs other experts.
         choices = expert_ids.flatten().to(torch.int64)
@@ -139,17 +144,26 @@ class OffloadedExperts(nn.Module):
         for wave in self._residency.waves(needed):
             for experts in self._arriving(wave):
                 slots = self._slots_of(experts, x.device)[choices]
+                of_slots = self._biases_of_slots(biases)
                 if len(experts) == len(needed):
-                    products = self._products(x, slots.view(expert_ids.shape))
+                    products = self._products(x, slots.view(expert_ids.shape), of_slots)
                     break
                 here = (slots >= 0).nonzero().squeeze(1)
-                products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1))
+                products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1), of_slots)
         return kernels.combine(products, weights, shared)
 
-    def _products(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Return the output of each choice's expert: [number of choices, H]."""
-        activated = kernels.gated_activation(self.gate_up.linear(x, slots), self._config.activation)
-        return self.down.linear(activated, slots)
+    def _products(self, x: Tensor, slots: Tensor, biases: MoeBiases) -> Tensor:
+        """Return the output of each choice's expert: [number of choices, H]. biases: those of the slots."""
+        activated = kernels.gated_activation(self.gate_up.linear(x, slots, biases.gate_up), self._config.activation)
+        return self.down.linear(activated, slots, biases.down)
+
+    def _biases_of_slots(self, biases: MoeBiases) -> MoeBiases:
+        """Return the biases of the experts that are on the device, in the order of their slots."""
+        if biases.gate_up is None and biases.down is None:
+            return biases
+        experts = torch.tensor(self._residency.experts_in_slots, device=self.gate_up.tensors(0)[0].device)
+        gate_up, down = (None if bias is None else bias[experts] for bias in (biases.gate_up, biases.down))
+        return MoeBiases(gate_up=gate_up, down=down)
 
     def _arriving(self, wave: Sequence[int]) -> Iterator[Sequence[int]]:
         """Begin to copy the missing experts to the device; yield the others, and then those that were missing.

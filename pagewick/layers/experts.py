@@ -6,7 +6,9 @@ T: tokens; E: experts; H: hidden_size.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from pagewick.kernels.options import MoeBiases, SharedOutput
@@ -16,8 +18,10 @@ from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.expert_storage import ExpertStorage
 from pagewick.quantization.experts import make_experts
-from pagewick.quantization.share import Part, Share, whole_rows
+from pagewick.quantization.share import Part, Share, check_floats, whole_rows
 from pagewick.quantization.weight import Pieces
+
+_BIAS: Final = "bias"
 
 
 class ExpertWeights(nn.Module):
@@ -55,13 +59,26 @@ class ExpertWeights(nn.Module):
             )
             for share, names in zip(self._shares, (("gate_proj", "up_proj"), ("down_proj",)), strict=True)
         )
+        self.gate_up_bias: nn.Parameter | None = None
+        self.down_bias: nn.Parameter | None = None
+        if config.has_expert_biases:
+            self.gate_up_bias, self.down_bias = (
+                nn.Parameter(
+                    torch.zeros(config.num_experts, share.num_rows, dtype=context.dtype, device=context.device),
+                    requires_grad=False,
+                )
+                for share in self._shares
+            )
+        # The ranks' partial sums are added, and the second bias must count once.
+        self._adds_down_bias = context.tp_rank == 0
         store = OffloadedExperts if num_offloaded else ResidentExperts
         self.store = store(config, gate_up_experts, down_experts)
 
     @property
     def num_parameters(self) -> int:
         """Number of weights in this rank's share of all experts, on the device and in host memory."""
-        return self._num_experts * sum(share.num_rows * share.num_columns for share in self._shares)
+        weights = self._num_experts * sum(share.num_rows * share.num_columns for share in self._shares)
+        return weights + sum(bias.numel() for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
 
     def forward(
         self,
@@ -72,12 +89,15 @@ class ExpertWeights(nn.Module):
         batch: LayerBatch | None = None,
     ) -> Tensor:
         """router_bias [E] and shared are those of kernels.fused_moe; batch is that of Linear.forward."""
-        return self.store(x, logits, router_bias, shared)  # type: ignore[no-any-return]
+        biases = MoeBiases(router_bias, self.gate_up_bias, self.down_bias if self._adds_down_bias else None)
+        return self.store(x, logits, biases, shared)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         storages = self.store.gate_up, self.store.down
         for owner, (expert, index, part) in self._places.items():
             yield from ((owner, name) for name in storages[index].expected(expert, part))
+            if self.gate_up_bias is not None:
+                yield owner, _BIAS
 
     def product_of(self, part: str | None) -> tuple[int, int]:
         """Return the expert of a tensor's owner, and which of its two products the tensor belongs to, 0 or 1."""
@@ -88,8 +108,20 @@ class ExpertWeights(nn.Module):
         """Keep this rank's share of one expert's tensor. Raises ModelLoadError if it does not fit."""
         assert part is not None, "every tensor is an expert's"
         expert, index, part_of_weight = self._places[part]
+        if name == _BIAS and self.gate_up_bias is not None:
+            self._load_bias(expert, index, part_of_weight, tensor)
+            return
         memories, place = self.store.place_of(expert)
         memories[index].load(place, part_of_weight, name, tensor)
+
+    def _load_bias(self, expert: int, index: int, part: str | None, tensor: Tensor) -> None:
+        bias, share = (self.gate_up_bias, self.down_bias)[index], self._shares[index]
+        assert bias is not None, "both are there"
+        kept, offset = share.part(part)
+        check_floats(tensor, (kept.num_rows,))
+        for start, stop in kept.ranges:
+            bias[expert, offset : offset + stop - start].copy_(tensor[start:stop])
+            offset += stop - start
 
     def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, pieces: Pieces) -> None:
         """load_weight, which uploads an expert that will be on the device: it is as small as a piece."""
@@ -118,9 +150,9 @@ class ResidentExperts(nn.Module):
         self.gate_up.finish()
         self.down.finish()
 
-    def forward(self, x: Tensor, logits: Tensor, router_bias: Tensor | None, shared: SharedOutput | None) -> Tensor:
+    def forward(self, x: Tensor, logits: Tensor, biases: MoeBiases, shared: SharedOutput | None) -> Tensor:
         """Compute kernels.fused_moe."""
-        config, biases = self._config, MoeBiases(router_bias)
+        config = self._config
         return self.gate_up.fused_moe(
             self.down, x, logits, config.routing, activation=config.activation, biases=biases, shared=shared
         )

@@ -28,6 +28,8 @@ class MoeLayer(nn.Module):
         super().__init__()
         self._collectives = context.collectives
         self.gate = Router(context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias)
+        if config.has_logit_bias:
+            self.gate.add_logit_bias(context)
         self.experts = ExpertWeights(context, f"{prefix}.experts", hidden_size, config)
         self.shared_expert: SharedExpert | None = None
         self.shared_expert_gate: Router | None = None
@@ -62,9 +64,14 @@ class Router(WeightLayer):
     ) -> None:
         super().__init__(context.make_weight(prefix, whole_rows(num_experts, hidden_size), has_float32_sums=True))
         self.e_score_correction_bias = self.make_vector(torch.float32, context.device) if has_bias else None
+        self.bias: nn.Parameter | None = None
+
+    def add_logit_bias(self, context: LayerContext) -> None:
+        """Have a bias of the scores, which is part of them (gpt-oss)."""
+        self.bias = self.make_vector(context.dtype, context.device)
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        return self.weight.linear(x, out_dtype=torch.float32)
+        return self.weight.linear(x, self.bias, out_dtype=torch.float32)
 
 
 class SharedExpert(nn.Module):

@@ -12,7 +12,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, Rotation
+from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, HeadSinks, Rotation
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import Activation, add, scale, sigmoid_gate
@@ -68,6 +68,7 @@ class DecoderAttention(nn.Module):
             ours = self.qkv_proj
             self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)
             self.k_norm = _head_norm(context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads)
+        self.sinks = HeadSinks(context, self.qkv_proj.heads, config.num_heads) if config.has_sinks else None
         self._is_interleaved = layer.rope is not None and layer.rope.interleaved
         self.attn = Attention(
             context,
@@ -77,6 +78,7 @@ class DecoderAttention(nn.Module):
             config.softmax_scale,
             window=layer.window,
             logit_soft_cap=config.logit_soft_cap,
+            sinks=None if self.sinks is None else self.sinks.weight,
         )
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:

@@ -59,6 +59,7 @@ class AttentionConfig:
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
     one tensor, each head's query, key and value one after the other.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
+    has_sinks: each query head has a further logit in its softmax, which has no value.
     """
 
     num_heads: int
@@ -71,6 +72,7 @@ class AttentionConfig:
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

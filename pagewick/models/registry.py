@@ -45,6 +45,7 @@ ARCHITECTURES: Final = {
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
+    "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
 }
 _SUFFIX: Final = "ForCausalLM"
 # Architectures whose names resemble a supported one, and how they differ.

@@ -126,6 +126,8 @@ class _Table:
         for name, size in rows.items():
             yield from self._linear(f"{path}.{name}", "attention", size, hidden, has_bias=config.qkv_bias)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
+        if config.has_sinks:
+            yield self._tensor(f"{path}.sinks.weight", "attention", _Size(num_heads, last - first))
         if config.head_norm is not None:
             yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, list(range(first, last)))
             yield from self._head_norm(f"{path}.k_norm", config, config.head_norm, config.num_kv_heads, kv_heads)
@@ -188,20 +190,25 @@ class _Table:
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
         experts, hidden = _whole(config.num_experts), _whole(self.config.hidden_size)
         yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
+        if config.has_logit_bias:
+            yield self._tensor(f"{path}.gate.bias", "router", experts)
         if config.has_router_bias:
             yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", experts)
         for expert in range(config.num_experts):
-            yield from self._expert(f"{path}.experts.{expert}", "expert", config.intermediate_size)
+            has_bias = config.has_expert_biases
+            yield from self._expert(f"{path}.experts.{expert}", "expert", config.intermediate_size, has_bias=has_bias)
         if config.shared_intermediate_size is not None:
             yield from self._expert(f"{path}.shared_expert", "shared_expert", config.shared_intermediate_size)
         if config.has_shared_gate:
             yield self._tensor(f"{path}.shared_expert_gate.weight", "router", _whole(1), hidden)
 
-    def _expert(self, path: str, role: Role, intermediate_size: int) -> Iterator[ModelTensor]:
+    def _expert(
+        self, path: str, role: Role, intermediate_size: int, *, has_bias: bool = False
+    ) -> Iterator[ModelTensor]:
         hidden, inner = _whole(self.config.hidden_size), self._cut(intermediate_size)
-        yield from self._linear(f"{path}.gate_proj", role, inner, hidden)
-        yield from self._linear(f"{path}.up_proj", role, inner, hidden)
-        yield from self._linear(f"{path}.down_proj", role, hidden, inner)
+        yield from self._linear(f"{path}.gate_proj", role, inner, hidden, has_bias=has_bias)
+        yield from self._linear(f"{path}.up_proj", role, inner, hidden, has_bias=has_bias)
+        yield from self._linear(f"{path}.down_proj", role, hidden, inner, has_bias=has_bias)
 
     def _linear(
         self, path: str, role: Role, rows: _Size, columns: _Size, *, has_bias: bool = False

@@ -66,11 +66,11 @@ class ExpertStorage(nn.Module, ExpertMemory):
         """Return the leaves of an expert's checkpoint tensors for a part."""
 
     @abstractmethod
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Return the product of each choice with its expert's weight: [T * A, out_features].
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """Return the product of each choice with its expert's weight, plus its bias: [T * A, out_features].
 
-        x: [T, in_features], or [T * A, in_features] with a row for each choice; expert_ids: [T, A] int32. out: a tensor
-        to write the result to; its rows may lie apart.
+        x: [T, in_features], or [T * A, in_features] with a row for each choice; expert_ids: [T, A] int32. bias:
+        [num_experts, out_features]. out: a tensor to write the result to; its rows may lie apart.
         """
 
     @abstractmethod
@@ -84,9 +84,11 @@ class ExpertStorage(nn.Module, ExpertMemory):
 
         Default: one operation after the other.
         """
-        expert_ids, weights = kernels.route(logits, routing, options.get("biases", NO_BIASES).router)
-        activated = kernels.gated_activation(self.linear(x, expert_ids), options.get("activation", "silu"))
-        return kernels.combine(down.linear(activated, expert_ids), weights, options.get("shared"))
+        biases = options.get("biases", NO_BIASES)
+        expert_ids, weights = kernels.route(logits, routing, biases.router, biases.scales)
+        first = self.linear(x, expert_ids, biases.gate_up)
+        activated = kernels.gated_activation(first, options.get("activation", "silu"))
+        return kernels.combine(down.linear(activated, expert_ids, biases.down), weights, options.get("shared"))
 
 
 def host_tensors(count: int, shape: torch.Size, dtype: torch.dtype, *, is_pinned: bool) -> list[Tensor]:

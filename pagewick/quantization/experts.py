@@ -43,13 +43,14 @@ class SeparateExperts(ExpertStorage):
     def tensors(self, expert: int) -> Sequence[Tensor]:
         return list(self._weights[expert].parameters())
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         rows = x if len(x) == len(choices) else x.repeat_interleave(expert_ids.shape[1], dim=0)
         out = x.new_empty(len(choices), self.share.num_rows) if out is None else out
         for expert in sorted(set(choices.tolist())):
             is_of_expert = choices == expert
-            out[is_of_expert] = self._weights[expert].linear(rows[is_of_expert])
+            own = None if bias is None else bias[expert]
+            out[is_of_expert] = self._weights[expert].linear(rows[is_of_expert], own)
         return out
 
     def in_host_memory(self, count: int) -> SeparateExperts:
@@ -90,13 +91,15 @@ class StackedExperts(MemoryOfParts, ExpertStorage):
     def expected(self, expert: int, part: str | None) -> Iterable[str]:
         return self._storages[part].expected(expert, part)
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = kernels.empty_result((expert_ids.numel(), self.share.num_rows), x.dtype, x.device)
         start = 0
         for storage in dict.fromkeys(self._storages.values()):
-            storage.linear(x, expert_ids, out=out[:, start : start + storage.share.num_rows])
-            start += storage.share.num_rows
+            stop = start + storage.share.num_rows
+            of_parts = None if bias is None else bias[:, start:stop].contiguous()
+            storage.linear(x, expert_ids, of_parts, out=out[:, start:stop])
+            start = stop
         return out
 
     def in_host_memory(self, count: int) -> MemoryOfParts:
@@ -133,7 +136,7 @@ class MixedExperts(ExpertStorage):
         storage, place = self._places[expert]
         return storage.tensors(place)
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         choices_per_row = len(choices) // max(1, len(x))
         out = x.new_empty(len(choices), self.share.num_rows) if out is None else out
@@ -144,7 +147,8 @@ class MixedExperts(ExpertStorage):
             of_choices = places[choices]
             found = (of_choices >= 0).nonzero().squeeze(1)
             if len(found):
-                out[found] = storage.linear(x[found // choices_per_row], of_choices[found].unsqueeze(1))
+                own = None if bias is None else bias[list(ids)]
+                out[found] = storage.linear(x[found // choices_per_row], of_choices[found].unsqueeze(1), own)
         return out
 
     def in_host_memory(self, count: int) -> ExpertMemory:

@@ -45,8 +45,8 @@ class GroupedExperts(ExpertStorage):
     def tensors(self, expert: int) -> list[Tensor]:
         return [self.experts.data[expert]]
 
-    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
-        return self.experts.linear(x, expert_ids, out=out)
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        return self.experts.linear(x, expert_ids, bias, out=out)
 
     def in_host_memory(self, count: int) -> HostExperts:
         return HostExperts(self, count)

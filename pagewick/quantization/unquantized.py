@@ -60,6 +60,7 @@ class UnquantizedMethod(LinearMethod):
         matrix = _matrix(storage)
         if x.dtype != matrix.data.dtype and storage.spec.has_float32_sums:
             x = x.to(matrix.data.dtype)
+            bias = None if bias is None else bias.to(matrix.data.dtype)
         return matrix.linear(x, bias, out_dtype=out_dtype, out=out)
 
     def take(self, storage: Storage, row_ids: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.published_openai import OPENAI
+
 # fmt: off
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "initializer_range": 0.02,
@@ -334,4 +336,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_GRANITE, "attention_multiplier": 0.0078125, "hidden_size": 4096, "intermediate_size": 12800,
         "logits_scaling": 16.0, "max_position_embeddings": 131072, "rope_theta": 10000000.0,
     },
+    **OPENAI,
 }

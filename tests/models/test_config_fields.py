@@ -210,6 +210,16 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.rope_theta": 9e4},
         {"tie_word_embeddings": False},
     ],
+    "gpt-oss": [
+        {"rms_norm_eps": 0.05},
+        {"sliding_window": 23},
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+        {"num_experts_per_tok": 2},
+        {"attention_bias": False},
+        {"rope_parameters.factor": 5.0},
+        {"rope_parameters.truncate": True},
+        {"tie_word_embeddings": True},
+    ],
     "granite": [
         {"embedding_multiplier": 3.1},
         {"residual_multiplier": 0.45},

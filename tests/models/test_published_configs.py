@@ -26,6 +26,7 @@ _GEMMA3 = "default 256@10000, linear 256@1e+06"
 _FAR = "131072 to 1048576"
 _PHI_END = "2048 | qkv bias, o bias, head bias"
 _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
+_GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias, sinks"
 FACTS = {
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",
     "Llama-2-7b-hf": f"{_LLAMA2} | 4096 |",
@@ -111,6 +112,8 @@ FACTS = {
     "tied, factors 12 0.22 0.125",
     "granite-3.1-8b-instruct": "40 32/8x128 | default 128@1e+07 | all | sequential rms 1e-05 | silu 12800 | 131072 | "
     "tied, factors 12 0.22 0.0625",
+    "gpt-oss-20b": f"24 {_GPT_OSS} | 12 of 128 | sequential rms 1e-05 | 4 of 32 x 2880 | {_GPT_OSS_END}",
+    "gpt-oss-120b": f"36 {_GPT_OSS} | 18 of 128 | sequential rms 1e-05 | 4 of 128 x 2880 | {_GPT_OSS_END}",
 }
 
 
@@ -167,7 +170,7 @@ def other(config: ModelConfig) -> str:
         found.append("learned positions")
     if isinstance(attention, AttentionConfig):
         found += ["qkv bias"] * attention.qkv_bias + ["o bias"] * attention.o_bias
-        found += ["fused"] * (attention.layout == "fused")
+        found += ["fused"] * (attention.layout == "fused") + ["sinks"] * attention.has_sinks
         if norm := attention.head_norm:
             found.append(f"{norm.kind} head norm" + " each" * norm.is_per_head)
         if attention.logit_soft_cap:
@@ -214,6 +217,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("Phi-3-mini-128k-instruct", 32, 4096, 1.190238),
         ("Phi-4-mini-instruct", 32, 4096, 1.190238),
         ("DeepSeek-V2.5", 40, 4096, 1),
+        ("gpt-oss-20b", 32, 4096, 1.346574),
         ("DeepSeek-R1", 40, 4096, 1),
     ],
 )
@@ -231,6 +235,7 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("Mixtral-8x7B-v0.1", ("softmax", True, 1, 1, 1.0)),
         ("Qwen1.5-MoE-A2.7B", ("softmax", False, 1, 1, 1.0)),
         ("Qwen3-30B-A3B", ("softmax", True, 1, 1, 1.0)),
+        ("gpt-oss-120b", ("softmax", True, 1, 1, 1.0)),
         ("DeepSeek-V2-Lite", ("softmax", False, 1, 1, 1.0)),
         ("DeepSeek-V2.5", ("softmax", False, 8, 3, 16.0)),
         ("DeepSeek-R1", ("sigmoid", True, 8, 4, 2.5)),

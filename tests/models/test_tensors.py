@@ -42,6 +42,7 @@ VARIANT_OF = {
     "GPTBigCodeForCausalLM": "starcoder",
     "Starcoder2ForCausalLM": "starcoder2-3b",
     "GraniteForCausalLM": "granite-untied-bias",
+    "GptOssForCausalLM": "gpt-oss",
 }
 CPU = torch.device("cpu")
 
@@ -138,6 +139,9 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
     ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
     ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq",)),
+    ("gpt-oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0")),
+    ("gpt-oss", {"swiglu_alpha": 1.5}, ("swiglu_alpha", "1.5")),
+    ("gpt-oss", {"hidden_act": "gelu"}, ("hidden_act", "gelu")),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ WINDOWS = {
     "gemma-2": (21, True),
     "gemma-3-1b": (18, True),
     "starcoder2-3b": (22, False),
+    "gpt-oss": (20, True),
 }
 
 

@@ -15,6 +15,7 @@ from tests.models.variants import (
     stablelm,
     starcoder,
 )
+from tests.models.variants import deepseek, gemma, glm, gpt_oss, granite, llama, mistral, phi, qwen, stablelm, starcoder
 from tests.models.variants.variant import COMMON, Variant
 
 __all__ = ["COMMON", "VARIANTS", "Variant"]
@@ -22,5 +23,6 @@ __all__ = ["COMMON", "VARIANTS", "Variant"]
 VARIANTS: dict[str, Variant] = {
     name: variant
     for family in (llama, mistral, qwen, qwen_next, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
+    for family in (llama, mistral, qwen, phi, stablelm, gemma, glm, deepseek, starcoder, granite, gpt_oss)
     for name, variant in family.VARIANTS.items()
 }
