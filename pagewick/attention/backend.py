@@ -85,6 +85,10 @@ class BoundHeads(Protocol):
         """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D] as `heads` says, then do what forward does."""
         ...
 
+    def forward_queries(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
+        """Normalise and rotate q [T, H * D] as `heads` says, and attend to what the blocks hold. Returns [T, H, D]."""
+        ...
+
 
 class BoundLatents(Protocol):
     """One layer's latents, bound to the layer's blocks."""

@@ -76,6 +76,11 @@ class NativeHeads:
         q = kernels.rope_and_store(qkv, self.cache, batch.groups[self._group].slot_mapping, self._layout, heads)
         return self._attend(q, batch)
 
+    def forward_queries(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
+        layout = self._layout._replace(num_kv_heads=0)
+        turned = kernels.rope_and_store(q, self.cache, batch.groups[self._group].slot_mapping, layout, heads)
+        return self._attend(turned, batch)
+
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
         metadata = _metadata(batch.groups[self._group], batch, len(q))
         return kernels.paged_attention(q, self.cache, metadata, self._scores)

@@ -96,6 +96,11 @@ class TextRunner:
     """Runs the layers of a checkpoint over batches of a text."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, batches: Sequence[TextBatch]) -> None:
+        if config.block not in BLOCKS:
+            raise ConfigError(
+                f"{config.architecture} cannot be run layer by layer: its layers read more than hidden states\n"
+                "  quantize it at load instead: --quantization"
+            )
         self._source, self._config, self._batches = source, config, batches
         self.names: NameMap = config.name_map(source.names())
         longest = max((int(batch.context_lens.max()) for batch in batches), default=1)

@@ -172,7 +172,7 @@ class LayerGroup:
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
     """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
-    groups = Counter(_kept(layer, num_ranks) for layer in model.layers)
+    groups = Counter(_kept(layer, num_ranks) for layer in model.layers if layer.lender is None)
     return [
         LayerGroup(
             state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count

@@ -10,6 +10,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        latent attention          query heads * 2 latents / R
                        MLP                       3 I / R
                        experts                   3 (A * I + shared I) / R + A * H
+    inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
@@ -134,25 +135,29 @@ def activation_bytes(
 ) -> int:
     """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each."""
     width = 4 * model.hidden_size + max(_layer_width(layer, model.hidden_size, num_ranks) for layer in model.layers)
+    if model.layer_inputs is not None:
+        width += 3 * model.num_layers * model.layer_inputs.size
     num_logits = min(num_logits, num_tokens)
     return num_tokens * width * element_bytes + num_logits * model.vocab_size * logit_bytes
 
 
 def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
-    """Numbers of a token in the wider of attention and MLP."""
-    attention, mlp = layer.attention, layer.mlp
+    """Numbers of a token in the wider of attention and MLP, or experts beside it."""
+    attention = layer.attention
     if isinstance(attention, AttentionConfig):
         width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     elif isinstance(attention, DeltaConfig):
         width = 2 * attention.num_channels + 3 * attention.num_value_heads * attention.value_dim
     else:
         width = attention.num_heads * 2 * attention.latent_size
-    if isinstance(mlp, MlpConfig):
-        inner, outer = mlp.intermediate_size, 0
-    else:
-        inner = mlp.routing.top_k * mlp.intermediate_size + (mlp.shared_intermediate_size or 0)
-        outer = mlp.routing.top_k * hidden_size
-    return max(-(-width // num_ranks), -(-3 * inner // num_ranks) + outer)
+    widest = -(-width // num_ranks)
+    for mlp in (layer.mlp, layer.experts):
+        if isinstance(mlp, MlpConfig):
+            widest = max(widest, -(-3 * mlp.intermediate_size // num_ranks))
+        elif mlp is not None:
+            inner = mlp.routing.top_k * mlp.intermediate_size + (mlp.shared_intermediate_size or 0)
+            widest = max(widest, -(-3 * inner // num_ranks) + mlp.routing.top_k * hidden_size)
+    return widest
 
 
 def _split_width(layer: LayerConfig) -> int:

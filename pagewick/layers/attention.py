@@ -13,7 +13,7 @@ from pagewick.kernels.options import PLAIN_HEADS, HeadOptions, Rotation
 from pagewick.layers.context import LayerContext
 from pagewick.quantization.share import check_floats
 
-__all__ = ["Attention", "AttentionBatch", "HeadOptions", "HeadSinks", "Rotation"]
+__all__ = ["Attention", "AttentionBatch", "BorrowedAttention", "HeadOptions", "HeadSinks", "Rotation"]
 
 
 class Attention(nn.Module):
@@ -64,6 +64,28 @@ class Attention(nn.Module):
         """
         assert self._bound is not None, "bind_cache comes first"
         return self._bound.forward_fused(qkv, batch, heads)
+
+    def forward_queries(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions = PLAIN_HEADS) -> Tensor:
+        """Do what forward_fused does for q [T, num_heads * head_dim], with the keys and values that are stored."""
+        assert self._bound is not None, "bind_cache comes first"
+        return self._bound.forward_queries(q, batch, heads)
+
+
+class BorrowedAttention(nn.Module):
+    """Attention to the keys and values that another layer stores in the same step, before this one. It has no cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not a submodule: the lender is another layer's.
+        self._lenders: tuple[Attention, ...] = ()
+
+    def borrow_from(self, lender: Attention) -> None:
+        """Called once, before forward_fused. The lender has as many heads of the same size, and the same window."""
+        self._lenders = (lender,)
+
+    def forward_fused(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions = PLAIN_HEADS) -> Tensor:
+        """Return [T, num_heads, head_dim] for q [T, num_heads * head_dim]."""
+        return self._lenders[0].forward_queries(q, batch, heads)
 
 
 class HeadSinks(nn.Module):

@@ -8,7 +8,7 @@ from typing import Literal
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class RopeConfig:
     attention_factor: multiplies cos and sin, and so every score by its square.
     mscale_all_dim: yarn's; models with a latent cache scale their scores by it too. 0 if there is none.
     short_factor, long_factor: longrope's divisors, one for each frequency.
+    head_dim: proportional's; frequencies are spread over a head of this size, of which the pairs beyond rotary_dim
+    stand still, and pairs are (i, i + head_dim / 2).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
     """
@@ -42,6 +44,7 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     # Not in the repr, which is a part of the names of KV blocks on disk: blocks of text models keep their names.
+    head_dim: int = field(default=0, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
 
 
@@ -117,6 +120,9 @@ class MoeConfig:
     activation: a name in kernels.reference.ACTIVATIONS, for all experts.
     has_logit_bias: a number for each expert is added to its logit.
     has_router_bias: a number for each expert is added to its score for the choice only (e_score_correction_bias).
+    has_expert_scales: the weight of a chosen expert is multiplied by a number of its own.
+    router_norm_eps: the router's inputs are normalised, with a weight of its own and this eps; None: they are not.
+    logit_scale: factor of the router's outputs.
     shared_intermediate_size: size of the expert that every token uses; None: there is none.
     has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
     Raises ValueError if the numbers contradict each other.
@@ -129,6 +135,9 @@ class MoeConfig:
     has_logit_bias: bool = False
     has_router_bias: bool = False
     has_expert_biases: bool = False
+    has_expert_scales: bool = False
+    router_norm_eps: float | None = None
+    logit_scale: float = 1.0
     shared_intermediate_size: int | None = None
     has_shared_gate: bool = False
 

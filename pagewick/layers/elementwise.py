@@ -1,13 +1,18 @@
-"""Operations on each number by itself, for models: sums, multiples, caps (Gemma 2's, arXiv:2408.00118), activations."""
+"""Operations on each number by itself, for models: sums, products, caps (Gemma 2's, arXiv:2408.00118), activations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.kernels import add, scale, sigmoid_gate, soft_cap
+from pagewick.kernels import add, multiply, scale, sigmoid_gate, soft_cap
+from pagewick.layers.context import LayerContext
+from pagewick.quantization.share import check_floats
 
-__all__ = ["Activation", "add", "scale", "sigmoid_gate", "soft_cap"]
+__all__ = ["Activation", "OutputScale", "add", "multiply", "scale", "sigmoid_gate", "soft_cap"]
 
 
 class Activation(nn.Module):
@@ -22,3 +27,26 @@ class Activation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._function(x, self._kind)
+
+
+class OutputScale(nn.Module):
+    """One number, from the checkpoint, by which every number is multiplied."""
+
+    def __init__(self, context: LayerContext) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=context.dtype, device=context.device), requires_grad=False)
+        self._factor = 1.0
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, "weight"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_floats(tensor, (1,))
+        self.weight.copy_(tensor)
+
+    def finish_loading(self) -> None:
+        """Take the number to the host, where the operation wants it."""
+        self._factor = float(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scale(x, self._factor)

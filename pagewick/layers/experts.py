@@ -84,13 +84,13 @@ class ExpertWeights(nn.Module):
         self,
         x: Tensor,
         logits: Tensor,
-        router_bias: Tensor | None,
+        biases: MoeBiases,
         shared: SharedOutput | None,
         batch: LayerBatch | None = None,
     ) -> Tensor:
-        """router_bias [E] and shared are those of kernels.fused_moe; batch is that of Linear.forward."""
-        biases = MoeBiases(router_bias, self.gate_up_bias, self.down_bias if self._adds_down_bias else None)
-        return self.store(x, logits, biases, shared)  # type: ignore[no-any-return]
+        """biases, those of the experts left out, and shared are those of kernels.fused_moe; batch: as in Linear."""
+        down = self.down_bias if self._adds_down_bias else None
+        return self.store(x, logits, biases._replace(gate_up=self.gate_up_bias, down=down), shared)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         storages = self.store.gate_up, self.store.down

@@ -115,6 +115,9 @@ class MergedColumnParallelLinear(Linear):
         super().__init__(context, prefix, Share(tuple(parts), in_features, (0, in_features)), bias=bias)
 
 
+QkvLayout = Literal["parts", "fused", "by_head", "keys_are_values", "queries"]
+
+
 class QKVParallelLinear(Linear):
     """q_proj, k_proj and v_proj, cut between heads.
 
@@ -122,7 +125,9 @@ class QKVParallelLinear(Linear):
     Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes,
     as are the ids of its heads.
     layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
-    keys, then all values; "by_head": one, in which each head's query, key and value follow each other.
+    keys, then all values; "by_head": one, in which each head's query, key and value follow each other;
+    "keys_are_values": q_proj and k_proj, whose outputs are keys and values; "queries": q_proj alone, and there are no
+    keys and values in the output.
     has_gates: in q_proj, of the layout "parts", each head's query is followed by as many rows, its gates. The output
     then begins with the gates of this rank's heads, num_gates numbers.
     """
@@ -137,23 +142,23 @@ class QKVParallelLinear(Linear):
         total_num_kv_heads: int,
         *,
         bias: bool = False,
-        layout: Literal["parts", "fused", "by_head"] = "parts",
+        layout: QkvLayout = "parts",
         has_gates: bool = False,
     ) -> None:
         rank, size = context.tp_rank, context.tp_size
         first_row, last_row = shard_bounds(total_num_heads * head_dim, rank, size, multiple=head_dim)
         heads = range(first_row // head_dim, last_row // head_dim)
         kv_heads = kv_heads_of_rank(total_num_heads, total_num_kv_heads, rank, size)
-        if layout == "parts":
+        if layout in ("parts", "keys_are_values", "queries"):
             queries = Part("q_proj", total_num_heads * head_dim, ((first_row, last_row),))
             if has_gates:
                 places = [2 * head + is_gate for is_gate in (1, 0) for head in heads]
                 queries = Part("q_proj", 2 * total_num_heads * head_dim, _rows_of(places, head_dim))
-            parts = [
-                queries,
-                Part("k_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
-                Part("v_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
-            ]
+            parts, rows, num_rows = [queries], _rows_of(kv_heads, head_dim), total_num_kv_heads * head_dim
+            if layout == "parts":
+                parts += [Part("k_proj", num_rows, rows), Part("v_proj", num_rows, rows)]
+            elif layout == "keys_are_values":
+                parts.append(Part("k_proj", num_rows, rows * 2))
         else:
             # Positions in the tensor, in heads: of the first query, key and value, and from one to the next of a kind.
             begins, step = (0, total_num_heads, total_num_heads + total_num_kv_heads), 1

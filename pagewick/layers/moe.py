@@ -5,17 +5,20 @@ Module names are checkpoint names. T: tokens; E: experts; H: hidden_size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.kernels.options import SharedOutput
+from pagewick.kernels.options import MoeBiases, SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.experts import ExpertWeights
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, WeightLayer
+from pagewick.layers.norm import RMSNorm
 from pagewick.parallel.sharding import shard_bounds
-from pagewick.quantization.share import whole_rows
+from pagewick.quantization.share import check_floats, whole_rows
 
 
 class MoeLayer(nn.Module):
@@ -30,6 +33,11 @@ class MoeLayer(nn.Module):
         self.gate = Router(context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias)
         if config.has_logit_bias:
             self.gate.add_logit_bias(context)
+        self.router_norm: RMSNorm | None = None
+        if config.router_norm_eps is not None:
+            self.router_norm = RMSNorm(context, hidden_size, config.router_norm_eps)
+        self.expert_scales = ExpertScales(context, config.num_experts) if config.has_expert_scales else None
+        self._logit_scale = config.logit_scale
         self.experts = ExpertWeights(context, f"{prefix}.experts", hidden_size, config)
         self.shared_expert: SharedExpert | None = None
         self.shared_expert_gate: Router | None = None
@@ -40,14 +48,22 @@ class MoeLayer(nn.Module):
         if config.has_shared_gate:
             self.shared_expert_gate = Router(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
 
-    def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, batch: LayerBatch | None = None, router_input: Tensor | None = None
+    ) -> Tensor:
+        """router_input: [T, H], what the router reads in place of the hidden states."""
         gate, shared = None, None
         if self.shared_expert_gate is not None:
             gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
         if self.shared_expert is not None:
             shared = SharedOutput(self.shared_expert(hidden_states, batch), gate)
-        logits, bias = self.gate(hidden_states, batch), self.gate.e_score_correction_bias
-        partial: Tensor = self.experts(hidden_states, logits, bias, shared, batch)
+        routed = hidden_states if router_input is None else router_input
+        logits = self.gate(routed if self.router_norm is None else self.router_norm(routed), batch)
+        if self._logit_scale != 1.0:
+            logits = kernels.scale(logits, self._logit_scale)
+        scales = None if self.expert_scales is None else self.expert_scales.weight
+        biases = MoeBiases(self.gate.e_score_correction_bias, scales=scales)
+        partial: Tensor = self.experts(hidden_states, logits, biases, shared, batch)
         return self._collectives.all_reduce(partial)
 
 
@@ -72,6 +88,23 @@ class Router(WeightLayer):
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         return self.weight.linear(x, self.bias, out_dtype=torch.float32)
+
+
+class ExpertScales(nn.Module):
+    """A factor of each expert's weight: [num_experts] float32, rounded to the dtype of the activations."""
+
+    def __init__(self, context: LayerContext, num_experts: int) -> None:
+        super().__init__()
+        empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
+        self._dtype = context.dtype
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, "weight"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_floats(tensor, tuple(self.weight.shape))
+        self.weight.copy_(tensor.to(self._dtype))
 
 
 class SharedExpert(nn.Module):

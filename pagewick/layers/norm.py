@@ -91,6 +91,11 @@ class HeadNorm(Norm):
         return options.HeadNorm(self.weight, self.bias, self.eps, self._offset, self._is_layer_norm)
 
 
+def plain_head_norm(context: LayerContext, head_dim: int, eps: float) -> options.HeadNorm:
+    """Return the RMS norm of heads that has no weight."""
+    return options.HeadNorm(torch.ones(head_dim, dtype=context.dtype, device=context.device), eps=eps)
+
+
 class HeadNorms(HeadNorm):
     """One weight for each head; the checkpoint calls that of head N of the whole model `norms.N.weight`.
 

@@ -25,10 +25,12 @@ def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
     llama3: long wavelengths are divided by `factor`, short ones kept, those between blended (Llama 3.1's model card and
     reference code). yarn: likewise, with bounds of another kind (arXiv:2309.00071, section 3.2). longrope: each is
     divided by a number of its own, from long_factor if `is_long`, else from short_factor (arXiv:2402.13753).
+    proportional: [head_dim / 2], those of a whole head divided by `factor`, and 0 for the pairs that stand still.
     """
-    powers = config.theta ** (
-        torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / config.rotary_dim
-    )
+    whole = config.head_dim if config.kind == "proportional" else config.rotary_dim
+    powers = config.theta ** (torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / whole)
+    if config.kind == "proportional":
+        return torch.cat((1.0 / powers, torch.zeros((whole - config.rotary_dim) // 2))) / config.factor
     if config.kind == "longrope":
         factors = config.long_factor if is_long else config.short_factor
         return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
@@ -98,8 +100,9 @@ class RotaryEmbedding(nn.Module):
     @property
     def rotation(self) -> str:
         """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
-        sections = f" {self._config.mrope_section}" if self._config.mrope_section else ""
-        return f"{self._config} {'long' if self._is_long else 'short'}{sections}"
+        config = self._config
+        others = "".join(f" {value}" for value in (config.mrope_section, config.head_dim) if value)
+        return f"{config} {'long' if self._is_long else 'short'}{others}"
 
     def forward(self, positions: Tensor) -> CosSin:
         if positions.dim() == 1:

@@ -12,7 +12,14 @@ from typing import Final
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, HeadSinks, Rotation
+from pagewick.layers.attention import (
+    Attention,
+    AttentionBatch,
+    BorrowedAttention,
+    HeadOptions,
+    HeadSinks,
+    Rotation,
+)
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import Activation, add, scale, sigmoid_gate
@@ -20,7 +27,7 @@ from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
-from pagewick.layers.norm import HeadNorm, HeadNorms, LayerNorm, RMSNorm
+from pagewick.layers.norm import HeadNorm, HeadNorms, LayerNorm, RMSNorm, plain_head_norm
 from pagewick.layers.rotary import CosSin
 from pagewick.models.config import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
 
@@ -64,12 +71,21 @@ class DecoderAttention(nn.Module):
         )
         self.q_norm: HeadNorm | None = None
         self.k_norm: HeadNorm | None = None
+        has_keys = layer.lender is None
         if config.head_norm is not None:
             ours = self.qkv_proj
             self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)
-            self.k_norm = _head_norm(context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads)
+            if has_keys:
+                self.k_norm = _head_norm(context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads)
+        self._v_norm = None
+        if config.has_value_norm and has_keys:
+            assert config.head_norm is not None, "its eps is that of values"
+            self._v_norm = plain_head_norm(context, head_dim, config.head_norm.eps)
         self.sinks = HeadSinks(context, self.qkv_proj.heads, config.num_heads) if config.has_sinks else None
         self._is_interleaved = layer.rope is not None and layer.rope.interleaved
+        self.attn: Attention | BorrowedAttention = BorrowedAttention()
+        if not has_keys:
+            return
         self.attn = Attention(
             context,
             self.qkv_proj.num_heads,
@@ -85,11 +101,17 @@ class DecoderAttention(nn.Module):
         return ()
 
     def optional_weights(self) -> Iterable[tuple[str | None, str]]:
-        return ((None, name) for name in _KV_SCALES)
+        return ((None, name) for name in _KV_SCALES if isinstance(self.attn, Attention))
+
+    def borrow_from(self, lender: DecoderAttention) -> None:
+        """Attend to the keys and values of an earlier layer. Called once, if this one has none."""
+        assert isinstance(self.attn, BorrowedAttention) and isinstance(lender.attn, Attention)
+        self.attn.borrow_from(lender.attn)
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         if tensor.numel() != 1:
             raise ModelLoadError(f"its shape is {list(tensor.shape)}, and it must be one number")
+        assert isinstance(self.attn, Attention), "others list no scales"
         for which in _KV_SCALES[name]:
             self.attn.kv_scales[which] = tensor.item()
 
@@ -98,6 +120,7 @@ class DecoderAttention(nn.Module):
             None if angles is None else Rotation(*angles, self._is_interleaved),
             None if self.q_norm is None else self.q_norm.kernel,
             None if self.k_norm is None else self.k_norm.kernel,
+            v_norm=self._v_norm,
         )
         qkv: Tensor = self.qkv_proj(hidden_states, batch)
         # The gates, if there are any, come before the queries.
@@ -186,7 +209,7 @@ class SequentialBlock(Block):
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
-        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.mixer(normed, angles, batch))
         normed, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
         return self.scaled(self.mlp(normed, batch)), residual
@@ -196,7 +219,7 @@ class ParallelBlock(Block):
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
-        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         return self.scaled(add(self.mixer(normed, angles, batch), self.mlp(normed, batch))), residual
 
 
@@ -204,13 +227,13 @@ class SandwichBlock(Block):
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
-        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.post_attention_layernorm(self.mixer(normed, angles, batch)))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         return self.scaled(self.post_feedforward_layernorm(self.mlp(normed, batch))), residual
 
 
-def _add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (normed, x + residual); the first layer has no residual yet."""
     return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
 

@@ -23,12 +23,21 @@ _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
-Block = Literal["sequential", "parallel", "sandwich"]
+#   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
+#               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
+#               such inputs, and h is multiplied by a number of the layer's.
+Block = Literal["sequential", "parallel", "sandwich", "extended"]
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+_SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# Norms around experts beside an MLP: after the MLP, before and after the experts.
+NORMS_OF_EXPERTS: Final = (
+    "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2",
+)  # fmt: skip
 NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "sequential": _NORMS,
     "parallel": _NORMS[:1],
-    "sandwich": (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    "sandwich": _SANDWICH,
+    "extended": _SANDWICH,
 }
 
 
@@ -57,8 +66,10 @@ class AttentionConfig:
     """layout: how the file stores the projections to queries, keys and values.
 
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
-    one tensor, each head's query, key and value one after the other.
+    one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
+    outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
+    has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
     """
 
@@ -68,11 +79,12 @@ class AttentionConfig:
     softmax_scale: float
     qkv_bias: bool = False
     o_bias: bool = False
-    layout: Literal["parts", "fused", "by_head"] = "parts"
+    layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False
     has_sinks: bool = False
+    has_value_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +108,36 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated."""
+    """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated.
+
+    lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
+    in an extended block.
+    """
 
     attention: AttentionConfig | MlaConfig | DeltaConfig
     mlp: MlpConfig | MoeConfig
     rope: RopeConfig | None
     window: int | None = None
+    lender: int | None = None
+    experts: MoeConfig | None = None
 
     @property
     def has_state(self) -> bool:
         """Whether it keeps one state of a sequence, and nothing of each token."""
         return not hasattr(self.attention, "num_heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputsConfig:
+    """Inputs of each layer's own, `size` numbers of a token: from a table of vocab_size rows, and from its embedding.
+
+    activation: of the gate in each layer. eps: of the norm of what comes from the embedding.
+    """
+
+    vocab_size: int
+    size: int
+    activation: str
+    eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +178,7 @@ class ModelConfig:
     norm: NormConfig
     block: Block = "sequential"
     num_position_embeddings: int | None = None
+    layer_inputs: LayerInputsConfig | None = None
     embedding_scale: float = 1.0
     is_embedding_scale_rounded: bool = False
     residual_scale: float = 1.0
@@ -178,7 +210,7 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads in every layer that has some; latent attention has as many as query heads."""
+        """Number of key and value heads of the first layer that has some; latent attention has as many as query heads."""
         attention = self.attention
         return attention.num_kv_heads if isinstance(attention, AttentionConfig) else attention.num_heads
 
@@ -189,10 +221,11 @@ class ModelConfig:
 
     @property
     def attention_width(self) -> int:
-        """Number of query heads times the size of a query as it is compared with keys."""
+        """Number of query heads times the size of the largest query as it is compared with keys."""
         attention = self.attention
         if isinstance(attention, AttentionConfig):
-            return attention.num_heads * attention.head_dim
+            sizes = (layer.attention.head_dim for layer in self.layers if isinstance(layer.attention, AttentionConfig))
+            return attention.num_heads * max(sizes)
         return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
 
     @property
@@ -214,7 +247,8 @@ class ModelConfig:
     @property
     def mixtures(self) -> list[MoeConfig]:
         """The MoeConfig of every layer that has experts."""
-        return [layer.mlp for layer in self.layers if not isinstance(layer.mlp, MlpConfig)]
+        found = (layer.mlp if layer.experts is None else layer.experts for layer in self.layers)
+        return [mixture for mixture in found if not isinstance(mixture, MlpConfig)]
 
     def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
         """Raise ConfigError unless --num-experts-offload-per-rank `per_rank` is possible with this model."""

@@ -19,8 +19,9 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.rotary import RotaryEmbedding
-from pagewick.models.blocks import BLOCKS, make_norm
+from pagewick.models.blocks import DecoderAttention, make_norm
 from pagewick.models.config import ModelConfig
+from pagewick.models.extended import ALL_BLOCKS, LayerInputs
 
 
 class DecoderBatch(AttentionBatch, Protocol):
@@ -63,10 +64,19 @@ class DecoderStack(nn.Module):
         ropes = dict.fromkeys(layer.rope for layer in config.layers)
         self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
         self.rotary = nn.ModuleList(nn.Identity() if rope is None else RotaryEmbedding(context, rope) for rope in ropes)
-        block = BLOCKS[config.block]
+        block = ALL_BLOCKS[config.block]
         self.layers = nn.ModuleList(
             block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
         )
+        attentions = [block_of_layer.get_submodule("self_attn") for block_of_layer in self.layers]
+        for layer, attention in zip(config.layers, attentions, strict=True):
+            if layer.lender is not None:
+                lender = attentions[layer.lender]
+                assert isinstance(attention, DecoderAttention) and isinstance(lender, DecoderAttention)
+                attention.borrow_from(lender)
+        self.layer_inputs: LayerInputs | None = None
+        if config.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(context, config.layer_inputs, config.hidden_size, config.num_layers)
         self.norm = make_norm(context, config)
         self._embedding_scale = config.embedding_scale
         if config.is_embedding_scale_rounded:
@@ -77,9 +87,15 @@ class DecoderStack(nn.Module):
         hidden_states = self.embed(batch)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         angles = [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
-        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
-            hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)
-        assert residual is not None, "a model has at least one layer"
+        if self.layer_inputs is None:
+            for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
+                hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)
+        else:
+            owns = self.layer_inputs(batch.input_ids, hidden_states, batch)
+            for layer, rope, own in zip(self.layers, self._rope_of_layer, owns, strict=True):
+                hidden_states, residual = layer(hidden_states, residual, angles[rope], batch, own)
+        if residual is None:
+            return self.norm(hidden_states)  # type: ignore[no-any-return]
         normed, _ = self.norm.add_and_norm(hidden_states, residual)
         return normed
 

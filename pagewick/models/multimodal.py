@@ -1,4 +1,4 @@
-"""The text part of models that also see images; the vision part of a file is not loaded.
+"""The text part of models that also see images or hear; the other parts of a file are not loaded.
 
 The text part has a config.json of its own, the entry text_config, and its tensors have one of two prefixes.
 """
@@ -13,7 +13,9 @@ from pagewick.models.config import ModelConfig, NameMap, architecture_of
 from pagewick.models.entries import Entries
 
 _DTYPES: Final = ("dtype", "torch_dtype")
-_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*"
+_OTHER_PARTS: Final = (
+    r"(model\.)?(vision_tower|visual|multi_modal_projector|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
+)
 # The newer one first.
 _NAMES: Final = (
     NameMap(parts=(("model", "model.language_model"),)),
@@ -38,4 +40,6 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
     # Null in the text part means missing: the value of the whole file counts then.
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
-    return replace(config, names=_NAMES, ignored=(*config.ignored, _VISION), tie_word_embeddings=is_tied)
+    names = tuple(NameMap(parts=(*outer.parts, *inner.parts)) for outer in _NAMES for inner in config.names)
+    ignored = (_OTHER_PARTS, *config.ignored)
+    return replace(config, names=names, ignored=ignored, tie_word_embeddings=is_tied)

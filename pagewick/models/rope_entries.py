@@ -35,6 +35,8 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     ),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL}),
 }
+# Known to Gemma 4 alone.
+_PROPORTIONAL: Final = "proportional"
 
 
 def read_rope(
@@ -47,6 +49,7 @@ def read_rope(
     default_theta: float = 10000.0,
     default_partial_rotary_factor: float = 1.0,
     layer_type: str | None = None,
+    may_be_proportional: bool = False,
 ) -> RopeConfig:
     """Read the rotary embedding that the file asks for.
 
@@ -56,6 +59,8 @@ def read_rope(
     and for impossible numbers.
     """
     scaling = _scaling(entries, layer_type)
+    if may_be_proportional and scaling.get("rope_type") == _PROPORTIONAL:
+        return _proportional(scaling, head_dim, default_theta)
     kind = _kind(scaling)
     theta_name = "rope_local_base_freq" if layer_type == _SLIDING else "rope_theta"
     theta_at, name = (scaling, "rope_theta") if "rope_theta" in scaling else (entries, theta_name)
@@ -74,6 +79,21 @@ def read_rope(
                 f"half of the {rotary_dim} values per head that are rotated"
             )
     return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, interleaved=interleaved, **numbers)
+
+
+def _proportional(scaling: Entries, head_dim: int, default_theta: float) -> RopeConfig:
+    for name in scaling:
+        if name not in _EVERYWHERE | {"factor"}:
+            raise scaling.wrong(name, f"left out: a rope scaling of type {_PROPORTIONAL} with it is not supported")
+    part = scaling.positive("partial_rotary_factor", 1.0)
+    rotary_dim = 2 * int(min(part, 1.0) * head_dim // 2)
+    if part > 1.0 or rotary_dim < 2 or head_dim % 2:
+        raise scaling.wrong("partial_rotary_factor", f"a part, at most 1, of the head's {head_dim} values")
+    theta = scaling.positive("rope_theta", default_theta)
+    if theta <= 1.0:
+        raise scaling.wrong("rope_theta", "a number above 1")
+    factor = scaling.positive("factor", 1.0)
+    return RopeConfig(theta=theta, kind=_PROPORTIONAL, rotary_dim=rotary_dim, factor=factor, head_dim=head_dim)
 
 
 def _scaling(entries: Entries, layer_type: str | None) -> Entries:

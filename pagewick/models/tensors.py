@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from pagewick.models.config import (
     NORMS_OF_BLOCK,
+    NORMS_OF_EXPERTS,
     AttentionConfig,
     HeadNormConfig,
+    LayerConfig,
+    LayerInputsConfig,
     MlpConfig,
     ModelConfig,
     NameMap,
@@ -96,6 +99,8 @@ class _Table:
         if config.num_position_embeddings is not None:
             positions = _whole(config.num_position_embeddings)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
+        if config.layer_inputs is not None:
+            yield from self._layer_inputs("model.layer_inputs", config.layer_inputs)
         for layer_idx, layer in enumerate(config.layers):
             path = f"model.layers.{layer_idx}"
             if isinstance(layer.attention, AttentionConfig):
@@ -110,6 +115,8 @@ class _Table:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
             for name in NORMS_OF_BLOCK[config.block]:
                 yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.kind == "layer")
+            if config.block == "extended":
+                yield from self._extension(path, layer)
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.kind == "layer")
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
@@ -121,7 +128,12 @@ class _Table:
         queries = _Size(num_heads, last - first).times(config.head_dim)
         keys = _Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
         rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": keys}
-        if config.layout != "parts":
+        if config.layout == "keys_are_values":
+            # A rank keeps them once for each use.
+            rows = {"q_proj": queries, "k_proj": _Size(keys.whole, 2 * keys.kept)}
+        elif config.layout == "queries":
+            rows = {"q_proj": queries}
+        elif config.layout != "parts":
             rows = {"qkv_proj": _Size(queries.whole + 2 * keys.whole, queries.kept + 2 * keys.kept)}
         for name, size in rows.items():
             yield from self._linear(f"{path}.{name}", "attention", size, hidden, has_bias=config.qkv_bias)
@@ -130,7 +142,8 @@ class _Table:
             yield self._tensor(f"{path}.sinks.weight", "attention", _Size(num_heads, last - first))
         if config.head_norm is not None:
             yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, list(range(first, last)))
-            yield from self._head_norm(f"{path}.k_norm", config, config.head_norm, config.num_kv_heads, kv_heads)
+            if config.layout != "queries":
+                yield from self._head_norm(f"{path}.k_norm", config, config.head_norm, config.num_kv_heads, kv_heads)
 
     def _head_norm(
         self, path: str, config: AttentionConfig, norm: HeadNormConfig, num_heads: int, kept: Sequence[int]
@@ -187,9 +200,32 @@ class _Table:
             yield from self._linear(f"{path}.{name}", "mlp", size, hidden, has_bias=config.bias)
         yield from self._linear(f"{path}.down_proj", "mlp", hidden, inner, has_bias=config.bias)
 
+    def _layer_inputs(self, path: str, inputs: LayerInputsConfig) -> Iterator[ModelTensor]:
+        width = _whole(self.config.num_layers * inputs.size)
+        yield self._tensor(f"{path}.embed_tokens.weight", "embedding", self._cut(inputs.vocab_size), width)
+        yield from self._linear(f"{path}.projection", "mlp", width, _whole(self.config.hidden_size))
+        yield from self._norm(f"{path}.norm", inputs.size)
+
+    def _extension(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
+        """Yield the tensors that an extended block has besides those of a sandwich."""
+        hidden, has_bias = _whole(self.config.hidden_size), self.config.norm.kind == "layer"
+        if layer.experts is not None:
+            yield from self._experts(f"{path}.mixture", layer.experts)
+            for name in NORMS_OF_EXPERTS:
+                yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=has_bias)
+        if (inputs := self.config.layer_inputs) is not None:
+            yield from self._linear(f"{path}.layer_input.gate_proj", "mlp", _whole(inputs.size), hidden)
+            yield from self._linear(f"{path}.layer_input.projection", "mlp", hidden, _whole(inputs.size))
+            yield from self._norm(f"{path}.layer_input.norm", self.config.hidden_size, has_bias=has_bias)
+        yield self._tensor(f"{path}.layer_scalar.weight", "norm", _whole(1))
+
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
         experts, hidden = _whole(config.num_experts), _whole(self.config.hidden_size)
         yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
+        if config.router_norm_eps is not None:
+            yield from self._norm(f"{path}.router_norm", self.config.hidden_size)
+        if config.has_expert_scales:
+            yield self._tensor(f"{path}.expert_scales.weight", "router", experts)
         if config.has_logit_bias:
             yield self._tensor(f"{path}.gate.bias", "router", experts)
         if config.has_router_bias:

@@ -45,6 +45,7 @@ def test_heads_share_out_the_hidden_size_unless_their_size_has_a_default(archite
     attention = read_config({key: value for key, value in config.items() if key != "head_dim"}).layers[0].attention
     if isinstance(attention, AttentionConfig):
         model = transformers.AutoConfig.for_model(config["model_type"])
+        model.allow_global_per_layer_attribute_access = True  # Gemma 4 has heads of two sizes
         shared_out = model.hidden_size // model.num_attention_heads
         assert attention.head_dim == (getattr(model, "head_dim", None) or shared_out)
 

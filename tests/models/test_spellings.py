@@ -43,7 +43,8 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# Gemma 4 is younger than the new spelling.
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("gemma-4")])
 def test_old_and_new_files_are_read_alike(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -76,8 +76,12 @@ def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_transformers_has_as_many_parameters(name: str) -> None:
     tensors = dict(reference_of(VARIANTS[name]).named_parameters())
-    # Corrections of routers are buffers there.
-    tensors |= {path: buffer for path, buffer in reference_of(VARIANTS[name]).named_buffers() if path.endswith("_bias")}
+    # Corrections of routers and factors of layers are buffers there.
+    tensors |= {
+        path: buffer
+        for path, buffer in reference_of(VARIANTS[name]).named_buffers()
+        if path.endswith(("_bias", "layer_scalar"))
+    }
     theirs = sum(
         tensor.numel() for path, tensor in tensors.items() if "vision" not in path and "multi_modal" not in path
     )

@@ -35,6 +35,10 @@ VARIANT_OF = {
     "Gemma2ForCausalLM": "gemma-2",
     "Gemma3ForCausalLM": "gemma-3-pattern",
     "Gemma3ForConditionalGeneration": "gemma-3-multimodal",
+    "Gemma4ForCausalLM": "gemma-4-26b-a4b",
+    "Gemma4ForConditionalGeneration": "gemma-4-multimodal",
+    "Gemma4UnifiedForCausalLM": "gemma-4-12b",
+    "Gemma4UnifiedForConditionalGeneration": "gemma-4-12b-multimodal",
     "GlmForCausalLM": "glm-4-9b-chat",
     "Glm4ForCausalLM": "glm-4-0414",
     "DeepseekV2ForCausalLM": "deepseek-v2",
@@ -139,6 +143,12 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
     ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
     ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq",)),
+    ("gemma-4-e2b", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention", "all")),
+    ("gemma-4-e2b", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers", "each kind")),
+    ("gemma-4-e2b", {"vocab_size_per_layer_input": 100}, ("vocab_size_per_layer_input",)),
+    ("gemma-4-e2b", {"per_layer_config": {"3": {"sliding_window": 9}}}, ("per_layer_config.3.sliding_window",)),
+    ("gemma-4-e2b", {"layer_types": ["sliding_attention"] * 5}, ("layer_types", "sees everything")),
+    ("gemma-4-26b-a4b", {"top_k_experts": 9}, ("top_k 9 experts",)),
     ("gpt-oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0")),
     ("gpt-oss", {"swiglu_alpha": 1.5}, ("swiglu_alpha", "1.5")),
     ("gpt-oss", {"hidden_act": "gelu"}, ("hidden_act", "gelu")),
@@ -163,5 +173,6 @@ def test_unimplemented_entries_are_refused(
 def test_every_architecture_is_here() -> None:
     assert set(VARIANT_OF) >= set(ARCHITECTURES)
     assert {f"{variant.config}ForCausalLM" for variant in VARIANTS.values()} >= set(ARCHITECTURES) - {
-        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"
+        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
     }  # fmt: skip

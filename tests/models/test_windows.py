@@ -26,6 +26,7 @@ WINDOWS = {
     "gemma-3-1b": (18, True),
     "starcoder2-3b": (22, False),
     "gpt-oss": (20, True),
+    "gemma-4-e2b": (18, True),
 }
 
 

@@ -6,6 +6,8 @@ from tests.models.variants import (
     deepseek,
     gemma,
     glm,
+    gemma4,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -24,5 +26,6 @@ VARIANTS: dict[str, Variant] = {
     name: variant
     for family in (llama, mistral, qwen, qwen_next, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
     for family in (llama, mistral, qwen, phi, stablelm, gemma, glm, deepseek, starcoder, granite, gpt_oss)
+    for family in (llama, mistral, qwen, phi, stablelm, gemma, gemma4, glm, deepseek, starcoder, granite, gpt_oss)
     for name, variant in family.VARIANTS.items()
 }
