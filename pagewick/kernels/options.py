@@ -120,13 +120,14 @@ class HeadNorm:
 class HeadOptions(NamedTuple):
     """Changes to heads before they are stored: first the norm, then the rotation of queries and keys. None: no change.
 
-    v_norm: of value heads, which are never rotated.
+    v_norm: of value heads, which are never rotated. q_scales: [T] float32, factors of all query heads of a token, last.
     """
 
     rotation: Rotation | None = None
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
     v_norm: HeadNorm | None = None
+    q_scales: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -119,9 +119,10 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     return x.index_select(-1, columns)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, out: Tensor | None = None) -> Tensor:
     """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight + weight_offset [H].
 
+    out: a tensor like x to write the result to, which may be x itself; its rows may lie apart.
     The mean and the division are computed in float32. Without an offset the result is rounded to x.dtype before the
     weight is applied, as in the Llama code of transformers; with one it is rounded once, at the end, as in its Gemma
     code.
@@ -129,8 +130,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
     wide = x.to(_compute_dtype(x))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight_offset:
-        return (normed * (weight.to(wide.dtype) + weight_offset)).to(x.dtype)
-    return (normed.to(x.dtype) * weight).to(x.dtype)
+        result = (normed * (weight.to(wide.dtype) + weight_offset)).to(x.dtype)
+    else:
+        result = (normed.to(x.dtype) * weight).to(x.dtype)
+    return result if out is None else out.copy_(result)
 
 
 def add_rms_norm(
@@ -174,7 +177,7 @@ def rope_and_store(
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     q, kv = heads[:, :num_heads], heads[:, num_heads:]
     k, v = kv.chunk(2, dim=1)
-    turned_q = turn_heads(q, options.q_norm, options.rotation)
+    turned_q = turn_heads(q, options.q_norm, options.rotation, options.q_scales)
     if num_kv_heads:
         v = turn_heads(v, options.v_norm, None)
         store_kv(turn_heads(k, options.k_norm, options.rotation), v, cache, slot_mapping)

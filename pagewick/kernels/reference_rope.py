@@ -53,8 +53,11 @@ def _float32(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> Tensor:
-    """Normalise heads [T, heads, D], then rotate their first R numbers; return a copy, rounded once from float32."""
+def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None, scales: Tensor | None = None) -> Tensor:
+    """Normalise heads [T, heads, D], rotate their first R numbers, then multiply each token's heads by scales [T].
+
+    Returns a copy, rounded once from float32.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if norm is not None:
         if norm.is_layer_norm:
@@ -64,6 +67,8 @@ def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> T
         wide = scaled if norm.bias is None else scaled + norm.bias
     if rotation is not None:
         wide = rotate(wide, rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1), rotation.interleaved)
+    if scales is not None:
+        wide = wide * scales.view(-1, 1, 1)
     return wide.to(x.dtype, copy=True)
 
 

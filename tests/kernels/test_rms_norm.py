@@ -59,6 +59,27 @@ def test_shapes(kernels: Kernels, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(out.double(), expected(x, weight), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 16, 40])
+def test_a_part_of_each_row_is_normalised_in_place(kernels: Kernels, width: int, dtype: torch.dtype) -> None:
+    fused, weight = random_case(6, 50, dtype=dtype)[0], random_case(width, dtype=dtype)[0]
+    before, part = fused.clone(), fused[:, 7 : 7 + width]
+    wanted = kernels.rms_norm(part, weight, EPS)
+    assert kernels.rms_norm(part, weight, EPS, out=part) is part
+    assert torch.equal(part, wanted)
+    before[:, 7 : 7 + width] = wanted
+    assert torch.equal(fused, before)
+
+
+def test_a_result_that_does_not_fit_is_refused(native: NativeKernels) -> None:
+    x, weight = random_case(3, 8, dtype=torch.float32)
+    for out in (torch.empty(3, 7), torch.empty(3, 8, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="differ in shape or dtype"):
+            native.rms_norm(x, weight, EPS, out=out)
+    out = torch.empty(8, 3).T
+    assert torch.equal(native.rms_norm(x, weight, EPS, out=out), reference.rms_norm(x, weight, EPS))
+
+
 def test_heads_inside_a_fused_projection(kernels: Kernels) -> None:
     fused, weight = random_case(6, 5 * 16, dtype=torch.float32)[0], torch.ones(16)
     for x in (fused[:, :16], fused[:, 16:64].view(6, 3, 16), fused.T[:16].T):

@@ -50,6 +50,7 @@ class Case:
     interleaved: bool = False
     norm: str = ""  # or one of NORMS
     norms_values: bool = False
+    is_scaled: bool = False  # queries have factors
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.num_tokens + self.head_dim)
@@ -68,6 +69,8 @@ class Case:
         }
         if self.rotary_dim:
             self.options |= {"cos": angles.cos(), "sin": angles.sin()}
+        if self.is_scaled:
+            self.options["q_scales"] = 0.5 + torch.rand(self.num_tokens, generator=generator)
         if self.norm:
             for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
                 self.options[name] = self._random_norm(heads, generator)
@@ -86,7 +89,8 @@ class Case:
         heads = self.qkv.double().view(self.num_tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         v = self._normed(v, self.options["v_norm"]) if self.norms_values else v
-        return self._turned(q, "q_norm"), self._turned(k, "k_norm"), v
+        q_scales = self.options.get("q_scales", torch.ones(self.num_tokens))
+        return self._turned(q, "q_norm") * q_scales.double().view(-1, 1, 1), self._turned(k, "k_norm"), v
 
     def _turned(self, x: Tensor, norm: str) -> Tensor:
         if self.norm:
@@ -142,6 +146,8 @@ SHAPES = [
     Case(head_dim=20, rotary_dim=6, norm="layer_per_head", num_heads=5, num_kv_heads=5),
     Case(head_dim=63, rotary_dim=18, norm="everything", interleaved=True, num_kv_heads=3),
     Case(rotary_dim=0),
+    Case(head_dim=40, rotary_dim=24, is_scaled=True, num_tokens=19),
+    Case(head_dim=64, rotary_dim=0, norm="rms", is_scaled=True),
     Case(num_tokens=0),
     Case(head_dim=40, rotary_dim=40, norm="rms", norms_values=True, num_tokens=45, block_size=32),
 ]
@@ -279,6 +285,8 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
     refused("cos", cos=torch.ones(7, 33), sin=torch.ones(7, 33))
     refused("cos", cos=case.options["cos"].double())
     refused("does not fit", num_heads=4, num_kv_heads=3)
+    for scales in (torch.ones(6), torch.ones(7, dtype=torch.float64), torch.ones(14)[::2]):
+        refused("q_scales", q_scales=scales)
 
 
 def test_a_packed_cache_and_a_dtype_that_nothing_serves_are_refused() -> None:

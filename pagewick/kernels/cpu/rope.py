@@ -28,17 +28,19 @@ def rope_and_store(
         return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
     num_tokens, (num_heads, num_kv_heads, head_dim) = len(qkv), layout
     _check_qkv(qkv, cache, slot_mapping, layout)
-    rotation, q_norm, k_norm, v_norm = options
+    rotation, q_norm, k_norm, v_norm, q_scales = options
     cos, sin, interleaved = rotation or (None, None, False)
     rotary_dim, angle_stride = (0, 0) if rotation is None else check_rotation(num_tokens, head_dim, rotation)
+    if q_scales is not None and (q_scales.shape != slot_mapping.shape or not _is_float32_row(q_scales)):
+        raise ValueError(f"q_scales {q_scales.dtype} {list(q_scales.shape)} must be contiguous float32 [{num_tokens}]")
     q = empty((num_tokens, num_heads, head_dim), qkv.dtype)
     args = RopeStoreArgs(
-        qkv=qkv.data_ptr(), cos=address(cos), sin=address(sin), slot_mapping=slot_mapping.data_ptr(), q=q.data_ptr(),
-        cache=cache.data.data_ptr(), q_norm=_head_norm(qkv, q_norm, num_heads, head_dim),
-        k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim), v_norm=_head_norm(qkv, v_norm, num_kv_heads, head_dim),
-        num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-        rotary_dim=rotary_dim, qkv_stride=qkv.stride(0), angle_stride=angle_stride, num_blocks=cache.num_blocks,
-        block_size=cache.block_size,
+        qkv=qkv.data_ptr(), cos=address(cos), sin=address(sin), q_scales=address(q_scales),
+        slot_mapping=slot_mapping.data_ptr(), q=q.data_ptr(), cache=cache.data.data_ptr(),
+        q_norm=_head_norm(qkv, q_norm, num_heads, head_dim), k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim),
+        v_norm=_head_norm(qkv, v_norm, num_kv_heads, head_dim), num_tokens=num_tokens, num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, qkv_stride=qkv.stride(0),
+        angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size,
         k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1], dtype=DTYPES[qkv.dtype],
         cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
     )  # fmt: skip
@@ -110,6 +112,10 @@ def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLa
         )
     if slot_mapping.shape != qkv.shape[:1] or slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be contiguous int64 [{len(qkv)}]")
+
+
+def _is_float32_row(values: Tensor) -> bool:
+    return values.dtype == torch.float32 and values.is_contiguous()
 
 
 def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int) -> HeadNormArgs:

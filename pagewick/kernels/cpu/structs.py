@@ -183,7 +183,8 @@ class FusedMoeArgs(Structure):
 @laid_out
 class NormArgs(Structure):
     x: Address; residual: Address; weight: Address; bias: Address; out: Address; new_residual: Address; num_rows: Int64
-    hidden_size: Int64; x_stride: Int64; residual_stride: Int64; eps: Float; weight_offset: Float; dtype: Int32
+    hidden_size: Int64; x_stride: Int64; residual_stride: Int64; out_stride: Int64; eps: Float; weight_offset: Float
+    dtype: Int32
 
 @laid_out
 class QuantizedLinearArgs(Structure):
@@ -211,10 +212,10 @@ class HeadNormArgs(Structure):
 
 @laid_out
 class RopeStoreArgs(Structure):
-    qkv: Address; cos: Address; sin: Address; slot_mapping: Address; q: Address; cache: Address; q_norm: HeadNormArgs
-    k_norm: HeadNormArgs; v_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64; num_kv_heads: Int64
-    head_dim: Int64; rotary_dim: Int64; qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64
-    k_scale: Float; v_scale: Float; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    qkv: Address; cos: Address; sin: Address; q_scales: Address; slot_mapping: Address; q: Address; cache: Address
+    q_norm: HeadNormArgs; k_norm: HeadNormArgs; v_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64
+    num_kv_heads: Int64; head_dim: Int64; rotary_dim: Int64; qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64
+    block_size: Int64; k_scale: Float; v_scale: Float; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
 
 @laid_out
 class RotaryAnglesArgs(Structure):

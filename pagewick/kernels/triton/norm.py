@@ -100,11 +100,12 @@ WORKLOADS = tuple(
 )
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, out: Tensor | None = None) -> Tensor:
     """reference.rms_norm for x [..., H]."""
     if not _is_served(x, weight):
-        return by_definition(reference.rms_norm, x, weight, eps, weight_offset)
-    return _run("rms_offset" if weight_offset else "rms", x, None, weight, None, eps, weight_offset)[0]
+        return by_definition(reference.rms_norm, x, weight, eps, weight_offset, out)
+    normed = _run("rms_offset" if weight_offset else "rms", x, None, weight, None, eps, weight_offset)[0]
+    return normed if out is None else out.copy_(normed)
 
 
 def add_rms_norm(

@@ -30,6 +30,7 @@ _TILE = 1024
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PLAIN_NORM = {"eps": 0.0, "offset": 0.0, "weight_stride": 0}
 _VARYING = ["q_eps", "k_eps", "q_offset", "k_offset", "k_scale", "v_scale", "interleaved", "is_layer_norm", "has_bias"]
+_VARYING += ["has_q_scales"]
 
 
 @triton.jit
@@ -91,16 +92,17 @@ def _store(
 
 @triton.jit(do_not_specialize=_VARYING)
 def rope_store(
-    q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, slots_ptr, cache_ptr, scales_ptr, q_weight_ptr, q_bias_ptr,
-    k_weight_ptr, k_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, q_stride_token, q_stride_head,
-    k_stride_token, k_stride_head, v_stride_token, v_stride_head, angle_stride, cache_stride_block, cache_stride_which,
-    cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which, scales_stride_head,
+    q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, q_scales_ptr, slots_ptr, cache_ptr, scales_ptr, q_weight_ptr,
+    q_bias_ptr, k_weight_ptr, k_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, q_stride_token,
+    q_stride_head, k_stride_token, k_stride_head, v_stride_token, v_stride_head, angle_stride, cache_stride_block,
+    cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which, scales_stride_head,
     q_weight_stride, k_weight_stride, q_eps, k_eps, q_offset, k_offset, k_scale, v_scale, interleaved, is_layer_norm,
-    has_bias, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+    has_bias, has_q_scales, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Process token program_id(0): query heads in the first programs of dimension 1, then as many keys and values.
 
     q [T, H, D], k, v [T, KVH, D]: heads in one piece. out: [T, H, D]. cos, sin: [T, R / 2] float32. slots: [T] int64.
+    q_scales: [T] float32, read with has_q_scales.
     """
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -122,6 +124,7 @@ def rope_store(
             q_ptr + token * q_stride_token, heads, dims, inside, partners, q_weight_ptr, q_bias_ptr, q_weight_stride,
             q_eps, q_offset, cos, sin, is_first, q_stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM,
         )  # fmt: skip
+        q *= tl.load(q_scales_ptr + token, mask=has_q_scales != 0, other=1.0)
         places = out_ptr + (token * num_heads + heads[:, None]) * head_dim + dims[None, :]
         tl.store(places, q.to(out_ptr.dtype.element_ty), mask=inside)
     else:
@@ -150,7 +153,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, has_norm:
     number, cache_format = f"*{TYPE_NAMES[dtype]}", FORMATS.get(cache_dtype, "plain")
     pointers = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", *_NORM_POINTERS)
     signature = dict.fromkeys(pointers if has_norm else pointers[:4], number)
-    signature |= dict.fromkeys(("cos_ptr", "sin_ptr", "scales_ptr"), "*fp32") | {"slots_ptr": "*i64"}
+    signature |= dict.fromkeys(("cos_ptr", "sin_ptr", "q_scales_ptr", "scales_ptr"), "*fp32") | {"slots_ptr": "*i64"}
     signature["cache_ptr"] = "*u8" if cache_dtype in FORMATS else f"*{TYPE_NAMES[cache_dtype]}"
     if cache_format == "plain":
         del signature["scales_ptr"]
@@ -223,10 +226,12 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=k.dtype, device=k.device)
     rotation = options.rotation
-    if rotation is None:
-        # A kernel needs some pointer also where nothing is read from it.
-        cos = sin = slots.view(torch.float32)
-    else:
+    # A kernel needs some pointer also where nothing is read from it.
+    slots = slots.contiguous()
+    cos = sin = q_scales = slots.view(torch.float32)
+    if options.q_scales is not None:
+        q_scales = options.q_scales.contiguous()
+    if rotation is not None:
         cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
     variant = _variant_of(k.dtype, cache.dtype, head_dim, options.q_norm is not None)
     numbers = cache.data if cache.dtype not in FORMATS else cache.data.view(torch.uint8)
@@ -234,15 +239,17 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
     scale_strides = (0, 0, 0) if cache.scales is None else cache.scales.stride()[:3]
     num_tiles = -(-num_heads // variant.constexprs["BLOCK_H"]) + -(-k.shape[1] // variant.constexprs["BLOCK_H"])
     variant.launch(
-        (num_tokens, num_tiles), q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, cos_ptr=cos, sin_ptr=sin, cache_ptr=numbers,
-        slots_ptr=slots.contiguous(), num_heads=num_heads, num_kv_heads=k.shape[1], head_dim=head_dim,
+        (num_tokens, num_tiles), q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, cos_ptr=cos, sin_ptr=sin,
+        q_scales_ptr=q_scales, cache_ptr=numbers, slots_ptr=slots, num_heads=num_heads, num_kv_heads=k.shape[1],
+        head_dim=head_dim,
         rotary_dim=0 if rotation is None else 2 * cos.shape[1], block_size=cache.block_size,
         **_strides("q", q), **_strides("k", k), **_strides("v", v),
         angle_stride=0 if rotation is None else cos.stride(0),
         **_named("cache_stride", ("block", "which", "head", "offset"), numbers.stride()[:4]),
         **_named("scales_stride", ("block", "which", "head"), scale_strides),
         k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1],
-        interleaved=int(rotation is not None and rotation.interleaved), **scales, **_norms(options),
+        interleaved=int(rotation is not None and rotation.interleaved), has_q_scales=int(options.q_scales is not None),
+        **scales, **_norms(options),
     )  # fmt: skip
     return out
 

@@ -5,7 +5,7 @@
 
 namespace pagewick {
 
-// Tensors are contiguous in their last dimension; x_stride, residual_stride are in elements.
+// Tensors are contiguous in their last dimension; x_stride, residual_stride, out_stride are in elements. out may be x.
 struct NormArgs {
   const void* x;         // [num_rows, hidden_size]
   const void* residual;  // [num_rows, hidden_size], or null
@@ -17,6 +17,7 @@ struct NormArgs {
   int64_t hidden_size;
   int64_t x_stride;
   int64_t residual_stride;
+  int64_t out_stride;
   float eps;
   float weight_offset;  // added to the weight; rms_norm only
   DType dtype;          // of every tensor

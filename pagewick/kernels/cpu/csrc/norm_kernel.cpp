@@ -57,7 +57,7 @@ void norm_rows(const NormArgs& args, int64_t first_row, int64_t end_row, const R
       add_row(x, static_cast<const T*>(args.residual) + row * args.residual_stride, new_residual, args.hidden_size);
       x = new_residual;
     }
-    norm_row(args, x, static_cast<T*>(args.out) + row * args.hidden_size);
+    norm_row(args, x, static_cast<T*>(args.out) + row * args.out_stride);
   }
 }
 

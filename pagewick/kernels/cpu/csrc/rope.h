@@ -22,6 +22,7 @@ struct RopeStoreArgs {
   const void* qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
   const float* cos;             // [num_tokens, rotary_dim / 2], rows angle_stride apart; unused where rotary_dim is 0
   const float* sin;
+  const float* q_scales;        // [num_tokens], factors of the turned queries; null: none
   const int64_t* slot_mapping;  // [num_tokens], -1: not stored
   void* q;                      // [num_tokens, num_heads, head_dim]
   void* cache;                  // num_blocks blocks as kv_layout.h says

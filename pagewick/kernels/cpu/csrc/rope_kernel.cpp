@@ -19,6 +19,12 @@ void convert(const Source* source, Target* target, int64_t size) {
   });
 }
 
+void scale_row(float* row, int64_t size, float factor) {
+  for_vectors(0, size, [&](int64_t i, auto count) {
+    store_count(row + i, load_count(row + i, count()) * factor, count());
+  });
+}
+
 // row = a head, in fp32 and normalised; it is number `index` of the heads that `norm` is for.
 template <class T>
 void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int64_t size, float* row) {
@@ -158,6 +164,7 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
   for (int64_t token = first_token; token < end_token; ++token)
     for (int64_t head = 0; head < args.num_heads; ++head) {
       turn_head(args, token, qkv + token * args.qkv_stride + head * args.head_dim, args.q_norm, head, row);
+      if (args.q_scales != nullptr) scale_row(row, args.head_dim, args.q_scales[token]);
       convert(row, static_cast<T*>(args.q) + (token * args.num_heads + head) * args.head_dim, args.head_dim);
     }
   const Storing<T, C> storing = {args, layout, row, rows};
