@@ -19,7 +19,7 @@ from pagewick.attention.native import choose_backend, default_block_size
 from pagewick.calibration.observation import InputObservation, Seen
 from pagewick.errors import ConfigError
 from pagewick.layers.context import LayerContext
-from pagewick.layers.rotary import CosSin, RotaryEmbedding
+from pagewick.layers.rotary import Angles, RotaryEmbedding
 from pagewick.models.blocks import BLOCKS, Block
 from pagewick.models.config import ModelConfig, NameMap
 from pagewick.models.decoder import DecoderStack
@@ -142,7 +142,7 @@ class TextRunner:
         layer = self._config.layers[layer_idx]
         rotary = None if layer.rope is None else RotaryEmbedding(self._context, layer.rope)
         for batch, hidden_states in zip(self._batches, states, strict=True):
-            angles: CosSin | None = None if rotary is None else rotary(batch.positions[0])
+            angles: Angles | None = None if rotary is None else rotary.angles(batch.positions[0])
             try:
                 added, residual = block(hidden_states, None, angles, batch)
             except Enough:

@@ -53,6 +53,7 @@ class Fold:
     reason: str = ""
 
 
+_NO_NORM = "no norm comes before it"
 Stage = tuple[Fold, ...]
 """Folds whose inputs are known as soon as the weights of earlier stages are quantized."""
 
@@ -63,14 +64,22 @@ def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     if config.block == "parallel":
         first = [(Fold((*attention, *mlp), _norm(config, "input_layernorm", layer.mlp)),)]
         return [*first, *_inner(layer.attention), (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))]
-    second = "pre_feedforward_layernorm" if config.block == "sandwich" else "post_attention_layernorm"
+    first_norm, second_norm = _norms_before(config, layer)
     return [
-        (Fold(attention, _norm(config, "input_layernorm", None)),),
+        (Fold(attention, first_norm, _NO_NORM if first_norm is None else ""),),
         *_inner(layer.attention),
         _attention_output(layer.attention),
-        (Fold(mlp, _norm(config, second, layer.mlp)),),
+        (Fold(mlp, second_norm, _NO_NORM if second_norm is None else ""),),
         _mlp_outputs(layer.mlp),
     ]
+
+
+def _norms_before(config: ModelConfig, layer: LayerConfig) -> tuple[NormAbsorber | None, NormAbsorber | None]:
+    """Return the norms before attention and before the MLP."""
+    if config.block == "post_norm":
+        return None, None
+    second = "pre_feedforward_layernorm" if config.block == "sandwich" else "post_attention_layernorm"
+    return _norm(config, "input_layernorm", None), _norm(config, second, layer.mlp)
 
 
 def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> NormAbsorber:

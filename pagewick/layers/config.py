@@ -24,6 +24,7 @@ class RopeConfig:
     short_factor, long_factor: longrope's divisors, one for each frequency.
     head_dim: proportional's; frequencies are spread over a head of this size, of which the pairs beyond rotary_dim
     stand still, and pairs are (i, i + head_dim / 2).
+    query_beta: queries are also multiplied by 1 + query_beta * log(1 + floor(position / the original length)).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
     """
@@ -43,8 +44,10 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    # Not in the repr, which is a part of the names of KV blocks on disk: blocks of text models keep their names.
+    # Not in the repr, which is a part of the names of KV blocks on disk: blocks of text models keep their names, and
+    # keys do not depend on the scale of queries.
     head_dim: int = field(default=0, repr=False)
+    query_beta: float = field(default=0.0, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
 
 

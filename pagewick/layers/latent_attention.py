@@ -15,7 +15,7 @@ from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.norm import RMSNorm
-from pagewick.layers.rotary import CosSin
+from pagewick.layers.rotary import Angles, CosSin
 
 
 class LatentProjection(nn.Module):
@@ -104,8 +104,8 @@ class LatentAttention(nn.Module):
         scoring = Scoring(self.kv_b_proj.num_heads, self._config.softmax_scale)
         self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
 
-    def forward(self, hidden_states: Tensor, cos_sin: CosSin, batch: AttentionBatch) -> Tensor:
-        """cos_sin: two tensors [T, qk_rope_head_dim / 2], as RotaryEmbedding returns them."""
+    def forward(self, hidden_states: Tensor, angles: Angles | CosSin, batch: AttentionBatch) -> Tensor:
+        """angles: those of qk_rope_head_dim / 2 pairs."""
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
         if config.q_lora_rank is None:
@@ -119,7 +119,7 @@ class LatentAttention(nn.Module):
             self.kv_b_proj.queries.linear,
             norm_weight=self.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
-            rotation=Rotation(*cos_sin, config.rope_interleaved),
+            rotation=Rotation(*angles[:2], config.rope_interleaved),
         )
         values = self.kv_b_proj.values.linear(sums)
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]

@@ -123,7 +123,7 @@ class QKVParallelLinear(Linear):
 
     Several ranks may hold the same KV head; see kv_heads_of_rank.
     Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes,
-    as are the ids of its heads.
+    as are the ids of its heads, and of the KV heads that the ranks before this one hold.
     layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
     keys, then all values; "by_head": one, in which each head's query, key and value follow each other;
     "keys_are_values": q_proj and k_proj, whose outputs are keys and values; "queries": q_proj alone, and there are no
@@ -170,6 +170,11 @@ class QKVParallelLinear(Linear):
             parts = [Part("qkv_proj", num_rows, _rows_of(places, head_dim))]
         super().__init__(context, prefix, Share(tuple(parts), hidden_size, (0, hidden_size)), bias=bias)
         self.heads, self.kv_heads = list(heads), kv_heads
+        self.earlier_kv_heads = {
+            head
+            for earlier in range(rank)
+            for head in kv_heads_of_rank(total_num_heads, total_num_kv_heads, earlier, size)
+        }
         self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
         self.num_gates = last_row - first_row if has_gates else 0
 

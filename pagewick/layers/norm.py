@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.kernels import options
 from pagewick.layers.context import LayerContext
+from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.share import check_floats
 
 
@@ -126,3 +127,52 @@ class HeadNorms(HeadNorm):
         for place, head in enumerate(self._heads):
             if head == number:
                 self.weight[place].copy_(tensor)
+
+
+class JointHeadNorm(Norm):
+    """An RMS norm of all heads of a token as one vector (OLMo 2). A rank holds the weights of its heads.
+
+    heads: ids of this rank's heads, in the order in which it holds them; an id may repeat. earlier: ids of the heads
+    that the ranks before this one hold, whose squares this rank does not add to the sum.
+    """
+
+    def __init__(
+        self,
+        context: LayerContext,
+        head_dim: int,
+        eps: float,
+        *,
+        heads: Sequence[int],
+        total_num_heads: int,
+        earlier: Collection[int],
+    ) -> None:
+        super().__init__(context, len(heads) * head_dim, eps, has_bias=False)
+        self._heads, self._shape = list(heads), (total_num_heads, head_dim)
+        counts = [head not in earlier and head not in heads[:place] for place, head in enumerate(heads)]
+        self._is_counted = torch.tensor(counts, device=context.device).repeat_interleave(head_dim)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        num_heads, head_dim = self._shape
+        check_floats(tensor, (num_heads * head_dim,))
+        self.weight.copy_(tensor.view(num_heads, head_dim)[self._heads].flatten())
+
+    def sum_of_squares(self, x: Tensor) -> Tensor:
+        """Return this rank's share of the sum over all heads: [T, heads * head_dim] -> [T] float32."""
+        return (x.to(torch.float32).square() * self._is_counted).sum(-1)
+
+    def scale(self, x: Tensor, squares: Tensor) -> None:
+        """Normalise x [T, heads * head_dim] in place, given the sum of squares [T] over the heads of all ranks."""
+        num_heads, head_dim = self._shape
+        normed = x.to(torch.float32) * torch.rsqrt(squares / (num_heads * head_dim) + self.eps).unsqueeze(-1)
+        x.copy_(normed.to(x.dtype) * self.weight)
+
+
+def norm_jointly(norms: Sequence[JointHeadNorm], heads: Sequence[Tensor], collectives: Collectives) -> None:
+    """Normalise each of `heads` [T, heads * head_dim] in place. The sums of all ranks are added at once."""
+    if collectives.tp_size == 1:
+        for norm, x in zip(norms, heads, strict=True):
+            kernels.rms_norm(x, norm.weight, norm.eps, out=x)
+        return
+    squares = torch.stack([norm.sum_of_squares(x) for norm, x in zip(norms, heads, strict=True)])
+    for norm, x, total in zip(norms, heads, collectives.all_reduce(squares), strict=True):
+        norm.scale(x, total)

@@ -6,6 +6,7 @@ T tokens of a batch, R = rotary_dim values of a head that are rotated.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,14 @@ from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
 
 CosSin = tuple[Tensor, Tensor]
+
+
+class Angles(NamedTuple):
+    """What a batch's positions do to heads. cos, sin: [T, R / 2] float32. q_scales: [T] float32, factors of queries."""
+
+    cos: Tensor
+    sin: Tensor
+    q_scales: Tensor | None = None
 
 
 def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
@@ -96,6 +105,11 @@ class RotaryEmbedding(nn.Module):
         self._config = config
         self._is_long = is_long
         self._frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
+        self._q_scales: Tensor | None = None
+        if config.query_beta:
+            steps = torch.arange(context.max_model_len) // config.original_max_position_embeddings
+            scales = 1 + config.query_beta * torch.log(1 + steps.to(torch.float32))
+            self._q_scales = scales.unsqueeze(1).to(context.device)
 
     @property
     def rotation(self) -> str:
@@ -115,6 +129,15 @@ class RotaryEmbedding(nn.Module):
             for parts in zip(*on_each_axis, strict=True)
         )
         return cos, sin
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Return all that rotation does at these positions [T] or [3, T]."""
+        cos, sin = self(positions)
+        if self._q_scales is None:
+            return Angles(cos, sin)
+        assert positions.dim() == 1, "queries are scaled by a token's only position"
+        scales = kernels.gather_rows(self._q_scales, positions, len(self._q_scales), 1, False)
+        return Angles(cos, sin, scales.view(-1))
 
     def _on_one_axis(self, positions: Tensor) -> CosSin:
         config = self._config

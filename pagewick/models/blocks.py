@@ -1,4 +1,4 @@
-"""The decoder's layers: attention, MLP, and the three ways in which they follow each other (config.Block).
+"""The decoder's layers: attention, MLP, and the four ways in which they follow each other (config.Block).
 
 A block takes hidden states and a residual that has not been added to them yet, and returns such a pair: each addition
 is fused into the norm that follows it. T: tokens of a batch.
@@ -6,7 +6,7 @@ is fused into the norm that follows it. T: tokens of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from torch import Tensor, nn
@@ -27,8 +27,16 @@ from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
-from pagewick.layers.norm import HeadNorm, HeadNorms, LayerNorm, RMSNorm, plain_head_norm
-from pagewick.layers.rotary import CosSin
+from pagewick.layers.norm import (
+    HeadNorm,
+    HeadNorms,
+    JointHeadNorm,
+    LayerNorm,
+    RMSNorm,
+    norm_jointly,
+    plain_head_norm,
+)
+from pagewick.layers.rotary import Angles
 from pagewick.models.config import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
 
 
@@ -69,19 +77,23 @@ class DecoderAttention(nn.Module):
         self.o_proj = RowParallelLinear(
             context, f"{prefix}.o_proj", config.num_heads * head_dim, hidden_size, bias=config.o_bias, multiple=head_dim
         )
-        self.q_norm: HeadNorm | None = None
-        self.k_norm: HeadNorm | None = None
-        has_keys = layer.lender is None
+        self.q_norm: HeadNorm | JointHeadNorm | None = None
+        self.k_norm: HeadNorm | JointHeadNorm | None = None
+        ours, has_keys = self.qkv_proj, layer.lender is None
         if config.head_norm is not None:
-            ours = self.qkv_proj
+            earlier = ours.earlier_kv_heads
             self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)
             if has_keys:
-                self.k_norm = _head_norm(context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads)
+                self.k_norm = _head_norm(
+                    context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads, earlier
+                )
         self._v_norm = None
         if config.has_value_norm and has_keys:
             assert config.head_norm is not None, "its eps is that of values"
             self._v_norm = plain_head_norm(context, head_dim, config.head_norm.eps)
-        self.sinks = HeadSinks(context, self.qkv_proj.heads, config.num_heads) if config.has_sinks else None
+        self._collectives = context.collectives
+        self._row_sizes = [head_dim * heads for heads in (ours.num_heads, ours.num_kv_heads, ours.num_kv_heads)]
+        self.sinks = HeadSinks(context, ours.heads, config.num_heads) if config.has_sinks else None
         self._is_interleaved = layer.rope is not None and layer.rope.interleaved
         self.attn: Attention | BorrowedAttention = BorrowedAttention()
         if not has_keys:
@@ -115,16 +127,20 @@ class DecoderAttention(nn.Module):
         for which in _KV_SCALES[name]:
             self.attn.kv_scales[which] = tensor.item()
 
-    def forward(self, hidden_states: Tensor, angles: CosSin | None, batch: AttentionBatch) -> Tensor:
+    def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         heads = HeadOptions(
-            None if angles is None else Rotation(*angles, self._is_interleaved),
-            None if self.q_norm is None else self.q_norm.kernel,
-            None if self.k_norm is None else self.k_norm.kernel,
+            None if angles is None else Rotation(angles.cos, angles.sin, self._is_interleaved),
+            self.q_norm.kernel if isinstance(self.q_norm, HeadNorm) else None,
+            self.k_norm.kernel if isinstance(self.k_norm, HeadNorm) else None,
             v_norm=self._v_norm,
+            q_scales=None if angles is None else angles.q_scales,
         )
         qkv: Tensor = self.qkv_proj(hidden_states, batch)
         # The gates, if there are any, come before the queries.
         gates, qkv = qkv[:, : self.qkv_proj.num_gates], qkv[:, self.qkv_proj.num_gates :]
+        if isinstance(self.q_norm, JointHeadNorm) and isinstance(self.k_norm, JointHeadNorm):
+            q, k, _ = qkv.split(self._row_sizes, dim=-1)
+            norm_jointly((self.q_norm, self.k_norm), (q, k), self._collectives)
         attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
         if self.qkv_proj.num_gates:
             attended = sigmoid_gate(attended, gates)
@@ -132,8 +148,17 @@ class DecoderAttention(nn.Module):
 
 
 def _head_norm(
-    context: LayerContext, head_dim: int, config: HeadNormConfig, heads: list[int], total_num_heads: int
-) -> HeadNorm:
+    context: LayerContext,
+    head_dim: int,
+    config: HeadNormConfig,
+    heads: list[int],
+    total_num_heads: int,
+    earlier: Collection[int] = (),
+) -> HeadNorm | JointHeadNorm:
+    if config.is_joint:
+        return JointHeadNorm(
+            context, head_dim, config.eps, heads=heads, total_num_heads=total_num_heads, earlier=earlier
+        )
     is_layer_norm = config.kind == "layer"
     if config.is_per_head:
         return HeadNorms(
@@ -207,7 +232,7 @@ class Block(nn.Module):
 
 class SequentialBlock(Block):
     def forward(
-        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.mixer(normed, angles, batch))
@@ -217,7 +242,7 @@ class SequentialBlock(Block):
 
 class ParallelBlock(Block):
     def forward(
-        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         return self.scaled(add(self.mixer(normed, angles, batch), self.mlp(normed, batch))), residual
@@ -225,12 +250,21 @@ class ParallelBlock(Block):
 
 class SandwichBlock(Block):
     def forward(
-        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.post_attention_layernorm(self.mixer(normed, angles, batch)))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         return self.scaled(self.post_feedforward_layernorm(self.mlp(normed, batch))), residual
+
+
+class PostNormBlock(Block):
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        whole = hidden_states if residual is None else add(hidden_states, residual)
+        whole = add(self.scaled(self.post_attention_layernorm(self.self_attn(whole, angles, batch))), whole)
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(whole, batch))), whole
 
 
 def add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -242,4 +276,5 @@ BLOCKS: Final[dict[str, type[Block]]] = {
     "sequential": SequentialBlock,
     "parallel": ParallelBlock,
     "sandwich": SandwichBlock,
+    "post_norm": PostNormBlock,
 }

@@ -23,10 +23,11 @@ _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
+#   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
 #   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
 #               such inputs, and h is multiplied by a number of the layer's.
-Block = Literal["sequential", "parallel", "sandwich", "extended"]
+Block = Literal["sequential", "parallel", "sandwich", "post_norm", "extended"]
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 _SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # Norms around experts beside an MLP: after the MLP, before and after the experts.
@@ -37,6 +38,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "sequential": _NORMS,
     "parallel": _NORMS[:1],
     "sandwich": _SANDWICH,
+    "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "extended": _SANDWICH,
 }
 
@@ -54,11 +56,13 @@ class NormConfig:
 class HeadNormConfig(NormConfig):
     """Normalisation of each head's query and key before they are rotated.
 
-    has_bias: whether a layer norm has one. is_per_head: whether every head has a weight of its own.
+    has_bias: whether a layer norm has one. is_per_head: whether every head has a weight of its own. is_joint: the
+    queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
     """
 
     has_bias: bool = False
     is_per_head: bool = False
+    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class DecoderStack(nn.Module):
         residual: Tensor | None = None
         hidden_states = self.embed(batch)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
-        angles = [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
+        angles = [rope.angles(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
         if self.layer_inputs is None:
             for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)

@@ -18,7 +18,7 @@ from pagewick.layers.embedding import VocabParallelEmbedding
 from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
-from pagewick.layers.rotary import CosSin
+from pagewick.layers.rotary import Angles
 from pagewick.models.blocks import BLOCKS, Block, add_and_norm, make_norm
 from pagewick.models.config import NORMS_OF_EXPERTS, LayerConfig, LayerInputsConfig, ModelConfig
 
@@ -82,7 +82,7 @@ class ExtendedBlock(Block):
         self,
         hidden_states: Tensor,
         residual: Tensor | None,
-        angles: CosSin | None,
+        angles: Angles | None,
         batch: AttentionBatch,
         own: Tensor | None = None,
     ) -> tuple[Tensor, None]:

@@ -149,6 +149,10 @@ class _Table:
         self, path: str, config: AttentionConfig, norm: HeadNormConfig, num_heads: int, kept: Sequence[int]
     ) -> Iterator[ModelTensor]:
         """kept: ids of this rank's heads; one may repeat."""
+        if norm.is_joint:
+            size = _Size(num_heads, len(kept)).times(config.head_dim)
+            yield self._tensor(f"{path}.weight", "norm", size)
+            return
         if not norm.is_per_head:
             yield from self._norm(path, config.head_dim, has_bias=norm.has_bias)
             return

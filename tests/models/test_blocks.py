@@ -46,6 +46,9 @@ def defined(block: nn.Module, kind: str, h: Tensor, scale: float) -> Tensor:
         return torch.tanh(x @ block.get_parameter(f"{name}.weight").double())
 
     h = h.double()
+    if kind == "post_norm":
+        h = h + scale * norm("post_attention_layernorm", part("self_attn", h))
+        return h + scale * norm("post_feedforward_layernorm", part("mlp", h))
     normed = norm("input_layernorm", h)
     attended = part("self_attn", normed)
     if kind == "parallel":
