@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pagewick.layers.config import MlaConfig, RopeConfig
+from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
 from pagewick.models import reading
-from pagewick.models.config import ModelConfig, NameMap, NormConfig
+from pagewick.models.config import MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
@@ -33,7 +33,7 @@ _V3: Final = {
     "norm_topk_prob": True,
     "rope_interleave": True,
 }
-_NAMES = NameMap(parts=(("shared_expert", "shared_experts"),))
+SHARED_EXPERTS: Final = NameMap(parts=(("shared_expert", "shared_experts"),))
 
 
 def read_deepseek_v2(entries: Entries) -> ModelConfig:
@@ -54,27 +54,69 @@ def read_deepseek_v2(entries: Entries) -> ModelConfig:
 
 def read_deepseek_v3(entries: Entries) -> ModelConfig:
     entries = entries.filled(_V3)
+    num_experts = entries.size("n_routed_experts", 256)
+    routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
+    is_interleaved = entries.flag("rope_interleave", False)
+    return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
+
+
+def sigmoid_routing(
+    entries: Entries, num_experts: int, *, default_scaling: float, default_top_k: int = 8
+) -> dict[str, Any]:
+    """V3's way to choose experts: the arguments of Routing."""
     entries.demand("scoring_func", "sigmoid", "sigmoid")
     entries.demand("topk_method", "noaux_tc", "noaux_tc")
-    num_experts = entries.size("n_routed_experts", 256)
-    routing = {
-        "top_k": entries.size("num_experts_per_tok", 8, most=num_experts),
+    return {
+        "top_k": entries.size("num_experts_per_tok", default_top_k, most=num_experts),
         "scoring": "sigmoid",
         "renormalize": entries.flag("norm_topk_prob", False),
         "num_groups": entries.size("n_group"),
         "top_k_groups": entries.size("topk_group"),
         "group_score": "sum_of_two",
-        "scaling": entries.positive("routed_scaling_factor", 2.5),
+        "scaling": entries.positive("routed_scaling_factor", default_scaling),
     }
-    is_interleaved = entries.flag("rope_interleave", False)
-    return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
 
 
 def _read(
     entries: Entries, routing: Mapping[str, Any], *, num_experts: int, default_shared: int, is_interleaved: bool
 ) -> ModelConfig:
+    num_dense = min(reading.read_num_layers(entries), entries.count("first_k_dense_replace"))
+    moe = read_experts(entries, routing, num_experts=num_experts, default_shared=default_shared)
+    return latent_model(entries, first_layers_dense(entries, moe, num_dense), is_interleaved=is_interleaved)
+
+
+def read_experts(entries: Entries, routing: Mapping[str, Any], *, num_experts: int, default_shared: int) -> MoeConfig:
+    """Read the experts of a layer that has some, and the one that they share."""
     entries.demand("moe_layer_freq", 1, 1)
+    expert_size = entries.size("moe_intermediate_size")
+    return reading.make_moe(
+        routing,
+        num_experts=num_experts,
+        intermediate_size=expert_size,
+        activation=reading.read_activation(entries),
+        has_router_bias=routing.get("scoring") == "sigmoid",
+        shared_intermediate_size=expert_size * entries.size("n_shared_experts", default_shared),
+    )
+
+
+def first_layers_dense(entries: Entries, moe: MoeConfig, num_dense: int) -> list[MlpConfig | MoeConfig]:
+    """Return an MLP for each of the first `num_dense` layers, and experts for each of the others."""
+    dense = [reading.read_mlp(entries)] * num_dense if num_dense else []
+    return [*dense, *[moe] * (reading.read_num_layers(entries) - num_dense)]
+
+
+def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
+    """Return regular expressions of the tensors in layers that predict later tokens, which stand behind the others."""
     num_layers = reading.read_num_layers(entries)
+    num_extra = entries.count("num_nextn_predict_layers", default, most=MAX_LAYERS)
+    extra = "|".join(str(layer_idx) for layer_idx in range(num_layers, num_layers + num_extra))
+    return (rf"model\.layers\.({extra})\..*",) if extra else ()
+
+
+def latent_model(
+    entries: Entries, mlps: list[MlpConfig | MoeConfig], *, is_interleaved: bool, default_eps: float = 1e-6
+) -> ModelConfig:
+    """Read a model with latent attention in all layers. mlps: what each layer has behind it."""
     rope_dim = entries.size("qk_rope_head_dim", 64)
     rope = read_rope(
         entries,
@@ -83,27 +125,12 @@ def _read(
         max_position_embeddings=reading.read_max_position(entries),
         interleaved=is_interleaved,
     )
-    activation, expert_size = reading.read_activation(entries), entries.size("moe_intermediate_size")
-    moe = reading.make_moe(
-        routing,
-        num_experts=num_experts,
-        intermediate_size=expert_size,
-        activation=activation,
-        has_router_bias=routing.get("scoring") == "sigmoid",
-        shared_intermediate_size=expert_size * entries.size("n_shared_experts", default_shared),
-    )
-    num_dense = min(num_layers, entries.count("first_k_dense_replace"))
-    dense = [reading.read_mlp(entries)] * num_dense if num_dense else []
-    num_extra = entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS)
-    extra = "|".join(str(layer_idx) for layer_idx in range(num_layers, num_layers + num_extra))
     return reading.model_config(
         entries,
-        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
-        layers=reading.same_layers(
-            num_layers, _attention(entries, rope), [*dense, *[moe] * (num_layers - num_dense)], rope
-        ),
-        names=(_NAMES,),
-        ignored=(rf"model\.layers\.({extra})\..*",) if extra else (),
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
+        layers=reading.same_layers(len(mlps), _attention(entries, rope), mlps, rope),
+        names=(SHARED_EXPERTS,),
+        ignored=later_layers(entries),
     )
 
 

@@ -44,6 +44,8 @@ ARCHITECTURES: Final = {
     "Gemma4UnifiedForConditionalGeneration": "pagewick.models.gemma4:read_gemma4_unified_multimodal",
     "GlmForCausalLM": "pagewick.models.glm:read_glm",
     "Glm4ForCausalLM": "pagewick.models.glm:read_glm4",
+    "Glm4MoeForCausalLM": "pagewick.models.glm_moe:read_glm4_moe",
+    "Glm4MoeLiteForCausalLM": "pagewick.models.glm_moe:read_glm4_moe_lite",
     "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.published_2025 import PUBLISHED_2025
 from tests.models.published_openai import OPENAI
 
 # fmt: off
@@ -153,6 +154,7 @@ _GRANITE: dict[str, Any] = {
     "torch_dtype": "bfloat16", "vocab_size": 49155,
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
+    **PUBLISHED_2025,
     "llama-7b-hf": {
         "architectures": ["LLaMAForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "hidden_act": "silu",
         "hidden_size": 4096, "intermediate_size": 11008, "max_sequence_length": 2048, "model_type": "llama",

@@ -192,6 +192,17 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"q_lora_rank": None},
         {"rope_parameters.mscale_all_dim": 0.8},
     ],
+    "glm-4.5": [
+        {"attention_bias": False},
+        {"use_qk_norm": False},
+        {"rope_parameters.partial_rotary_factor": 0.25},
+        {"routed_scaling_factor": 1.3},
+        {"first_k_dense_replace": 2},
+        {"n_shared_experts": 2},
+        {"rms_norm_eps": 0.02},
+    ],
+    "glm-4.5-air": [{"norm_topk_prob": True}, {"n_group": 3}, {"topk_group": 3}],
+    "glm-4.7-flash": [{"rope_interleave": False}, {"mlp_layer_types": ["dense", "dense", "sparse"]}],
     "starcoder": [
         {"multi_query": False},
         {"scale_attn_weights": False},

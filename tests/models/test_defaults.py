@@ -19,6 +19,12 @@ SIZES = {
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head",
 }  # fmt: skip
+# Entries in place of a class's own defaults: DeepSeek-V2's does not say how many experts there are for a token, and the
+# heads of GLM-4.5's do not share out hidden_size.
+CHANGED: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Glm4MoeForCausalLM": {"num_attention_heads": 64},
+}
 # The text part of a multimodal file is read as that of Gemma3ForCausalLM or MistralForCausalLM is.
 TEXT_ONLY = sorted(name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration"))
 
@@ -26,9 +32,7 @@ TEXT_ONLY = sorted(name for name in ARCHITECTURES if not name.endswith("ForCondi
 def usual(architecture: str) -> dict[str, Any]:
     """The architecture's config.json with all defaults."""
     config_class = getattr(transformers, f"{VARIANTS[VARIANT_OF[architecture]].config}Config")
-    # DeepSeek-V2's class does not say how many experts there are for a token.
-    sizes = {"num_experts_per_tok": 6} if architecture == "DeepseekV2ForCausalLM" else {}
-    return {**config_class(**sizes).to_dict(), "architectures": [architecture]}
+    return {**config_class(**CHANGED.get(architecture, {})).to_dict(), "architectures": [architecture]}
 
 
 @pytest.mark.parametrize("architecture", TEXT_ONLY)
@@ -44,7 +48,7 @@ def test_heads_share_out_the_hidden_size_unless_their_size_has_a_default(archite
     config = usual(architecture)
     attention = read_config({key: value for key, value in config.items() if key != "head_dim"}).layers[0].attention
     if isinstance(attention, AttentionConfig):
-        model = transformers.AutoConfig.for_model(config["model_type"])
+        model = transformers.AutoConfig.for_model(config["model_type"], **CHANGED.get(architecture, {}))
         model.allow_global_per_layer_attribute_access = True  # Gemma 4 has heads of two sizes
         shared_out = model.hidden_size // model.num_attention_heads
         assert attention.head_dim == (getattr(model, "head_dim", None) or shared_out)

@@ -17,6 +17,7 @@ from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
+from tests.models.published_2025 import FACTS_2025
 
 _LLAMA2 = "32 32/32x128 | default 128@10000 | all | sequential rms 1e-05 | silu 11008"
 _LLAMA31 = "32 32/8x128 | llama3 128@500000 | all | sequential rms 1e-05 | silu 14336 | 131072 |"
@@ -28,6 +29,7 @@ _PHI_END = "2048 | qkv bias, o bias, head bias"
 _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
 _GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias, sinks"
 FACTS = {
+    **FACTS_2025,
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",
     "Llama-2-7b-hf": f"{_LLAMA2} | 4096 |",
     "vicuna-7b-v1.5-16k": "32 32/32x128 | linear 128@10000 | all | sequential rms 1e-05 | silu 11008 | 4096 to 16384 |",
@@ -240,6 +242,8 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("DeepSeek-V2.5", ("softmax", False, 8, 3, 16.0)),
         ("DeepSeek-R1", ("sigmoid", True, 8, 4, 2.5)),
         ("Moonlight-16B-A3B", ("sigmoid", True, 1, 1, 2.446)),
+        ("GLM-4.5", ("sigmoid", True, 1, 1, 2.5)),
+        ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
     ],
 )
 def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, float]) -> None:
@@ -294,4 +298,5 @@ def test_embeddings_are_scaled_and_layers_that_predict_later_tokens_ignored() ->
     assert (gemma.embedding_scale, gemma.is_embedding_scale_rounded) == (2048**0.5, True)
     assert read_config(PUBLISHED["DeepSeek-R1"]).ignored == (r"model\.layers\.(61)\..*",)
     assert read_config(PUBLISHED["Moonlight-16B-A3B"]).ignored == ()
+    assert read_config(PUBLISHED["GLM-4.5-Air"]).ignored == (r"model\.layers\.(46)\..*",)
     assert read_config(PUBLISHED["gemma-3-4b-it"]).vocab_size == 262208

@@ -1,0 +1,83 @@
+"""GLM-4.5, 4.6 and 4.7 (Glm4Moe), and GLM-4.7-Flash (Glm4MoeLite). Llama, except:
+
+- All layers but the first have experts and a shared expert; they are chosen as in DeepSeek-V3. Further layers of a
+  file, which predict later tokens, are not used.
+- Glm4Moe: half of each head is rotated; queries, keys and values may have biases; queries and keys may be normalised
+  per head.
+- Glm4MoeLite: latent attention, as in DeepSeek.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pagewick.models import reading
+from pagewick.models.config import HeadNormConfig, ModelConfig, NormConfig
+from pagewick.models.deepseek import (
+    SHARED_EXPERTS,
+    first_layers_dense,
+    latent_model,
+    later_layers,
+    read_experts,
+    sigmoid_routing,
+)
+from pagewick.models.entries import Entries
+
+# Defaults of entries that files leave out.
+_GLM4_MOE: Final = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+}
+_LITE: Final = {
+    **_GLM4_MOE,
+    "num_key_value_heads": 20,
+    "max_position_embeddings": 202752,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "first_k_dense_replace": 1,
+    "rope_interleave": True,
+}
+
+
+def read_glm4_moe(entries: Entries) -> ModelConfig:
+    entries = entries.renamed({"num_nextn_predict_layers": "num_mtp_layers"}).filled(_GLM4_MOE)
+    eps = entries.positive("rms_norm_eps", 1e-5)
+    head_norm = HeadNormConfig(eps=eps) if entries.flag("use_qk_norm", False) else None
+    has_bias = entries.flag("attention_bias", False)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, head_norm=head_norm)
+    num_experts = entries.size("n_routed_experts", 128)
+    routing = sigmoid_routing(entries, num_experts, default_scaling=1.0)
+    moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
+    num_layers = reading.read_num_layers(entries)
+    mlps = first_layers_dense(entries, moe, min(num_layers, entries.count("first_k_dense_replace", 1)))
+    rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.5)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=eps),
+        layers=reading.same_layers(num_layers, attention, mlps, rope),
+        names=(SHARED_EXPERTS,),
+        ignored=later_layers(entries),
+    )
+
+
+def read_glm4_moe_lite(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_LITE)
+    for at in (entries, entries.child("rope_parameters")):
+        if at is not None:
+            at.demand("partial_rotary_factor", 1, 1, "qk_rope_head_dim says what is rotated")
+    num_experts = entries.size("n_routed_experts", 64)
+    routing = sigmoid_routing(entries, num_experts, default_scaling=1.8, default_top_k=4)
+    moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
+    num_layers = reading.read_num_layers(entries)
+    mlps = first_layers_dense(entries, moe, min(num_layers, entries.count("first_k_dense_replace")))
+    if (kinds := entries.texts("mlp_layer_types")) is not None:
+        if len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+            raise entries.wrong("mlp_layer_types", f"a list of num_hidden_layers ({num_layers}) times dense or sparse")
+        dense = reading.read_mlp(entries) if "dense" in kinds else None
+        mlps = [moe if dense is None or kind == "sparse" else dense for kind in kinds]
+    return latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave"), default_eps=1e-5)
