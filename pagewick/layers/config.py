@@ -126,6 +126,7 @@ class MoeConfig:
     has_expert_scales: the weight of a chosen expert is multiplied by a number of its own.
     router_norm_eps: the router's inputs are normalised, with a weight of its own and this eps; None: they are not.
     logit_scale: factor of the router's outputs.
+    is_router_bias_matrix: the file has these numbers as a matrix of one row.
     shared_intermediate_size: size of the expert that every token uses; None: there is none.
     has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
     Raises ValueError if the numbers contradict each other.
@@ -141,6 +142,7 @@ class MoeConfig:
     has_expert_scales: bool = False
     router_norm_eps: float | None = None
     logit_scale: float = 1.0
+    is_router_bias_matrix: bool = False
     shared_intermediate_size: int | None = None
     has_shared_gate: bool = False
 

@@ -30,7 +30,14 @@ class MoeLayer(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
         super().__init__()
         self._collectives = context.collectives
-        self.gate = Router(context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias)
+        self.gate = Router(
+            context,
+            f"{prefix}.gate",
+            hidden_size,
+            config.num_experts,
+            has_bias=config.has_router_bias,
+            is_bias_matrix=config.is_router_bias_matrix,
+        )
         if config.has_logit_bias:
             self.gate.add_logit_bias(context)
         self.router_norm: RMSNorm | None = None
@@ -71,20 +78,35 @@ class Router(WeightLayer):
     """Scores of the experts for each token: [T, H] -> [T, num_experts] in float32, the same on every rank.
 
     The sums are float32 and not rounded, because ranks and batches must not choose different experts. has_bias: there
-    is a bias [num_experts] float32, which is not added here: it changes only which experts are chosen. With one row,
-    the router is the gate of a shared expert, which scores that one alone.
+    is a bias [num_experts] float32, which is not added here: it changes only which experts are chosen. The file may
+    have it as a matrix [1, num_experts]. With one row, the router is the gate of a shared expert, which scores that one
+    alone.
     """
 
     def __init__(
-        self, context: LayerContext, prefix: str, hidden_size: int, num_experts: int, *, has_bias: bool = False
+        self,
+        context: LayerContext,
+        prefix: str,
+        hidden_size: int,
+        num_experts: int,
+        *,
+        has_bias: bool = False,
+        is_bias_matrix: bool = False,
     ) -> None:
         super().__init__(context.make_weight(prefix, whole_rows(num_experts, hidden_size), has_float32_sums=True))
         self.e_score_correction_bias = self.make_vector(torch.float32, context.device) if has_bias else None
         self.bias: nn.Parameter | None = None
+        self._is_bias_matrix = is_bias_matrix
 
     def add_logit_bias(self, context: LayerContext) -> None:
         """Have a bias of the scores, which is part of them (gpt-oss)."""
         self.bias = self.make_vector(context.dtype, context.device)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        if name == "e_score_correction_bias" and self._is_bias_matrix:
+            check_floats(tensor, (1, self.share.num_rows))
+            tensor = tensor[0]
+        super().load_weight(name, tensor, part)
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         return self.weight.linear(x, self.bias, out_dtype=torch.float32)

@@ -19,7 +19,10 @@ CosSin = tuple[Tensor, Tensor]
 
 
 class Angles(NamedTuple):
-    """What a batch's positions do to heads. cos, sin: [T, R / 2] float32. q_scales: [T] float32, factors of queries."""
+    """The numbers that the positions of a batch give.
+
+    cos, sin: [T, R / 2] float32. q_scales: [T] float32, factors of queries.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -135,7 +138,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin = self(positions)
         if self._q_scales is None:
             return Angles(cos, sin)
-        assert positions.dim() == 1, "queries are scaled by a token's only position"
+        assert len(positions.shape) == 1, "queries are scaled by a token's only position"
         scales = kernels.gather_rows(self._q_scales, positions, len(self._q_scales), 1, False)
         return Angles(cos, sin, scales.view(-1))
 

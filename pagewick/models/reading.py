@@ -154,8 +154,9 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
         layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
         raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
     _check_layer_types(entries, layers)
-    # Layers with a window never look far; some models rotate them in a way of their own.
-    farthest = next((layer for layer in layers if layer.window is None and not layer.has_state), layers[0])
+    # Layers with a window never look far; some models rotate them in a way of their own. Some rotate only these.
+    rotated = [layer for layer in layers if layer.rope is not None] or layers
+    farthest = next((layer for layer in rotated if layer.window is None), rotated[0])
     context, longest = read_context(entries, farthest.rope)
     sizes: dict[str, Any] = {
         "architecture": architecture_of(entries.values),

@@ -233,7 +233,8 @@ class _Table:
         if config.has_logit_bias:
             yield self._tensor(f"{path}.gate.bias", "router", experts)
         if config.has_router_bias:
-            yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", experts)
+            sizes = (_whole(1), experts) if config.is_router_bias_matrix else (experts,)
+            yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", *sizes)
         for expert in range(config.num_experts):
             has_bias = config.has_expert_biases
             yield from self._expert(f"{path}.experts.{expert}", "expert", config.intermediate_size, has_bias=has_bias)

@@ -22,7 +22,7 @@ PROMPTS = make_prompts()
 # One of each way in which weights are shared out.
 ON_THREE_RANKS = (
     "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
-    "gpt-bigcode-mha", "gemma-4-31b", "gpt-oss",
+    "gpt-bigcode-mha", "gemma-4-31b", "gpt-oss", "minimax-m2",
 )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def other(config: ModelConfig) -> str:
         found += ["qkv bias"] * attention.qkv_bias + ["o bias"] * attention.o_bias
         found += ["fused"] * (attention.layout == "fused") + ["sinks"] * attention.has_sinks
         if norm := attention.head_norm:
-            found.append(f"{norm.kind} head norm" + " each" * norm.is_per_head)
+            found.append(f"{norm.kind} head norm" + " each" * norm.is_per_head + " joint" * norm.is_joint)
         if attention.logit_soft_cap:
             found.append(f"caps {attention.logit_soft_cap:g} {config.logit_soft_cap:g}")
     if config.logit_scale != 1.0:
@@ -221,6 +221,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("DeepSeek-V2.5", 40, 4096, 1),
         ("gpt-oss-20b", 32, 4096, 1.346574),
         ("DeepSeek-R1", 40, 4096, 1),
+        ("Olmo-3-1025-7B", 8, 8192, 1.207944),
     ],
 )
 def test_positions_are_scaled(name: str, factor: float, original: int, sharper: float) -> None:
@@ -244,6 +245,8 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("Moonlight-16B-A3B", ("sigmoid", True, 1, 1, 2.446)),
         ("GLM-4.5", ("sigmoid", True, 1, 1, 2.5)),
         ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
+        ("MiniMax-M2", ("sigmoid", True, 1, 1, 1.0)),
+        ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
     ],
 )
 def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, float]) -> None:
@@ -257,7 +260,13 @@ def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, floa
 
 @pytest.mark.parametrize(
     ("name", "seeing_all"),
-    [("gemma-2-2b", range(1, 26, 2)), ("gemma-3-1b-it", (5, 11, 17, 23)), ("gemma-3-4b-it", (5, 11, 17, 23, 29))],
+    [
+        ("gemma-2-2b", range(1, 26, 2)),
+        ("gemma-3-1b-it", (5, 11, 17, 23)),
+        ("gemma-3-4b-it", (5, 11, 17, 23, 29)),
+        ("Olmo-3-1025-7B", range(3, 32, 4)),
+        ("EXAONE-4.0-32B", range(3, 64, 4)),
+    ],
 )
 def test_which_layers_see_all(name: str, seeing_all: range | tuple[int, ...]) -> None:
     layers = read_config(PUBLISHED[name]).layers

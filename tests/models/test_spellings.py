@@ -19,6 +19,9 @@ SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
     old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
+    if config["model_type"] == "exaone4":
+        # transformers needs it where there is no window.
+        old["layer_types"] = config["layer_types"]
     if config.get("dtype") is not None:
         old["torch_dtype"] = config["dtype"]
     if "text_config" in config:
@@ -29,8 +32,9 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
         return old
     rope = dict(config["rope_parameters"])
     if "full_attention" in rope:
-        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-        old["sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
+        if config["model_type"] != "olmo3":
+            old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            old["sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
         rope = dict(rope["full_attention"])
     old["rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
@@ -38,7 +42,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "phi3":
         rope.pop("original_max_position_embeddings", None)
     kind = rope.pop("rope_type")
-    key = "rope_type" if kind == "llama3" or config["model_type"].startswith("gemma3") else "type"
+    key = "rope_type" if kind == "llama3" or config["model_type"].startswith(("gemma3", "olmo3")) else "type"
     old["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
     return old
 

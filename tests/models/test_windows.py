@@ -27,6 +27,9 @@ WINDOWS = {
     "starcoder2-3b": (22, False),
     "gpt-oss": (20, True),
     "gemma-4-e2b": (18, True),
+    "olmo-3": (19, True),
+    "exaone-4-32b": (20, True),
+    "smollm3-window": (21, True),
 }
 
 

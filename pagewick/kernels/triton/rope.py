@@ -95,9 +95,10 @@ def rope_store(
     q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, q_scales_ptr, slots_ptr, cache_ptr, scales_ptr, q_weight_ptr,
     q_bias_ptr, k_weight_ptr, k_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, q_stride_token,
     q_stride_head, k_stride_token, k_stride_head, v_stride_token, v_stride_head, angle_stride, cache_stride_block,
-    cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which, scales_stride_head,
-    q_weight_stride, k_weight_stride, q_eps, k_eps, q_offset, k_offset, k_scale, v_scale, interleaved, is_layer_norm,
-    has_bias, has_q_scales, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+    cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which,
+    scales_stride_head, q_weight_stride, k_weight_stride, q_eps, k_eps, q_offset, k_offset, k_scale, v_scale,
+    interleaved, is_layer_norm, has_bias, has_q_scales, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Process token program_id(0): query heads in the first programs of dimension 1, then as many keys and values.
 

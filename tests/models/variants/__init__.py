@@ -9,8 +9,10 @@ from tests.models.variants import (
     gemma4,
     gpt_oss,
     granite,
+    joint_norms,
     llama,
     mistral,
+    others,
     phi,
     qwen,
     qwen_next,
@@ -27,5 +29,21 @@ VARIANTS: dict[str, Variant] = {
     for family in (llama, mistral, qwen, qwen_next, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
     for family in (llama, mistral, qwen, phi, stablelm, gemma, glm, deepseek, starcoder, granite, gpt_oss)
     for family in (llama, mistral, qwen, phi, stablelm, gemma, gemma4, glm, deepseek, starcoder, granite, gpt_oss)
+    for family in (
+        llama,
+        mistral,
+        qwen,
+        phi,
+        stablelm,
+        gemma,
+        gemma4,
+        glm,
+        deepseek,
+        starcoder,
+        granite,
+        gpt_oss,
+        joint_norms,
+        others,
+    )
     for name, variant in family.VARIANTS.items()
 }

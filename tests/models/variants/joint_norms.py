@@ -1,0 +1,40 @@
+"""MiniMax-M2, OLMo 2 and 3, OLMoE: queries and keys normalised over all heads together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+MINIMAX: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}
+OLMO: dict[str, Any] = {**NO_HEAD_DIM, "rms_norm_eps": 1e-4}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def olmo3_rope(full: dict[str, Any]) -> dict[str, Any]:
+    plain = rope(theta=5e5)["rope_parameters"]
+    return {"rope_parameters": {"sliding_attention": plain, "full_attention": full["rope_parameters"]}}
+
+
+VARIANTS = {
+    "minimax-m2": Variant("MiniMaxM2", {**MINIMAX, **rope(theta=5e6, partial_rotary_factor=0.5)}, is_loose=True),
+    "olmo-2": Variant("Olmo2", {**OLMO, **rope(theta=5e5), "num_key_value_heads": 6}),
+    "olmo-2-32b": Variant("Olmo2", {**OLMO, "num_key_value_heads": 1, "attention_bias": True}),
+    "olmo-3": Variant(
+        "Olmo3",
+        {**OLMO, **olmo3_rope(rope("yarn", 5e5, **YARN)), "sliding_window": 19, "num_hidden_layers": 4},
+    ),
+    "olmoe": Variant(
+        "Olmoe",
+        {**OLMO, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24, "num_key_value_heads": 6},
+        is_loose=True,
+    ),
+    "olmoe-normed": Variant(
+        "Olmoe",
+        {
+            **OLMO, "num_experts": 7, "num_experts_per_tok": 2, "intermediate_size": 24, "norm_topk_prob": True,
+            "attention_bias": True, "tie_word_embeddings": True,
+        },
+        is_loose=True,
+    ),
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+ERNIE_MOE: dict[str, Any] = {
+    **NO_HEAD_DIM, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 2,
+    "rms_norm_eps": 1e-4,
+}  # fmt: skip
+LLAMA3 = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+
+VARIANTS = {
+    "smollm3": Variant("SmolLM3", {**NO_HEAD_DIM, **rope(theta=5e6), "num_hidden_layers": 4}),
+    "smollm3-window": Variant(
+        "SmolLM3",
+        {
+            **NO_HEAD_DIM, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 21,
+            "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
+        },
+    ),
+    "seed-oss": Variant("SeedOss", {**rope(theta=1e7), "rms_norm_eps": 1e-4}),
+    "seed-oss-biases": Variant(
+        "SeedOss",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "ernie-4.5": Variant("Ernie4_5", {**rope(theta=5e5), "rms_norm_eps": 1e-4}),
+    "ernie-4.5-bias": Variant(
+        "Ernie4_5", {"use_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 3}
+    ),
+    "ernie-4.5-moe": Variant("Ernie4_5_Moe", {**ERNIE_MOE, **rope(theta=5e5)}, is_loose=True),
+    "ernie-4.5-moe-few": Variant(
+        "Ernie4_5_Moe",
+        {
+            **ERNIE_MOE, "moe_layer_interval": 2, "moe_layer_end_index": 2, "num_hidden_layers": 4,
+            "moe_num_shared_experts": 0, "tie_word_embeddings": False,
+        },
+        is_loose=True,
+    ),
+    "exaone-4-32b": Variant(
+        "Exaone4",
+        {**rope("llama3", 1e6, **LLAMA3), "sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 1e-4},
+    ),
+    "exaone-4-1.2b": Variant(
+        "Exaone4",
+        {**rope(theta=1e6), "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+        nulls=("sliding_window",),
+    ),
+}  # fmt: skip
