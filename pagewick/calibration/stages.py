@@ -86,7 +86,7 @@ def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> 
     readers: list[str] = []
     if isinstance(mlp, MoeConfig):
         readers = ["mlp.gate", *(["mlp.shared_expert_gate"] if mlp.has_shared_gate else [])]
-    return NormAbsorber(name, config.norm.offset, config.norm.kind == "layer", tuple(readers))
+    return NormAbsorber(name, config.norm.offset, config.norm.has_bias, tuple(readers))
 
 
 def _attention_inputs(config: AttentionConfig | MlaConfig | DeltaConfig) -> tuple[Point, ...]:

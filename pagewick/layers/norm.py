@@ -55,10 +55,8 @@ class RMSNorm(Norm):
 class LayerNorm(Norm):
     """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450)."""
 
-    bias: nn.Parameter
-
-    def __init__(self, context: LayerContext, size: int, eps: float) -> None:
-        super().__init__(context, size, eps, has_bias=True)
+    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool) -> None:
+        super().__init__(context, size, eps, has_bias=has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, self.weight, self.bias, self.eps)
@@ -100,6 +98,7 @@ def plain_head_norm(context: LayerContext, head_dim: int, eps: float) -> options
 class HeadNorms(HeadNorm):
     """One weight for each head; the checkpoint calls that of head N of the whole model `norms.N.weight`.
 
+    is_matrix: it has all of them as one matrix, `weight`.
     heads: ids of this rank's heads, in the order in which it holds them; an id may repeat.
     """
 
@@ -112,16 +111,24 @@ class HeadNorms(HeadNorm):
         heads: Sequence[int],
         total_num_heads: int,
         is_layer_norm: bool,
+        is_matrix: bool = False,
     ) -> None:
         super().__init__(context, head_dim, eps, is_layer_norm=is_layer_norm)
         self.weight = empty_parameter(context, len(heads), head_dim)
         self._heads = list(heads)
         self._total_num_heads = total_num_heads
+        self._is_matrix = is_matrix
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        if self._is_matrix:
+            return [(None, "weight")]
         return [(None, f"norms.{head}.weight") for head in range(self._total_num_heads)]
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        if self._is_matrix:
+            check_floats(tensor, (self._total_num_heads, self.weight.shape[-1]))
+            self.weight.copy_(tensor[self._heads])
+            return
         check_floats(tensor, (self.weight.shape[-1],))
         number = int(name.split(".")[1])
         for place, head in enumerate(self._heads):

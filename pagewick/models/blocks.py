@@ -44,7 +44,7 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
     """The model's kind of norm over hidden states."""
     norm = config.norm
     if norm.kind == "layer":
-        return LayerNorm(context, config.hidden_size, norm.eps)
+        return LayerNorm(context, config.hidden_size, norm.eps, has_bias=norm.has_bias)
     return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
 
 
@@ -162,7 +162,13 @@ def _head_norm(
     is_layer_norm = config.kind == "layer"
     if config.is_per_head:
         return HeadNorms(
-            context, head_dim, config.eps, heads=heads, total_num_heads=total_num_heads, is_layer_norm=is_layer_norm
+            context,
+            head_dim,
+            config.eps,
+            heads=heads,
+            total_num_heads=total_num_heads,
+            is_layer_norm=is_layer_norm,
+            is_matrix=config.is_matrix,
         )
     return HeadNorm(
         context, head_dim, config.eps, offset=config.offset, is_layer_norm=is_layer_norm, has_bias=config.has_bias

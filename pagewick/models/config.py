@@ -45,23 +45,24 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """offset: added to the weight of an RMS norm. A layer norm has a bias."""
+    """offset: added to the weight of an RMS norm. has_bias: whether a layer norm has one."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
     offset: float = 0.0
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNormConfig(NormConfig):
     """Normalisation of each head's query and key before they are rotated.
 
-    has_bias: whether a layer norm has one. is_per_head: whether every head has a weight of its own. is_joint: the
+    is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
     queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
     """
 
-    has_bias: bool = False
     is_per_head: bool = False
+    is_matrix: bool = False
     is_joint: bool = False
 
 

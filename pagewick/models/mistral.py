@@ -1,12 +1,13 @@
-"""Mistral (v0.1, v0.2, v0.3, Nemo, Small; the text part of Small 3.1 and 3.2) and Mixtral. Llama, except:
+"""Mistral (v0.1 to v0.3, Nemo, Small; the text part of Small 3.1 and 3.2), Ministral 3 and Mixtral. Llama, except:
 
+- Ministral 3 scales queries by their position.
 - Attention may be limited to a window, in all layers (Mistral v0.1).
 - Mixtral has experts in place of each MLP: the best of a softmax over all, with normalised weights.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
@@ -16,6 +17,15 @@ from pagewick.models.multimodal import read_text_part, text_entries
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
+# Where a file has no entry about rotation at all.
+_MINISTRAL_ROPE: Final = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 # These names are older than the ones that other families use.
 _MIXTRAL_NAMES = NameMap(
     parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3"))
@@ -27,11 +37,19 @@ def read_mistral(entries: Entries) -> ModelConfig:
     return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
 
 
+def read_ministral3(entries: Entries) -> ModelConfig:
+    defaults: dict[str, Any] = {"head_dim": 128, **_SIZES, "max_position_embeddings": 262144}
+    if "rope_scaling" not in entries:
+        entries, defaults = entries.without_null(("rope_parameters",)), {**defaults, "rope_parameters": _MINISTRAL_ROPE}
+    entries = entries.filled(defaults)
+    return _read(entries, reading.read_mlp(entries), default_theta=1e6, has_query_scaling=True)
+
+
 def read_mistral3(entries: Entries) -> ModelConfig:
     text = text_entries(entries)
-    reason = "Ministral 3 scales queries by their position, which is not supported"
-    text.demand("model_type", "mistral", "mistral", reason)
-    return read_text_part(entries, read_mistral, is_tied=text.flag("tie_word_embeddings", False))
+    kind = text.choice("model_type", ("mistral", "ministral3"), "mistral")
+    read = read_mistral if kind == "mistral" else read_ministral3
+    return read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False))
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:
@@ -54,11 +72,12 @@ def _read(
     names: tuple[NameMap, ...] = (NameMap(),),
     default_theta: float = 10000.0,
     default_eps: float = 1e-5,
+    has_query_scaling: bool = False,
 ) -> ModelConfig:
     attention = reading.read_attention(entries)
     num_layers = reading.read_num_layers(entries)
     window = entries.optional_size("sliding_window")
-    rope = reading.read_rope_of(entries, attention, default_theta=default_theta)
+    rope = reading.read_rope_of(entries, attention, default_theta=default_theta, has_query_scaling=has_query_scaling)
     layer = LayerConfig(attention=attention, mlp=mlp, rope=rope, window=window)
     return reading.model_config(
         entries,

@@ -1,6 +1,7 @@
 """The text part of models that also see images or hear; the other parts of a file are not loaded.
 
-The text part has a config.json of its own, the entry text_config, and its tensors have one of two prefixes.
+The text part has a config.json of its own, the entry text_config, and its tensors may have a prefix. In old files of
+Qwen2-VL its entries stand among the others.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from pagewick.models.entries import Entries
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (
-    r"(model\.)?(vision_tower|visual|multi_modal_projector|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
 )
-# The newer one first.
+# The newest one first.
 _NAMES: Final = (
     NameMap(parts=(("model", "model.language_model"),)),
     NameMap(parts=(("model", "language_model.model"), ("lm_head", "language_model.lm_head"))),
+    # Qwen2-VL: the names of the text part by itself.
+    NameMap(),
 )
 
 
@@ -28,7 +31,12 @@ def text_entries(entries: Entries) -> Entries:
     return entries.child("text_config") or Entries({}, "text_config")
 
 
-def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool) -> ModelConfig:
+def read_flat(entries: Entries, read: Callable[[Entries], ModelConfig]) -> ModelConfig:
+    """Read the text part of a file that has its entries among the others."""
+    return replace(read(entries), names=_NAMES, ignored=(_OTHER_PARTS,))
+
+
+def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool = False) -> ModelConfig:
     """Read the text part of a file.
 
     is_tied: whether the head is tied to the embedding if the file as a whole does not say so.

@@ -36,7 +36,7 @@ def read_phi(entries: Entries) -> ModelConfig:
     rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.5)
     return reading.model_config(
         entries,
-        norm=NormConfig(kind="layer", eps=eps),
+        norm=NormConfig(kind="layer", eps=eps, has_bias=True),
         block="parallel",
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
         head_bias=True,

@@ -7,17 +7,20 @@
 - Models for a million tokens (Qwen2.5-1M) attend in chunks of positions. They run up to the first chunk's length.
 - Qwen2-MoE: most layers have experts in place of the MLP, and a shared expert weighted by a sigmoid.
 - Qwen3-MoE: experts without a shared one.
+- Qwen2-VL, 2.5-VL and 3-VL: the text parts, in which the three positions of a token are equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_flat, read_text_part, text_entries
 
 
 def read_qwen2(entries: Entries) -> ModelConfig:
@@ -50,6 +53,35 @@ def read_qwen3_moe(entries: Entries) -> ModelConfig:
     entries = entries.filled({"num_key_value_heads": 4, "max_position_embeddings": 32768})
     mlps = sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
     return _read(entries, _normed_attention(entries), mlps, lambda layer_idx: True)
+
+
+def read_qwen2_vl(entries: Entries) -> ModelConfig:
+    text = text_entries(entries)
+    is_tied = text.flag("tie_word_embeddings", False) or entries.flag("tie_word_embeddings", False)
+    # Old files have the entries of the text part among the others.
+    read = _read_qwen2_vl_text
+    config = read_text_part(entries, read) if "text_config" in entries else read_flat(entries, read)
+    return replace(config, tie_word_embeddings=is_tied)
+
+
+def _read_qwen2_vl_text(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 8, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5})
+    entries.demand("head_dim", None, None, "heads share out hidden_size")
+    attention = reading.read_attention(entries, qkv_bias=True)
+    first = entries.count("max_window_layers", 80)
+    mlp = reading.read_mlp(entries)
+    return _read(entries, attention, mlp, lambda layer_idx: layer_idx >= first, default_theta=1e6, is_mrope=True)
+
+
+def read_qwen3_vl(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_qwen3_vl_text)
+
+
+def _read_qwen3_vl_text(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 32, "max_position_embeddings": 128000, "head_dim": 128})
+    entries.demand("use_sliding_window", False, False)
+    mlp = reading.read_mlp(entries)
+    return _read(entries, _normed_attention(entries), mlp, lambda _: False, default_theta=5e5, is_mrope=True)
 
 
 def _normed_attention(entries: Entries) -> AttentionConfig:
@@ -92,15 +124,19 @@ def _read(
     attention: AttentionConfig,
     mlps: MlpConfig | list[MlpConfig | MoeConfig],
     slides: Callable[[int], bool],
+    **rotation: Any,
 ) -> ModelConfig:
-    """slides: whether a layer sees a window, if the file wants windows and does not list the layers that have one."""
+    """slides: whether a layer sees a window, if the file wants windows and does not list the layers that have one.
+
+    rotation: options of read_rope.
+    """
     num_layers = reading.read_num_layers(entries)
     windows: tuple[int | None, ...] = (None,) * num_layers
     if entries.flag("use_sliding_window", False):
         windows = reading.read_windows(
             entries.filled({"sliding_window": 4096}), [slides(layer_idx) for layer_idx in range(num_layers)]
         )
-    rope = reading.read_rope_of(entries, attention)
+    rope = reading.read_rope_of(entries, attention, **rotation)
     config = reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),

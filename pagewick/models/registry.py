@@ -21,6 +21,7 @@ ARCHITECTURES: Final = {
     "LlamaForCausalLM": "pagewick.models.llama:read_llama",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
+    "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",
     "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
     "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",
     "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",
@@ -31,6 +32,9 @@ ARCHITECTURES: Final = {
     "Qwen3_5ForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_multimodal",
     "Qwen3_5MoeForCausalLM": "pagewick.models.qwen_next:read_qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_moe_multimodal",
+    "Qwen2VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
+    "Qwen3VLForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl",
     "PhiForCausalLM": "pagewick.models.phi:read_phi",
     "Phi3ForCausalLM": "pagewick.models.phi:read_phi3",
     "StableLmForCausalLM": "pagewick.models.stablelm:read_stablelm",
@@ -55,6 +59,8 @@ ARCHITECTURES: Final = {
     "Ernie4_5ForCausalLM": "pagewick.models.ernie:read_ernie",
     "Ernie4_5_MoeForCausalLM": "pagewick.models.ernie:read_ernie_moe",
     "Exaone4ForCausalLM": "pagewick.models.exaone:read_exaone4",
+    "CohereForCausalLM": "pagewick.models.cohere:read_cohere",
+    "Cohere2ForCausalLM": "pagewick.models.cohere:read_cohere2",
     "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
@@ -62,7 +68,7 @@ ARCHITECTURES: Final = {
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
 }
-_SUFFIX: Final = "ForCausalLM"
+_TASKS: Final = ("ForCausalLM", "ForConditionalGeneration")
 # Architectures whose names resemble a supported one, and how they differ.
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
@@ -96,9 +102,9 @@ def check_architecture(architecture: str) -> None:
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
     # Full names would fill a terminal.
-    stems = [name.removesuffix(_SUFFIX) for name in ARCHITECTURES if name.endswith(_SUFFIX)]
-    others = [name for name in ARCHITECTURES if not name.endswith(_SUFFIX)]
-    lines.append(f"  supported: {', '.join(stems)}, each with {_SUFFIX} behind it; {', '.join(others)}")
+    for task in _TASKS:
+        stems = [name.removesuffix(task) for name in ARCHITECTURES if name.endswith(task)]
+        lines.append(f"  supported with {task} behind the name: {', '.join(stems)}")
     raise ModelLoadError("\n".join(lines))
 
 

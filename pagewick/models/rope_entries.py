@@ -23,6 +23,9 @@ _ORIGINAL: Final = "original_max_position_embeddings"
 # Microsoft's first Phi-3 files call longrope su.
 _OLD_NAMES: Final = {"su": "longrope"}
 _EVERYWHERE: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+# Entries of single families: of Qwen's models that see images, and of Ministral 3, whose second one has no effect.
+_MROPE: Final = frozenset({"mrope_section", "mrope_interleaved"})
+_QUERIES: Final = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
 # linear: files often give the original length, which no formula uses. yarn: `finetuned` has no effect either.
 _KNOWN: Final[dict[str, frozenset[str]]] = {
     "default": frozenset(),
@@ -50,18 +53,22 @@ def read_rope(
     default_partial_rotary_factor: float = 1.0,
     layer_type: str | None = None,
     may_be_proportional: bool = False,
+    is_mrope: bool = False,
+    has_query_scaling: bool = False,
 ) -> RopeConfig:
     """Read the rotary embedding that the file asks for.
 
     rotary_dim: if not given, head_dim times the file's partial_rotary_factor (or rotary_pct), rounded down.
     layer_type: the type to read for, in families whose layer types rotate differently.
+    is_mrope: the file says which pairs turn with which of three positions; in a text these are equal.
+    has_query_scaling: the file says how queries are scaled by their position.
     Raises ModelLoadError, which names the entry, for a kind of scaling or an entry within it that is not implemented,
     and for impossible numbers.
     """
     scaling = _scaling(entries, layer_type)
     if may_be_proportional and scaling.get("rope_type") == _PROPORTIONAL:
         return _proportional(scaling, head_dim, default_theta)
-    kind = _kind(scaling)
+    kind = _kind(scaling, (_MROPE if is_mrope else frozenset()) | (_QUERIES if has_query_scaling else frozenset()))
     theta_name = "rope_local_base_freq" if layer_type == _SLIDING else "rope_theta"
     theta_at, name = (scaling, "rope_theta") if "rope_theta" in scaling else (entries, theta_name)
     theta = theta_at.positive(name, default_theta)
@@ -78,6 +85,9 @@ def read_rope(
                 f"config.json: {name} has {len(numbers[name])} numbers, and must have {rotary_dim // 2}: "
                 f"half of the {rotary_dim} values per head that are rotated"
             )
+    if has_query_scaling:
+        numbers = {_ORIGINAL: _original_length(scaling, entries, max_position_embeddings), **numbers}
+        numbers["query_beta"] = scaling.positive("llama_4_scaling_beta")
     return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, interleaved=interleaved, **numbers)
 
 
@@ -117,10 +127,14 @@ def _scaling(entries: Entries, layer_type: str | None) -> Entries:
     return new if new.values else old
 
 
-def _kind(scaling: Entries) -> RopeKind:
-    """Return the kind of scaling. Raises ModelLoadError if the kind, or an entry that it would ignore, is unknown."""
+def _kind(scaling: Entries, others: frozenset[str] = frozenset()) -> RopeKind:
+    """Return the kind of scaling. Raises ModelLoadError if the kind, or an entry that it would ignore, is unknown.
+
+    others: entries that the family reads besides.
+    """
     names = [name for name in ("rope_type", "type") if name in scaling]
-    kinds = {name: _OLD_NAMES.get(value := scaling.text(name), value) for name in names}
+    old_names = {**_OLD_NAMES, "mrope": "default"} if others >= _MROPE else _OLD_NAMES
+    kinds = {name: old_names.get(value := scaling.text(name), value) for name in names}
     if len(set(kinds.values())) > 1:
         raise scaling.wrong("type", f"the same as rope_type, {kinds['rope_type']}")
     kind = kinds[names[0]] if names else "default"
@@ -129,7 +143,7 @@ def _kind(scaling: Entries) -> RopeKind:
     if not names and "factor" in scaling:
         raise scaling.wrong("rope_type", f"one of {', '.join(_KNOWN)}, as there is a factor")
     for name in scaling:
-        if name not in _KNOWN[kind] | _EVERYWHERE:
+        if name not in _KNOWN[kind] | _EVERYWHERE | others:
             raise scaling.wrong(name, f"left out: a rope scaling of type {kind} with it is not supported")
     return cast(RopeKind, kind)
 
@@ -312,6 +326,7 @@ def _overridden(own: object, scaling: Mapping[str, Any] | None, theta: float | N
     """Override one object; the base and the rotated part of a head are no part of the scaling and stay the file's."""
     before = dict(own) if isinstance(own, Mapping) else {}
     if scaling is not None:
-        kept = {name: before[name] for name in ("rope_theta", "partial_rotary_factor") if before.get(name) is not None}
+        own_names = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")
+        kept = {name: before[name] for name in own_names if before.get(name) is not None}
         before = {**kept, **scaling}
     return before if theta is None else {**before, "rope_theta": theta}

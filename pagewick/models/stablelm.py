@@ -22,7 +22,7 @@ def read_stablelm(entries: Entries) -> ModelConfig:
     rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.25)
     return reading.model_config(
         entries,
-        norm=NormConfig(kind="layer", eps=eps),
+        norm=NormConfig(kind="layer", eps=eps, has_bias=True),
         block="parallel" if entries.flag("use_parallel_residual", False) else "sequential",
         layers=reading.same_layers(reading.read_num_layers(entries), attention, reading.read_mlp(entries), rope),
         names=(NameMap(parts=(("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))),),

@@ -62,7 +62,7 @@ def read_gpt_bigcode(entries: Entries) -> ModelConfig:
     return reading.model_config(
         entries,
         tie_word_embeddings=True,
-        norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_epsilon", 1e-5)),
+        norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_epsilon", 1e-5), has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
         num_position_embeddings=entries.size("max_position_embeddings"),
         names=(_GPT2_NAMES,),
@@ -85,7 +85,7 @@ def read_starcoder2(entries: Entries) -> ModelConfig:
     return reading.model_config(
         entries,
         tie_word_embeddings=True,
-        norm=NormConfig(kind="layer", eps=entries.positive("norm_epsilon", 1e-5)),
+        norm=NormConfig(kind="layer", eps=entries.positive("norm_epsilon", 1e-5), has_bias=True),
         layers=(layer,) * reading.read_num_layers(entries),
         names=(_STARCODER2_NAMES,),
     )

@@ -114,10 +114,10 @@ class _Table:
             else:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
             for name in NORMS_OF_BLOCK[config.block]:
-                yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.kind == "layer")
+                yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.has_bias)
             if config.block == "extended":
                 yield from self._extension(path, layer)
-        yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.kind == "layer")
+        yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
 
@@ -152,6 +152,10 @@ class _Table:
         if norm.is_joint:
             size = _Size(num_heads, len(kept)).times(config.head_dim)
             yield self._tensor(f"{path}.weight", "norm", size)
+            return
+        if norm.is_matrix:
+            heads = _Size(num_heads, len(kept))
+            yield self._tensor(f"{path}.weight", "norm", heads, _whole(config.head_dim))
             return
         if not norm.is_per_head:
             yield from self._norm(path, config.head_dim, has_bias=norm.has_bias)

@@ -40,6 +40,23 @@ _ERNIE: dict[str, Any] = {
     "max_position_embeddings": 131072, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True, "vocab_size": 103424,
 }
+_COHERE: dict[str, Any] = {
+    "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
+    "eos_token_id": 255001, "hidden_act": "silu", "hidden_size": 8192, "initializer_range": 0.02,
+    "intermediate_size": 22528, "layer_norm_eps": 1e-05, "logit_scale": 0.0625, "max_position_embeddings": 8192,
+    "model_max_length": 131072, "model_type": "cohere", "num_attention_heads": 64, "num_hidden_layers": 40,
+    "num_key_value_heads": 64, "pad_token_id": 0, "rope_theta": 8000000.0, "torch_dtype": "float16",
+    "use_cache": True, "use_qk_norm": False, "vocab_size": 256000,
+}
+_QWEN_VL: dict[str, Any] = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    "hidden_size": 3584, "image_token_id": 151655, "initializer_range": 0.02, "intermediate_size": 18944,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": {"mrope_section": [16, 24, 24], "type": "mrope"},
+    "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_cache": True, "use_sliding_window": False, "video_token_id": 151656, "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652, "vision_token_id": 151654, "vocab_size": 152064,
+}
 _EXAONE_ROPE = {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                 "original_max_position_embeddings": 8192, "rope_type": "llama3"}
 _EXAONE: dict[str, Any] = {
@@ -67,6 +84,60 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         "use_routing_bias": True, "vocab_size": 200064,
         "quantization_config": {"activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
                                 "weight_block_size": [128, 128]},
+    },
+    "Ministral-3-8B-Instruct-2512": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
+        "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2, "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+        "text_config": {
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+            "intermediate_size": 14336, "max_position_embeddings": 262144, "model_type": "ministral3",
+            "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_parameters": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                "rope_type": "yarn", "type": "yarn",
+            },
+            "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 131072,
+        },
+    },
+    "Qwen2-VL-7B-Instruct": {
+        **_QWEN_VL, "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl",
+        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "model_type": "qwen2_vl"},
+    },
+    "Qwen2.5-VL-7B-Instruct": {
+        **_QWEN_VL, "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+        "max_position_embeddings": 128000,
+        "vision_config": {"depth": 32, "hidden_size": 1280, "model_type": "qwen2_5_vl", "out_hidden_size": 3584},
+    },
+    "Qwen3-VL-8B-Instruct": {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
+        "text_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "dtype": "bfloat16",
+            "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+            "intermediate_size": 12288, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+            "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            "rope_theta": 5000000, "use_cache": True, "vocab_size": 151936,
+        },
+        "tie_word_embeddings": False, "vision_config": {"depth": 27, "model_type": "qwen3_vl"},
+    },
+    "c4ai-command-r-v01": _COHERE,
+    "c4ai-command-r-plus": {
+        **_COHERE, "hidden_size": 12288, "intermediate_size": 33792, "logit_scale": 0.8333333333333334,
+        "num_attention_heads": 96, "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 75000000.0,
+        "use_qk_norm": True,
+    },
+    "c4ai-command-r7b-12-2024": {
+        **{name: value for name, value in _COHERE.items() if name not in ("model_max_length", "use_qk_norm")},
+        "architectures": ["Cohere2ForCausalLM"], "cache_implementation": "hybrid", "head_dim": 128,
+        "hidden_size": 4096, "intermediate_size": 14336, "layer_switch": 4, "logit_scale": 0.25,
+        "max_position_embeddings": 132096, "model_type": "cohere2", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "torch_dtype": "bfloat16",
+        "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
+        "use_parallel_embedding": True,
     },
     "SmolLM3-3B": {
         "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -140,6 +211,20 @@ FACTS_2025 = {
     "1: silu 10240, 46: 4 of 64 x 1536 + 1536 | 202752 |",
     "MiniMax-M2": "62 48/8x128 | default 64@5e+06 | all | sequential rms 1e-06 | 8 of 256 x 1536 | 196608 | "
     "rms head norm joint",
+    "Ministral-3-8B-Instruct-2512": "34 32/8x128 | yarn 128@1e+06 | all | sequential rms 1e-05 | silu 14336 | "
+    "262144 | queries 0.1 from 16384",
+    "Qwen2-VL-7B-Instruct": "28 28/4x128 | default 128@1e+06 | all | sequential rms 1e-06 | silu 18944 | 32768 | "
+    "qkv bias",
+    "Qwen2.5-VL-7B-Instruct": "28 28/4x128 | default 128@1e+06 | all | sequential rms 1e-06 | silu 18944 | 128000 | "
+    "qkv bias",
+    "Qwen3-VL-8B-Instruct": "36 32/8x128 | default 128@5e+06 | all | sequential rms 1e-06 | silu 12288 | 262144 | "
+    "rms head norm",
+    "c4ai-command-r-v01": "40 64/64x128 | default 128@8e+06 in pairs | all | parallel layer 1e-05 | silu 22528 | "
+    "131072 | tied, factors 1 1 0.0625",
+    "c4ai-command-r-plus": "64 96/8x128 | default 128@7.5e+07 in pairs | all | parallel layer 1e-05 | silu 33792 | "
+    "131072 | tied, layer head norm each, factors 1 1 0.833333",
+    "c4ai-command-r7b-12-2024": "32 32/8x128 | default 128@50000 in pairs, none | 24 of 4096 | parallel layer 1e-05 | "
+    "silu 14336 | 132096 | tied, factors 1 1 0.25",
     "SmolLM3-3B": "36 16/4x128 | default 128@5e+06, none | all | sequential rms 1e-06 | silu 11008 | 65536 | tied",
     "Seed-OSS-36B-Instruct": "64 80/8x128 | default 128@1e+07 | all | sequential rms 1e-06 | silu 27648 | 524288 | "
     "qkv bias",

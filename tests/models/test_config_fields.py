@@ -14,12 +14,14 @@ import torch
 
 from tests.models.answers import Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, save
+from tests.models.entry_changes_2025 import CHANGES_2025
 
 PROMPTS = make_prompts((2, 90, 61))
 NUM_NEW_TOKENS = 4
 
 # variant -> the entries to change, each alone: dotted where one stands within another; None is null.
 CHANGES: dict[str, list[dict[str, Any]]] = {
+    **CHANGES_2025,
     "llama": [
         {"rms_norm_eps": 0.02},
         {"rope_parameters.rope_theta": 9000.0},
@@ -191,47 +193,6 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"first_k_dense_replace": 2},
         {"q_lora_rank": None},
         {"rope_parameters.mscale_all_dim": 0.8},
-    ],
-    "glm-4.5": [
-        {"attention_bias": False},
-        {"use_qk_norm": False},
-        {"rope_parameters.partial_rotary_factor": 0.25},
-        {"routed_scaling_factor": 1.3},
-        {"first_k_dense_replace": 2},
-        {"n_shared_experts": 2},
-        {"rms_norm_eps": 0.02},
-    ],
-    "glm-4.5-air": [{"norm_topk_prob": True}, {"n_group": 3}, {"topk_group": 3}],
-    "glm-4.7-flash": [{"rope_interleave": False}, {"mlp_layer_types": ["dense", "dense", "sparse"]}],
-    "minimax-m2": [
-        {"num_experts_per_tok": 2},
-        {"rope_parameters.partial_rotary_factor": 0.25},
-        {"rope_parameters.rope_theta": 900.0},
-        {"rms_norm_eps": 0.02},
-    ],
-    "smollm3": [{"no_rope_layer_interval": 2}, {"no_rope_layers": [0, 1, 1, 1]}, {"tie_word_embeddings": False}],
-    "smollm3-window": [{"use_sliding_window": False}, {"sliding_window": 22}],
-    "seed-oss": [{"attention_bias": False}, {"attention_out_bias": True}, {"mlp_bias": True}, {"head_dim": 12}],
-    "olmo-2": [{"rms_norm_eps": 0.02}, {"attention_bias": True}, {"rope_parameters.rope_theta": 9e4}],
-    "olmo-3": [
-        {"sliding_window": 20},
-        {"layer_types": ["full_attention", "sliding_attention"] * 2},
-        {"rope_parameters.full_attention.factor": 3.0},
-        {"rope_parameters.sliding_attention.rope_theta": 900.0},
-    ],
-    "olmoe": [{"norm_topk_prob": True}, {"num_experts_per_tok": 2}, {"rms_norm_eps": 0.02}],
-    "ernie-4.5": [{"use_bias": True}, {"rope_parameters.rope_theta": 9e4}, {"tie_word_embeddings": False}],
-    "ernie-4.5-moe": [
-        {"moe_k": 2},
-        {"moe_num_shared_experts": 1},
-        {"moe_layer_start_index": 2},
-        {"moe_layer_end_index": 1},
-    ],
-    "exaone-4-32b": [
-        {"sliding_window": 21},
-        {"layer_types": ["full_attention", "sliding_attention"] * 2},
-        {"rope_parameters.factor": 2.0},
-        {"rms_norm_eps": 0.02},
     ],
     "starcoder": [
         {"multi_query": False},

@@ -177,6 +177,9 @@ def other(config: ModelConfig) -> str:
             found.append(f"{norm.kind} head norm" + " each" * norm.is_per_head + " joint" * norm.is_joint)
         if attention.logit_soft_cap:
             found.append(f"caps {attention.logit_soft_cap:g} {config.logit_soft_cap:g}")
+    rope = config.layers[0].rope
+    if rope is not None and rope.query_beta:
+        found.append(f"queries {rope.query_beta:g} from {rope.original_max_position_embeddings}")
     if config.logit_scale != 1.0:
         found.append(f"factors {config.embedding_scale:g} {config.residual_scale:g} {config.logit_scale:g}")
     return ", ".join(found + ["head bias"] * config.head_bias)
@@ -222,6 +225,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("gpt-oss-20b", 32, 4096, 1.346574),
         ("DeepSeek-R1", 40, 4096, 1),
         ("Olmo-3-1025-7B", 8, 8192, 1.207944),
+        ("Ministral-3-8B-Instruct-2512", 16, 16384, 1),
     ],
 )
 def test_positions_are_scaled(name: str, factor: float, original: int, sharper: float) -> None:

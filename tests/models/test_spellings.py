@@ -43,7 +43,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
         rope.pop("original_max_position_embeddings", None)
     kind = rope.pop("rope_type")
     key = "rope_type" if kind == "llama3" or config["model_type"].startswith(("gemma3", "olmo3")) else "type"
-    old["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
+    old["rope_scaling"] = None if kind == "default" and not rope else {key: kind, **rope}
     return old
 
 

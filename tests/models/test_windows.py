@@ -30,6 +30,7 @@ WINDOWS = {
     "olmo-3": (19, True),
     "exaone-4-32b": (20, True),
     "smollm3-window": (21, True),
+    "command-r7b": (20, True),
 }
 
 

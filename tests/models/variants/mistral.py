@@ -1,4 +1,4 @@
-"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (head_dim is not hidden_size / num_heads), Small 3.1; Mixtral."""
+"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (heads of any size), Small 3.1; Ministral 3; Mixtral."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ PIXTRAL = {
     "image_size": 16, "patch_size": 8, "model_type": "pixtral",
 }  # fmt: skip
 
+MINISTRAL = rope(
+    "yarn", 1e6, factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0,
+    llama_4_scaling_beta=0.5,
+)  # fmt: skip
+
 VARIANTS = {
     "mistral-v0.1": Variant("Mistral", {**NO_HEAD_DIM, "sliding_window": 24, "rms_norm_eps": 1e-5}),
     "mistral-v0.3": Variant("Mistral", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
@@ -22,6 +27,17 @@ VARIANTS = {
             **dict.fromkeys(COMMON),
             "text_config": {**COMMON, **rope(theta=1e6), "sliding_window": None, "model_type": "mistral"},
             "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": False,
+        },
+    ),
+    "ministral-3": Variant("Ministral3", {**MINISTRAL, "sliding_window": None}),
+    "ministral-3-window": Variant(
+        "Ministral3", {**MINISTRAL, "sliding_window": 50, "tie_word_embeddings": True, "num_key_value_heads": 1}
+    ),
+    "ministral-3-multimodal": Variant(
+        "Mistral3",
+        {
+            **dict.fromkeys(COMMON), "text_config": {**COMMON, **MINISTRAL, "model_type": "ministral3"},
+            "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": True,
         },
     ),
     "mixtral": Variant("Mixtral", {**NO_HEAD_DIM, **EXPERTS, **rope(theta=1e6)}, is_loose=True),

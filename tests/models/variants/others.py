@@ -1,4 +1,4 @@
-"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4."""
+"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4, Command R, R+ and R7B."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ ERNIE_MOE: dict[str, Any] = {
 }  # fmt: skip
 LLAMA3 = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
 
+COHERE: dict[str, Any] = {**NO_HEAD_DIM, **rope(theta=8e3), "layer_norm_eps": 1e-3, "logit_scale": 0.6}
+
 VARIANTS = {
+    "command-r": Variant("Cohere", {**COHERE, "num_key_value_heads": 6}),
+    "command-r-plus": Variant("Cohere", {**COHERE, "use_qk_norm": True}),
+    "command-r-bias-untied": Variant("Cohere", {**COHERE, "attention_bias": True, "tie_word_embeddings": False}),
+    "command-r7b": Variant("Cohere2", {**COHERE, "sliding_window": 20, "num_hidden_layers": 4}),
     "smollm3": Variant("SmolLM3", {**NO_HEAD_DIM, **rope(theta=5e6), "num_hidden_layers": 4}),
     "smollm3-window": Variant(
         "SmolLM3",

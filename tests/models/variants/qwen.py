@@ -1,8 +1,10 @@
-"""Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen; Qwen3; Qwen2-MoE (shared expert); Qwen3-MoE."""
+"""Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen; Qwen3; Qwen2-MoE (shared expert); Qwen3-MoE; Qwen2-VL, 2.5-VL and 3-VL."""
 
 from __future__ import annotations
 
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from typing import Any
+
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 YARN = rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=32)
 WINDOW = {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 4}
@@ -11,6 +13,24 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 40,
 }  # fmt: skip
 QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
+
+def vision(text: dict[str, Any], sections: list[int], **entries: Any) -> dict[str, Any]:
+    """A model that also sees images. sections: the pairs that turn with time, row and column."""
+    text = {**COMMON, **text}
+    turned = {**text.pop("rope_parameters", rope(theta=1e6)["rope_parameters"]), "mrope_section": sections}
+    text_config = {name: value for name, value in text.items() if value is not None}
+    return {
+        **dict.fromkeys(COMMON), "text_config": {**text_config, "rope_parameters": turned}, "vision_config": VISION,
+        "image_token_id": 190, "video_token_id": 191, "vision_start_token_id": 188, "vision_end_token_id": 189,
+        **entries,
+    }  # fmt: skip
+
+
+VISION = {
+    "depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 24,
+    "out_hidden_size": 96, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+}  # fmt: skip
 
 VARIANTS = {
     "qwen2": Variant("Qwen2", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
@@ -23,6 +43,12 @@ VARIANTS = {
     "qwen3-tied-bias": Variant("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3-yarn": Variant("Qwen3", {**YARN, "rms_norm_eps": 1e-3}),
     "qwen3-window": Variant("Qwen3", {**WINDOW, "max_window_layers": 1}),
+    "qwen2-vl": Variant("Qwen2VL", vision({**NO_HEAD_DIM, "rms_norm_eps": 1e-4}, [2, 3, 3])),
+    "qwen2.5-vl-window": Variant(
+        "Qwen2_5_VL",
+        vision({**NO_HEAD_DIM, **WINDOW, **YARN, "max_window_layers": 2}, [2, 3, 3], tie_word_embeddings=True),
+    ),
+    "qwen3-vl": Variant("Qwen3VL", vision({"attention_bias": True}, [4, 2, 2], tie_word_embeddings=True)),
     "qwen2-moe": Variant("Qwen2Moe", QWEN2_MOE, is_loose=True),
     "qwen2-moe-normed": Variant("Qwen2Moe", {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False}, is_loose=True),
     "qwen2-moe-sparse-step": Variant(
