@@ -129,9 +129,9 @@ class DecoderAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         heads = HeadOptions(
-            None if angles is None else Rotation(angles.cos, angles.sin, self._is_interleaved),
-            self.q_norm.kernel if isinstance(self.q_norm, HeadNorm) else None,
-            self.k_norm.kernel if isinstance(self.k_norm, HeadNorm) else None,
+            rotation=None if angles is None else Rotation(angles.cos, angles.sin, self._is_interleaved),
+            q_norm=self.q_norm.kernel if isinstance(self.q_norm, HeadNorm) else None,
+            k_norm=self.k_norm.kernel if isinstance(self.k_norm, HeadNorm) else None,
             v_norm=self._v_norm,
             q_scales=None if angles is None else angles.q_scales,
         )

@@ -216,7 +216,7 @@ class _Table:
 
     def _extension(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
         """Yield the tensors that an extended block has besides those of a sandwich."""
-        hidden, has_bias = _whole(self.config.hidden_size), self.config.norm.kind == "layer"
+        hidden, has_bias = _whole(self.config.hidden_size), self.config.norm.has_bias
         if layer.experts is not None:
             yield from self._experts(f"{path}.mixture", layer.experts)
             for name in NORMS_OF_EXPERTS:

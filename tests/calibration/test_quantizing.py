@@ -33,7 +33,7 @@ WIDE: Final = {"hidden_size": 96, "intermediate_size": 96}
 KINDS: Final = (
     "llama-bias-tied", "llama-1", "qwen3", "phi-3-mini-4k", "phi-gqa-qk-layernorm", "starcoder", "gpt-bigcode-mha",
     "starcoder2-3b", "gemma-2", "granite-untied-bias", "mixtral", "qwen2-moe-dense-layers", "deepseek-v2-lite",
-    "deepseek-v3",
+    "deepseek-v3", "olmo-2", "ministral-3", "command-r-plus",
 )  # fmt: skip
 
 # The deep run takes them all.

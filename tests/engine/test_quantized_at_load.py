@@ -123,7 +123,10 @@ def test_two_ranks_have_the_blocks_of_one(is_kept: bool, tmp_path: Path) -> None
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("name", ["llama-bias-tied", "phi-3-mini-4k", "gemma-2", "starcoder2-3b"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama-bias-tied", "phi-3-mini-4k", "gemma-2", "starcoder2-3b", "glm-4.5", "minimax-m2", "ernie-4.5-moe"],
+)
 def test_checkpoints_of_other_families_whose_rows_are_short(name: str, tmp_path: Path, cache: Path) -> None:
     """Their rows have less than 256 columns, and some of them less than 32."""
     write_checkpoint(name, tmp_path / "model")

@@ -25,7 +25,7 @@ PROMPTS = make_prompts((5, 1, 19))
     [
         ("llama", 1, 0), ("llama", 2, 0), ("llama-bias-tied", 2, 0), ("phi-3-mini-4k", 2, 0), ("starcoder", 1, 0),
         ("gemma-2", 1, 0), ("qwen2-moe", 2, 0), ("qwen2-moe", 2, 1), ("deepseek-v3", 1, 0), ("deepseek-v3", 1, 3),
-        ("deepseek-v2", 2, 0),
+        ("deepseek-v2", 2, 0), ("glm-4.5", 2, 0), ("glm-4.7-flash", 1, 0), ("minimax-m2", 1, 2),
     ],
 )  # fmt: skip
 def test_every_matrix_is_int8(name: str, world_size: int, per_rank: int, tmp_path: Path) -> None:
