@@ -1,23 +1,45 @@
-"""Granite 3: Llama, except for four factors.
+"""Granite 3, dense or with experts (1B-A400M, 3B-A800M): Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
+The experts of a layer are the best of a softmax over all, with normalised weights.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
-from pagewick.models.config import ModelConfig, NormConfig
+from pagewick.models.config import MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
+
+_NAMES: Final = NameMap()
+# Experts are stacked in the file: weights/stacked.py.
+_MOE_NAMES: Final = NameMap(parts=(("mlp.gate", "block_sparse_moe.router.layer"), ("mlp.experts", "block_sparse_moe")))
 
 
 def read_granite(entries: Entries) -> ModelConfig:
+    return _read(entries, reading.read_mlp(entries, bias=entries.flag("mlp_bias", False)))
+
+
+def read_granite_moe(entries: Entries) -> ModelConfig:
+    num_experts = entries.size("num_local_experts", 8)
+    moe = reading.make_moe(
+        {"top_k": entries.size("num_experts_per_tok", 2, most=num_experts), "renormalize": True},
+        num_experts=num_experts,
+        intermediate_size=entries.size("intermediate_size"),
+        activation=reading.read_activation(entries),
+    )
+    return _read(entries, moe, _MOE_NAMES)
+
+
+def _read(entries: Entries, mlp: MlpConfig | MoeConfig, names: NameMap = _NAMES) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(
         entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=entries.positive("attention_multiplier", 1.0)
     )
-    mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))
     rope = reading.read_rope_of(entries, attention)
     return reading.model_config(
         entries,
@@ -26,4 +48,5 @@ def read_granite(entries: Entries) -> ModelConfig:
         embedding_scale=entries.positive("embedding_multiplier", 1.0),
         residual_scale=entries.positive("residual_multiplier", 1.0),
         logit_scale=1.0 / entries.positive("logits_scaling", 1.0),
+        names=(names,),
     )

@@ -35,6 +35,7 @@ ARCHITECTURES: Final = {
     "Qwen2VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
     "Qwen3VLForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl_moe",
     "PhiForCausalLM": "pagewick.models.phi:read_phi",
     "Phi3ForCausalLM": "pagewick.models.phi:read_phi3",
     "StableLmForCausalLM": "pagewick.models.stablelm:read_stablelm",
@@ -66,6 +67,7 @@ ARCHITECTURES: Final = {
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
+    "GraniteMoeForCausalLM": "pagewick.models.granite:read_granite_moe",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
 }
 _TASKS: Final = ("ForCausalLM", "ForConditionalGeneration")
@@ -80,6 +82,8 @@ _REFUSED: Final = {
     "YiForCausalLM": "it is Yi as first published; use the files of LlamaForCausalLM",
     "GPT2LMHeadCustomModel": "its code lies in the repository; of SantaCoder use bigcode/gpt_bigcode-santacoder",
     "DeepseekV32ForCausalLM": "its attention is sparse",
+    "Llama4ForCausalLM": "its attention is cut into chunks",
+    "Llama4ForConditionalGeneration": "its attention is cut into chunks",
 }
 # Endings of models that do not generate text, and what they do.
 _OTHER_TASKS: Final = {

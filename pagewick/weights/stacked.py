@@ -28,16 +28,31 @@ class Stacking:
     """How the checkpoints of an architecture stack experts.
 
     owner: the end of the name of the module that has them. num_experts, inner: entries of config.json with their number
-    and with I. is_transposed: numbers are [E, C, N], else [E, N, C]. is_interleaved: gate and up have every other
-    output, else gate has the first half. has_biases: there are biases [E, N] as well.
+    and with I. is_transposed: numbers are [E, C, N], else [E, N, C]; None: the shape says which. is_interleaved: gate
+    and up have every other output, else gate has the first half. has_biases: there are biases [E, N] as well. names:
+    ends of names of stacks that are not gate_up_proj and down_proj, each with the usual one.
     """
 
     owner: str
     num_experts: str
     inner: str
-    is_transposed: bool = False
+    is_transposed: bool | None = False
     is_interleaved: bool = False
     has_biases: bool = False
+    names: tuple[tuple[str, str], ...] = ()
+
+    def usual_name(self, name: str) -> str:
+        """Return the name that a tensor of the file would have in most files."""
+        for own, usual in self.names:
+            if name.endswith(own):
+                return name.removesuffix(own) + usual
+        return name
+
+    def name_in_file(self, usual_name: str) -> str:
+        for own, usual in self.names:
+            if usual_name.endswith(usual):
+                return usual_name.removesuffix(usual) + own
+        return usual_name
 
 
 _GEMMA4: Final = Stacking(".experts", "num_experts", "moe_intermediate_size")
@@ -46,6 +61,14 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     "GptOssForCausalLM": Stacking(
         ".mlp.experts", "num_local_experts", "intermediate_size", is_transposed=True, is_interleaved=True,
         has_biases=True,
+    ),
+    # transformers writes what it has read in another order than that of the published files.
+    "Qwen3VLMoeForConditionalGeneration": Stacking(
+        ".mlp.experts", "num_experts", "moe_intermediate_size", is_transposed=None
+    ),
+    "GraniteMoeForCausalLM": Stacking(
+        ".block_sparse_moe", "num_local_experts", "intermediate_size",
+        names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
     ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
@@ -88,13 +111,14 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
     found: dict[str, StackedPart] = {}
     leaves: dict[str, set[str]] = {}
     for tensor in tensors:
-        owner, _, leaf = tensor.name.rpartition(".")
+        owner, _, leaf = stacking.usual_name(tensor.name).rpartition(".")
         kind = _kind_of(leaf)
         if not f".{owner}".endswith(stacking.owner) or kind is None:
             continue
         sizes.check(tensor, kind)
         leaves.setdefault(owner, set()).add(leaf)
-        found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind)}
+        is_transposed = sizes.is_transposed(tensor, kind)
+        found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind, is_transposed)}
     for owner, present in leaves.items():
         _check_complete(stacking, owner, present)
     return found
@@ -141,8 +165,19 @@ class _Sizes:
 
     @classmethod
     def read(cls, stacking: Stacking, config: Mapping[str, Any]) -> _Sizes:
-        names = stacking.num_experts, "hidden_size", stacking.inner
+        # transformers writes num_local_experts since its version 5.
+        num_experts = stacking.num_experts if stacking.num_experts in config else "num_local_experts"
+        names = num_experts, "hidden_size", stacking.inner
         return cls(stacking, *(value if isinstance(value := config.get(name), int) else None for name in names))
+
+    def is_transposed(self, tensor: TensorInfo, kind: _Kind) -> bool:
+        """Whether the outputs of the numbers in a stack are its last dimension; if both may be, they are not."""
+        if kind.suffix:
+            return False
+        if self.stacking.is_transposed is not None:
+            return self.stacking.is_transposed
+        inputs = self.hidden if kind.projection == _GATE_UP else self.inner
+        return tensor.shape[1:2] == (inputs,) and tensor.shape[-1] != inputs
 
     def check(self, tensor: TensorInfo, kind: _Kind) -> None:
         """Raise ModelLoadError unless a stack has the shape that config.json says, as far as it says it."""
@@ -156,7 +191,8 @@ class _Sizes:
         outputs, inputs = (2 * self.inner, self.hidden) if kind.projection == _GATE_UP else (self.hidden, self.inner)
         expected: tuple[int, ...] = (self.num_experts, outputs)
         if kind.suffix == "":
-            expected = (self.num_experts, inputs, outputs) if self.stacking.is_transposed else (*expected, inputs)
+            is_transposed = self.is_transposed(tensor, kind)
+            expected = (self.num_experts, inputs, outputs) if is_transposed else (*expected, inputs)
         elif kind.suffix == "_blocks":
             expected = (*expected, inputs // _BLOCK, _BLOCK // 2)
         elif kind.suffix == "_scales":
@@ -168,8 +204,9 @@ class _Sizes:
             )
 
 
-def _parts(stacking: Stacking, tensor: TensorInfo, owner: str, kind: _Kind) -> Iterator[StackedPart]:
-    is_transposed = stacking.is_transposed and kind.suffix == ""
+def _parts(
+    stacking: Stacking, tensor: TensorInfo, owner: str, kind: _Kind, is_transposed: bool
+) -> Iterator[StackedPart]:
     outputs = tensor.shape[-1 if is_transposed else 1]
     # A block of FP4 is a row of its own in a stack.
     inputs = (tensor.shape[1],) if is_transposed else (prod(tensor.shape[2:]),) * (kind.suffix != "_bias")
@@ -194,7 +231,7 @@ def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> 
     is_packed = any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves)
     suffixes = [*(("_blocks", "_scales") if is_packed else ("",)), *(("_bias",) if stacking.has_biases else ())]
     wanted = [f"{projection}{suffix}" for projection in (_GATE_UP, _DOWN) for suffix in suffixes]
-    missing = [f"{owner}.{leaf}" for leaf in wanted if leaf not in leaves]
+    missing = [stacking.name_in_file(f"{owner}.{leaf}") for leaf in wanted if leaf not in leaves]
     if missing:
         count = "1 tensor" if len(missing) == 1 else f"{len(missing)} tensors"
         raise ModelLoadError(f"the checkpoint lacks {count} of this model: {', '.join(missing)}\n{_FIX}")

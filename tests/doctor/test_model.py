@@ -442,7 +442,10 @@ class TestVerdicts:
     def test_what_is_not_near_is_not_named(self) -> None:
         for stem in ("Bloom", "Falcon", "Jamba", "Mpt", "Persimmon"):
             assert nearest_to(f"{stem}ForCausalLM") == "", stem
-        for name, nearest in (("Qwen2AudioForConditionalGeneration", "Qwen2"), ("GraniteMoeHybridForCausalLM", "Granite")):
+        for name, nearest in (
+            ("Qwen2AudioForConditionalGeneration", "Qwen2"),
+            ("GraniteMoeHybridForCausalLM", "Granite"),
+        ):
             assert nearest_to(name) == f"{nearest}ForCausalLM"
 
 

@@ -25,6 +25,15 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
     "qwen2-vl": [{"text_config.rms_norm_eps": 0.02}, {"text_config.rope_parameters.rope_theta": 9e5}],
     "qwen2.5-vl-window": [{"text_config.max_window_layers": 1}, {"text_config.sliding_window": 30}],
     "qwen3-vl": [{"text_config.attention_bias": False}, {"text_config.rope_parameters.rope_theta": 900.0}],
+    "qwen3-vl-moe": [{"text_config.num_experts_per_tok": 2}, {"text_config.mlp_only_layers": [0]}],
+    "granite-moe": [
+        {"num_experts_per_tok": 2},
+        {"embedding_multiplier": 3.1},
+        {"residual_multiplier": 0.45},
+        {"attention_multiplier": 0.32},
+        {"logits_scaling": 1.72},
+        {"attention_bias": True},
+    ],
     "command-r": [
         {"logit_scale": 0.7},
         {"use_qk_norm": True},

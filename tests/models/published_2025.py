@@ -122,6 +122,30 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": False, "vision_config": {"depth": 27, "model_type": "qwen3_vl"},
     },
+    "Qwen3-VL-30B-A3B-Instruct": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "image_token_id": 151655,
+        "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+        "text_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "decoder_sparse_step": 1,
+            "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+            "intermediate_size": 6144, "max_position_embeddings": 262144, "mlp_only_layers": [],
+            "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 768, "norm_topk_prob": True,
+            "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 5000000, "use_cache": True,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            "vocab_size": 151936,
+        },
+        "vision_config": {"depth": 27, "model_type": "qwen3_vl_moe"},
+    },
+    "granite-3.0-1b-a400m-base": {
+        "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 512, "logits_scaling": 6.0, "max_position_embeddings": 4096, "model_type": "granitemoe",
+        "num_attention_heads": 16, "num_experts_per_tok": 8, "num_hidden_layers": 24, "num_key_value_heads": 8,
+        "num_local_experts": 32, "output_router_logits": False, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "tie_word_embeddings": True,
+        "torch_dtype": "float32", "use_cache": True, "vocab_size": 49155,
+    },
     "c4ai-command-r-v01": _COHERE,
     "c4ai-command-r-plus": {
         **_COHERE, "hidden_size": 12288, "intermediate_size": 33792, "logit_scale": 0.8333333333333334,
@@ -219,6 +243,10 @@ FACTS_2025 = {
     "qkv bias",
     "Qwen3-VL-8B-Instruct": "36 32/8x128 | default 128@5e+06 | all | sequential rms 1e-06 | silu 12288 | 262144 | "
     "rms head norm",
+    "Qwen3-VL-30B-A3B-Instruct": "48 32/4x128 | default 128@5e+06 | all | sequential rms 1e-06 | 8 of 128 x 768 | "
+    "262144 | rms head norm",
+    "granite-3.0-1b-a400m-base": "24 16/8x64 | default 64@10000 | all | sequential rms 1e-06 | 8 of 32 x 512 | 4096 | "
+    "tied, factors 12 0.22 0.166667",
     "c4ai-command-r-v01": "40 64/64x128 | default 128@8e+06 in pairs | all | parallel layer 1e-05 | silu 22528 | "
     "131072 | tied, factors 1 1 0.0625",
     "c4ai-command-r-plus": "64 96/8x128 | default 128@7.5e+07 in pairs | all | parallel layer 1e-05 | silu 33792 | "

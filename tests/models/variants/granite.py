@@ -1,4 +1,4 @@
-"""Granite: Llama with multipliers of embedding, residual, attention and logits."""
+"""Granite, also with experts: Llama with multipliers of embedding, residual, attention and logits."""
 
 from __future__ import annotations
 
@@ -23,5 +23,13 @@ VARIANTS = {
             **NO_HEAD_DIM, **OTHERS, **rope(theta=5e4), "rms_norm_eps": 0.03, "attention_bias": True, "mlp_bias": True,
             "num_key_value_heads": 1,
         },
+    ),
+    "granite-moe": Variant(
+        "GraniteMoe",
+        {
+            **NO_HEAD_DIM, **MULTIPLIERS, "rms_norm_eps": 2e-3, "num_local_experts": 7, "num_experts_per_tok": 3,
+            "intermediate_size": 24, "tie_word_embeddings": True,
+        },
+        is_loose=True,
     ),
 }  # fmt: skip

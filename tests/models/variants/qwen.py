@@ -49,6 +49,15 @@ VARIANTS = {
         vision({**NO_HEAD_DIM, **WINDOW, **YARN, "max_window_layers": 2}, [2, 3, 3], tie_word_embeddings=True),
     ),
     "qwen3-vl": Variant("Qwen3VL", vision({"attention_bias": True}, [4, 2, 2], tie_word_embeddings=True)),
+    "qwen3-vl-moe": Variant(
+        "Qwen3VLMoe",
+        vision(
+            {**QWEN3_MOE, "moe_intermediate_size": 20, "mlp_only_layers": [1], "norm_topk_prob": True},
+            [4, 2, 2],
+            tie_word_embeddings=False,
+        ),
+        is_loose=True,
+    ),
     "qwen2-moe": Variant("Qwen2Moe", QWEN2_MOE, is_loose=True),
     "qwen2-moe-normed": Variant("Qwen2Moe", {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False}, is_loose=True),
     "qwen2-moe-sparse-step": Variant(
