@@ -14,7 +14,7 @@ from pagewick.kernels.options import AttentionMetadata, DeltaOptions
 from pagewick.layers.config import DeltaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, RowParallelLinear
-from pagewick.layers.rotary import CosSin
+from pagewick.layers.rotary import Angles
 from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
 from pagewick.quantization.share import Part, Range, Share, check_floats
 
@@ -94,8 +94,8 @@ class GatedDeltaNet(nn.Module):
         kept = torch.cat([tensor[start:stop] for start, stop in self._rows[name]])
         target.copy_(kept.view(target.shape))
 
-    def forward(self, hidden_states: Tensor, cos_sin: CosSin | None, batch: AttentionBatch) -> Tensor:
-        """cos_sin: not used; the order of the tokens is in the state."""
+    def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
+        """angles: not used; the order of the tokens is in the state."""
         assert self._bound is not None, "bind_cache comes first"
         states, group = self._bound
         qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)

@@ -269,7 +269,7 @@ class PostNormBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         whole = hidden_states if residual is None else add(hidden_states, residual)
-        whole = add(self.scaled(self.post_attention_layernorm(self.self_attn(whole, angles, batch))), whole)
+        whole = add(self.scaled(self.post_attention_layernorm(self.mixer(whole, angles, batch))), whole)
         return self.scaled(self.post_feedforward_layernorm(self.mlp(whole, batch))), whole
 
 

@@ -215,7 +215,7 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads of the first layer that has some; latent attention has as many as query heads."""
+        """Number of key and value heads in the first layer with some; latent attention has as many as query heads."""
         attention = self.attention
         return attention.num_kv_heads if isinstance(attention, AttentionConfig) else attention.num_heads
 

@@ -93,7 +93,7 @@ def _read_qwen3_vl_moe_text(entries: Entries) -> ModelConfig:
     entries = entries.filled({"num_key_value_heads": 16, "max_position_embeddings": 128000, "norm_topk_prob": True})
     entries.demand("use_sliding_window", False, False)
     entries.demand("norm_topk_prob", True, True)
-    mlps = _sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=None)
+    mlps = sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=None)
     return _read(entries, _normed_attention(entries), mlps, lambda _: False, default_theta=5e5, is_mrope=True)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.models.variants import (
     deepseek,
     gemma,
-    glm,
     gemma4,
+    glm,
     gpt_oss,
     granite,
     joint_norms,
@@ -19,20 +19,17 @@ from tests.models.variants import (
     stablelm,
     starcoder,
 )
-from tests.models.variants import deepseek, gemma, glm, gpt_oss, granite, llama, mistral, phi, qwen, stablelm, starcoder
 from tests.models.variants.variant import COMMON, Variant
 
 __all__ = ["COMMON", "VARIANTS", "Variant"]
 
 VARIANTS: dict[str, Variant] = {
     name: variant
-    for family in (llama, mistral, qwen, qwen_next, phi, stablelm, gemma, glm, deepseek, starcoder, granite)
-    for family in (llama, mistral, qwen, phi, stablelm, gemma, glm, deepseek, starcoder, granite, gpt_oss)
-    for family in (llama, mistral, qwen, phi, stablelm, gemma, gemma4, glm, deepseek, starcoder, granite, gpt_oss)
     for family in (
         llama,
         mistral,
         qwen,
+        qwen_next,
         phi,
         stablelm,
         gemma,
