@@ -65,7 +65,7 @@ def command(
 
     \b
     pagewick complete --chat --prompts "What is Pagewick? | How do I install it?"
-    echo "Once upon a time" | pagewick complete -p - --max-tokens 40
+    echo "Pagewick is" | pagewick complete -p - --max-tokens 40
     pagewick complete --batch requests.jsonl --output responses.jsonl
     """
     ctx = click.get_current_context()
