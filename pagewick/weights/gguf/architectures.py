@@ -113,6 +113,15 @@ _LATENT: Final = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_GPT_OSS: Final = {
+    **_ATTENTION,
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    **_ROUTED,
+    "ffn_gate_inp": "mlp.router",
+}
+# Tensors whose names end here in Hugging Face's checkpoints -> the ending of their names in files.
+WITHOUT_ENDING: Final = {"exp_probs_b": "bias", "attn_sinks": "weight"}
 _WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -247,6 +256,18 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         required=DEEPSEEK_V3.required,
         constants={"q_lora_rank": None},
         layer=DEEPSEEK_V3.layer,
+    ),
+    "gpt-oss": GgufArchitecture(
+        name="GptOssForCausalLM",
+        entries={
+            **_EXPERT_ENTRIES,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window": "sliding_window",
+        },
+        required=_EXPERTS,
+        has=_BIAS,
+        layer=_GPT_OSS,
     ),
     "starcoder": GgufArchitecture(
         name="GPTBigCodeForCausalLM",

@@ -264,6 +264,8 @@ def _special_cases(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, An
             # The caps are null where a file has none.
             cases |= {name: found.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
         return cases
+    if kind == "gpt-oss" and "rope_scaling" in found:
+        return {"rope_scaling": {**found["rope_scaling"], "truncate": False}}
     if kind == "phi3" and not found.get("sliding_window"):
         return {"sliding_window": None}
     return {}

@@ -127,8 +127,11 @@ def type_values(name: str) -> dict[str, int]:
 
 
 def size_label(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return general.size_label: the number of weights, such as 7.2B, or 8x7.2B with experts."""
-    expert_shapes = [shape for name, shape in shapes.items() if "_exps." in name]
+    """Return general.size_label: the number of weights, such as 7.2B, or 8x7.2B with experts.
+
+    As in llama.cpp, the biases of all experts count as those of one.
+    """
+    expert_shapes = [shape for name, shape in shapes.items() if "_exps." in name and len(shape) > 2]
     count = max((shape[0] for shape in expert_shapes), default=0)
     total = sum(prod(shape) for shape in shapes.values())
     in_experts = sum(map(prod, expert_shapes))

@@ -11,7 +11,13 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, GgufArchitecture
+from pagewick.weights.gguf.architectures import (
+    ARCHITECTURES,
+    DEEPSEEK_V3,
+    MIXTRAL,
+    WITHOUT_ENDING,
+    GgufArchitecture,
+)
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
@@ -45,8 +51,8 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
         return None
     theirs = pattern.removeprefix(architecture.layer_prefix)
     if f"{theirs}.{leaf}" in architecture.layer.values():
-        # The bias of a router has a name without an ending.
-        theirs, leaf = f"{theirs}.{leaf}", "bias"
+        theirs = f"{theirs}.{leaf}"
+        leaf = WITHOUT_ENDING[_key_of(architecture.layer, theirs)]
     if theirs not in architecture.layer.values() or leaf not in ("weight", "bias"):
         return None
     place = int(numbers[1]) if len(numbers) > 1 else None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architectures import GgufArchitecture
+from pagewick.weights.gguf.architectures import WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
 # Tensors that are part of the config, or are computed.
@@ -28,7 +28,6 @@ _NAME: Final = re.compile(
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
 _SHARED_GATE: Final = "ffn_gate_inp_shexp"
-_ROUTER_BIAS: Final = "exp_probs_b"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
 _SCALE, _INPUT_SCALE = ".scale", ".input_scale"
 
@@ -165,7 +164,7 @@ class _Maker:
         elif "{}" in name:
             yield from self._stacked(f"{prefix}{name}.{leaf}", tensor, 0, tensor.shape[1:])
         else:
-            yield self._piece(f"{prefix}{name}" if stem == _ROUTER_BIAS else f"{prefix}{name}.{leaf}", tensor, stem)
+            yield self._piece(f"{prefix}{name}" if stem in WITHOUT_ENDING else f"{prefix}{name}.{leaf}", tensor, stem)
 
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""

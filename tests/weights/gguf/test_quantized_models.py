@@ -35,7 +35,8 @@ CASES = [
     (name, mix)
     for mix in MIXES
     for name in MODELS
-    if IS_DEEP or mix == "Q8_0" or (mix in SOME_MIXES and name in SOME_MODELS)
+    # transformers does not compute gpt-oss's products by F.linear; tests/weights/packed/test_stacked_experts.py has it.
+    if name != "gpt-oss" and (IS_DEEP or mix == "Q8_0" or (mix in SOME_MIXES and name in SOME_MODELS))
 ]
 PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 KEY_COLUMNS = 16
