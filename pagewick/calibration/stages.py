@@ -54,6 +54,8 @@ class Fold:
 
 
 _NO_NORM = "no norm comes before it"
+# Gated activations that are not linear in what the gate multiplies.
+_NOT_LINEAR = ("clamped_swish",)
 Stage = tuple[Fold, ...]
 """Folds whose inputs are known as soon as the weights of earlier stages are quantized."""
 
@@ -151,6 +153,9 @@ def _mlp_inputs(config: MlpConfig | MoeConfig) -> tuple[Point, ...]:
 def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:
     if isinstance(config, MoeConfig):
         shared = config.shared_intermediate_size or 0
+        if config.activation in _NOT_LINEAR:
+            reason = "its inputs come from an activation that does not grow with the gate's other half"
+            return tuple(Fold((Point((f"{path}.down_proj",)),), None, reason) for path in _experts(config))
         sizes = {path: shared if path == "mlp.shared_expert" else config.intermediate_size for path in _experts(config)}
         return tuple(_down(path, f"{path}.up_proj", size) for path, size in sizes.items())
     if not config.is_gated:

@@ -301,6 +301,22 @@ def test_texts_that_the_model_cannot_read_are_errors(token_ids: list[list[int]],
         quantized(tmp_path, token_ids, Recipe(group_size=-1))
 
 
+def test_layers_that_read_more_than_hidden_states_are_refused(tmp_path: Path) -> None:
+    write("gemma-4-31b", tmp_path)
+    with pytest.raises(ConfigError, match="Gemma4ForCausalLM cannot be run layer by layer"):
+        quantized(tmp_path, text(70), Recipe(group_size=-1))
+
+
+def test_factors_do_not_pass_a_clamped_activation(tmp_path: Path) -> None:
+    write("gpt-oss", tmp_path)
+    with open_source(tmp_path) as source:
+        config = read_config(source.config())
+    downs = stages_of(config, config.layers[0])[-1]
+    assert len(downs) == 7 and all(fold.absorber is None and "activation" in fold.reason for fold in downs)
+    results = quantized(tmp_path, text(70), Recipe(method="awq", group_size=32))
+    assert len(results) == config.num_layers
+
+
 def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
     """kv_b_proj has no product of its own in Pagewick, and experts get some of the tokens each."""
     model, token_ids = write("deepseek-v2-lite", tmp_path), text(70)

@@ -24,6 +24,7 @@ _LLAMA31 = "32 32/8x128 | llama3 128@500000 | all | sequential rms 1e-05 | silu 
 _MISTRAL = "32 32/8x128 | default 128@1e+06 | all | sequential rms 1e-05"
 _PHI3 = "32 32/32x96 |"
 _GEMMA3 = "default 256@10000, linear 256@1e+06"
+_GEMMA4 = "default 256@10000, proportional 128@1e+06"
 _FAR = "131072 to 1048576"
 _PHI_END = "2048 | qkv bias, o bias, head bias"
 _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
@@ -114,6 +115,10 @@ FACTS = {
     "tied, factors 12 0.22 0.125",
     "granite-3.1-8b-instruct": "40 32/8x128 | default 128@1e+07 | all | sequential rms 1e-05 | silu 12800 | 131072 | "
     "tied, factors 12 0.22 0.0625",
+    "gemma-4-E2B": f"35 8/1x256 | {_GEMMA4} | 28 of 512 | extended rms 1e-06 | 15: gelu_tanh 6144, "
+    "20: gelu_tanh 12288 | 131072 | tied, rms head norm",
+    "gemma-4-E4B": f"42 8/2x256 | {_GEMMA4} | 35 of 512 | extended rms 1e-06 | gelu_tanh 10240 | 131072 | "
+    "tied, rms head norm",
     "gpt-oss-20b": f"24 {_GPT_OSS} | 12 of 128 | sequential rms 1e-05 | 4 of 32 x 2880 | {_GPT_OSS_END}",
     "gpt-oss-120b": f"36 {_GPT_OSS} | 18 of 128 | sequential rms 1e-05 | 4 of 128 x 2880 | {_GPT_OSS_END}",
 }
@@ -299,6 +304,13 @@ def test_layer_types_are_never_ignored(name: str, right: list[str], wrong: list[
     assert read_config({**config, "layer_types": right}) == read_config(config)
     with pytest.raises(ModelLoadError, match=r"layer_types is \[.*, and must be left out or agree with the other"):
         read_config({**config, "layer_types": wrong})
+
+
+def test_layers_attend_to_the_keys_of_earlier_ones() -> None:
+    for name, first, lenders in (("gemma-4-E2B", 15, (13, 14)), ("gemma-4-E4B", 24, (22, 23))):
+        layers = read_config(PUBLISHED[name]).layers
+        assert all(layer.lender is None for layer in layers[:first])
+        assert {(layer.window, layer.lender) for layer in layers[first:]} == {(512, lenders[0]), (None, lenders[1])}
 
 
 def test_layer_types_of_windows_that_are_not_used() -> None:
