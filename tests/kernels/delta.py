@@ -144,12 +144,12 @@ def metadata(block_tables: list[list[int]], context_lens: Sequence[int], q_lens:
     return AttentionMetadata(blocks, lengths, starts)
 
 
-def assert_is_expected(found: tuple[Tensor, Tensor], delta: DeltaBatch) -> None:
-    """The result but for its rounding, targets but for sums in another order, and all other blocks to the bit."""
+def assert_is_expected(found: tuple[Tensor, Tensor], delta: DeltaBatch, *, num_roundings: int = 1) -> None:
+    """The result but for its roundings, targets but for sums in another order, and all other blocks to the bit."""
     expected, left = delta.expected()
     out, states = found[0].float(), found[1].view(torch.float32)
     assert found[0].dtype == delta.qkv.dtype and out.shape == expected.shape
-    excess = (out - expected).abs() - ROUNDING[found[0].dtype] * expected.abs() - 2e-5
+    excess = (out - expected).abs() - num_roundings * ROUNDING[found[0].dtype] * expected.abs() - 2e-5
     assert bool((excess <= 0).all()), f"an error of {excess.max().item()} more than tolerated"
     has_new = delta.batch.cu_seqlens_q.diff() > 0
     targets = delta.batch.block_tables[has_new, 1].unique().tolist()

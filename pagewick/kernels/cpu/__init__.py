@@ -21,24 +21,12 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
+_FAMILIES = (
+    attention, delta, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope, truncation,
+)  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {
-    function.__name__: (function, dtypes)
-    for family in (
-        attention,
-        delta,
-        elementwise,
-        logits,
-        matrix,
-        mla,
-        moe,
-        norm,
-        quantized,
-        quantizers,
-        rope,
-        truncation,
-    )
-    for function, dtypes in family.OPERATIONS.items()
+    function.__name__: (function, dtypes) for family in _FAMILIES for function, dtypes in family.OPERATIONS.items()
 }
 
 

@@ -30,9 +30,9 @@ def gated_delta_net(
 ) -> Tensor:
     """reference_delta.gated_delta_net.
 
-    What a query reads of the state after a token is computed from the state before it: S is read once for each token.
-    The bits of a token's output depend on its own sequence and on the instruction set alone. Raises ValueError for
-    tensors that do not fit together, lengths that contradict each other and block ids outside `states`.
+    S is read once for each token: from the state before it, and the change, follows what its query reads. The bits of a
+    token's output depend on its own sequence and on the instruction set alone. Raises ValueError for tensors that do
+    not fit together, lengths that contradict each other and block ids outside `states`.
     """
     if not all(is_plain(x) for x in (qkv, gate, beta, decay)):
         return reference_delta.gated_delta_net(qkv, gate, beta, decay, states, batch, options)

@@ -36,6 +36,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "edit_tokens": ("edits", _FLOAT32),
     "fused_moe": ("moe", _FLOATS),
     "gated_activation": ("elementwise", _FLOATS),
+    "gated_delta_net": ("delta", _FLOATS),
     "gather_blocks": ("blocks", _INT64),
     "gather_quantized_rows": ("quantized", _INT64),
     "grouped_linear": ("moe", _FLOATS),

@@ -16,10 +16,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _logger = get_logger(__name__)
-# Operations whose results depend on no order of additions, so that PyTorch may compute them in any batch.
+# Operations whose results depend on no order of additions, or whose definition takes one token after the other, so that
+# PyTorch may compute them in any batch.
 _EXACT = frozenset({
-    "activation", "argmax_rows", "edit_tokens", "gated_activation", "gather_blocks", "gather_quantized_rows",
-    "mask_rows", "philox_uniform", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap",
+    "activation", "argmax_rows", "edit_tokens", "gated_activation", "gated_delta_net", "gather_blocks",
+    "gather_quantized_rows", "mask_rows", "philox_uniform", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap",
 })  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from pagewick.kernels import kv_cache
 from pagewick.kernels import options as ops
 from pagewick.kernels.triton import (
     attention,
+    delta,
     elementwise,
     latents,
     layouts,
@@ -89,6 +90,20 @@ def _attend(num_tokens: int, widths: Sequence[int]) -> None:
         )
 
 
+def _advance(num_tokens: int) -> None:
+    options = ops.DeltaOptions(
+        16, 32, 128, 128, torch.zeros(8192, 4), torch.zeros(32), torch.zeros(32), torch.zeros(128), 1e-6
+    )
+    states = torch.zeros(3, 4 * (3 * 8192 + 32 * 128 * 128), dtype=torch.uint8)
+    # As parts of one product.
+    product = torch.zeros(num_tokens, 8192 + 4096 + 32 + 32, dtype=_BF16)
+    qkv, gate, beta, decay = product.split((8192, 4096, 32, 32), dim=1)
+    for each in (1, num_tokens):
+        delta.gated_delta_net(
+            qkv, gate, beta, decay, states, _metadata([*range(0, num_tokens, each), num_tokens], 2), options
+        )
+
+
 def _metadata(starts: Sequence[int], width: int) -> ops.AttentionMetadata:
     num_seqs, longest = len(starts) - 1, starts[1]
     tables, lengths = torch.zeros(num_seqs, width, dtype=_I32), torch.full((num_seqs,), longest, dtype=_I32)
@@ -125,6 +140,7 @@ def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
         _attend(size, widths)
         _multiply(size)
         _sample(size)
+        _advance(size)
     return list(found)
 
 

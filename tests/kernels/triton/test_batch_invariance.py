@@ -12,7 +12,16 @@ from torch import Tensor
 
 from pagewick.expert_routing import Routing
 from pagewick.kernels import batch_invariance
-from pagewick.kernels.options import DrawOptions, HeadLayout, HeadOptions, Rotation, ScoreOptions, StoredMatrix
+from pagewick.kernels.options import (
+    AttentionMetadata,
+    DrawOptions,
+    HeadLayout,
+    HeadOptions,
+    Rotation,
+    ScoreOptions,
+    StoredMatrix,
+)
+from tests.kernels.delta import make_delta
 from tests.kernels.paged import Paged, make_paged, plain_cache
 from tests.kernels.test_mla import make_latents
 from tests.kernels.triton.comparison import numbers
@@ -21,7 +30,7 @@ from tests.kernels.triton.test_moe import E, K, plain_experts, quantized_experts
 from tests.kernels.triton.test_quantized import packed, random_x
 
 pytest.importorskip("triton")
-from pagewick.kernels.triton import attention, latents, launches, logits, mla, moe, norm, rope, routing, sampling
+from pagewick.kernels.triton import attention, delta, latents, launches, logits, mla, moe, norm, rope, routing, sampling
 from pagewick.kernels.triton.linear import linear
 from pagewick.kernels.triton.quantized import quantized_linear
 
@@ -132,6 +141,19 @@ def sequences_of_one_token() -> Operation:
     return compute
 
 
+def states_of_one_token() -> Operation:
+    batch = make_delta([1] * MOST, [3] * MOST, heads=(1, 1), dims=(16, 16), width=2)
+
+    def compute(n: int) -> Tensor:
+        tables, lens, begins = (each[: n + extra] for each, extra in zip(batch.batch[:3], (0, 0, 1), strict=True))
+        rows = (each[:n] for each in (batch.qkv, batch.gate, batch.beta, batch.decay))
+        states = batch.states.clone()
+        out = delta.gated_delta_net(*rows, states, AttentionMetadata(tables, lens, begins), batch.options)
+        return torch.cat((out, states.view(torch.float32)[tables[:, 1]]), dim=1)
+
+    return compute
+
+
 OPERATIONS: dict[str, Callable[[], Operation]] = {
     "linear in float16": lambda: product(torch.float16, torch.float16),
     "linear in float16 into float32": lambda: product(torch.float16, torch.float32),
@@ -147,6 +169,7 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
     "rope_and_store_latent": latents_that_are_stored,
     "argmax_rows, log_softmax_stats and sample_tokens": tokens_and_sums,
     "paged_attention": sequences_of_one_token,
+    "gated_delta_net": states_of_one_token,
 }
 
 

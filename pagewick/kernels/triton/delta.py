@@ -1,0 +1,312 @@
+"""The gated delta rule: a convolution, the states of all value heads, and the gated norm of what queries read.
+
+Definition: gated_delta_net of reference_delta.py. The state of a head is divided by columns among programs, each of
+which takes its part through all new tokens of a sequence, in registers. So the bits of a token depend on its own
+sequence alone, however a prompt is cut into chunks. The inputs of the convolution for the next token are stored last,
+as they may go to the block that others come from. A block outside `states` is not noticed.
+
+Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
+for each of its C channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewick.kernels import reference_delta
+from pagewick.kernels.options import AttentionMetadata, DeltaOptions
+from pagewick.kernels.triton.fallback import by_definition
+from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
+
+# The sizes of heads that variants serve.
+SIZES = (16, 32, 64, 128, 256)
+# Ends of sequences that a program compares with its token at once.
+BLOCK_B = 128
+# Channels of a program that stores inputs.
+BLOCK_C = 1024
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Numbers of a state that a program has. One warp adds them without waiting for others.
+_STATE_NUMBERS = 2048
+# Else the threads of a sum get results that differ in their last bits: see Variant.
+_FUSES = False
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _softplus(x):
+    """Return log(1 + e^x), with the digits that 1 + e^x has no room for."""
+    power = tl.exp(-tl.abs(x))
+    total = 1.0 + power
+    log = tl.where(total == 1.0, power, tl.log(total) * (power / tl.where(total == 1.0, 1.0, total - 1.0)))
+    return log + tl.where(x > 0.0, x, 0.0)
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def convolve_heads(
+    qkv_ptr, weight_ptr, mixed_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_key_heads, key_dim,
+    value_dim, num_channels, width, qkv_stride, block_floats, table_stride, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """Convolve the channels of head program_id(1) for token program_id(0): queries, then keys, then values.
+
+    mixed: [T, C] float32. Queries and keys are brought to length 1, queries divided by the root of DK as well.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # The sequence is the first that ends behind the token.
+    seq = tl.full((), 0, tl.int32)
+    for first in range(0, num_seqs, BLOCK_B):
+        places = first + tl.arange(0, BLOCK_B)
+        ends = tl.load(starts_ptr + 1 + places, mask=places < num_seqs, other=2147483647)
+        seq += tl.sum((ends <= token).to(tl.int32), axis=0)
+    start = tl.load(starts_ptr + seq)
+    has_past = tl.load(lengths_ptr + seq) > tl.load(starts_ptr + seq + 1) - start
+    source = tl.load(tables_ptr + seq.to(tl.int64) * table_stride).to(tl.int64)
+    place = token - start
+    is_value = head >= 2 * num_key_heads
+    size = tl.where(is_value, value_dim, key_dim)
+    begin = tl.where(is_value, 2 * num_key_heads * (key_dim - value_dim), 0) + head * size
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    channels = begin + columns
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in range(0, width):
+        before = width - 1 - tap
+        row_ptr = qkv_ptr + (token - before) * qkv_stride
+        num_new = tl.where(before <= place, size, 0)
+        new = tl.load(row_ptr + channels, mask=columns < num_new, other=0.0).to(tl.float32)
+        earlier_ptr = states_ptr + source * block_floats + (place + tap) * num_channels
+        num_earlier = tl.where((before > place) & has_past, size, 0)
+        earlier = tl.load(earlier_ptr + channels, mask=columns < num_earlier, other=0.0)
+        weight = tl.load(weight_ptr + channels * width + tap, mask=inside, other=0.0)
+        total += weight * (new + earlier)
+    x = _silu(total)
+    if not is_value:
+        x = x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
+        x = x * tl.where(head < num_key_heads, tl.rsqrt(key_dim.to(tl.float32)), 1.0)
+    tl.store(mixed_ptr + token * num_channels + channels, x, mask=inside)
+
+
+@triton.jit
+def advance_states(
+    mixed_ptr, beta_ptr, decay_ptr, log_decay_ptr, dt_bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
+    num_key_heads, num_value_heads, value_dim, num_channels, width, beta_stride, decay_stride, block_floats,
+    table_stride, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Take columns program_id(2) of value head program_id(1) through the new tokens of sequence program_id(0).
+
+    The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
+    """
+    seq, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
+    if start < end:
+        has_past = tl.load(lengths_ptr + seq) > end - start
+        dims, columns = tl.arange(0, KEY_DIM), tile * BLOCK_V + tl.arange(0, BLOCK_V)
+        place = (width - 1) * num_channels + head * KEY_DIM * value_dim
+        offsets = place + dims[:, None] * value_dim + columns[None, :]
+        source = tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
+        target = tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
+        # A sequence without earlier tokens has no columns there.
+        num_columns = tl.where(has_past, value_dim, 0)
+        is_there = (dims >= 0)[:, None] & (columns < num_columns)[None, :]
+        state = tl.load(states_ptr + source + offsets, mask=is_there, other=0.0)
+        speed = tl.exp(tl.load(log_decay_ptr + head))
+        bias = tl.load(dt_bias_ptr + head)
+        queries = head // (num_value_heads // num_key_heads) * KEY_DIM + dims
+        keys = num_key_heads * KEY_DIM + queries
+        values = 2 * num_key_heads * KEY_DIM + head * value_dim + columns
+        for step in range(0, end - start):
+            token = start.to(tl.int64) + step
+            row_ptr = mixed_ptr + token * num_channels
+            key, query = tl.load(row_ptr + keys), tl.load(row_ptr + queries)
+            time = _softplus(tl.load(decay_ptr + token * decay_stride + head).to(tl.float32) + bias)
+            strength = tl.load(beta_ptr + token * beta_stride + head).to(tl.float32)
+            state = state * tl.exp(-speed * time)
+            held = tl.sum(state * key[:, None], axis=0)
+            delta = (tl.load(row_ptr + values) - held) / (1.0 + tl.exp(-strength))
+            state += key[:, None] * delta[None, :]
+            tl.store(row_ptr + values, tl.sum(state * query[:, None], axis=0))
+        tl.store(states_ptr + target + offsets, state)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def finish_heads(
+    mixed_ptr, gate_ptr, weight_ptr, out_ptr, first_channel, num_channels, gate_stride, out_stride, eps,
+    VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Normalise what value head program_id(1) of token program_id(0) has read, and multiply it with its gate."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = head * VALUE_DIM + tl.arange(0, VALUE_DIM)
+    x = tl.load(mixed_ptr + token * num_channels + first_channel + columns)
+    weight = tl.load(weight_ptr + tl.arange(0, VALUE_DIM))
+    gate = tl.load(gate_ptr + token * gate_stride + columns).to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / VALUE_DIM + eps) * weight
+    tl.store(out_ptr + token * out_stride + columns, (normed * _silu(gate)).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def keep_inputs(
+    qkv_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_channels, width, qkv_stride, block_floats,
+    table_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store channels program_id(1) of the last K - 1 inputs of sequence program_id(0)."""
+    seq, channels = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
+    if start < end:
+        count = end - start
+        has_past = tl.load(lengths_ptr + seq) > count
+        source = states_ptr + tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
+        target = states_ptr + tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
+        # In a block that is source and target, each row comes from a later one.
+        for row in range(0, width - 1):
+            place = count - (width - 1) + row
+            row_ptr = qkv_ptr + (start + place).to(tl.int64) * qkv_stride
+            num_new = tl.where(place >= 0, num_channels, 0)
+            new = tl.load(row_ptr + channels, mask=channels < num_new, other=0.0).to(tl.float32)
+            earlier_ptr = source + (count + row).to(tl.int64) * num_channels
+            num_earlier = tl.where((place < 0) & has_past, num_channels, 0)
+            earlier = tl.load(earlier_ptr + channels, mask=channels < num_earlier, other=0.0)
+            tl.store(target + row * num_channels + channels, new + earlier, mask=channels < num_channels)
+
+
+def columns_of(key_dim: int, value_dim: int) -> int:
+    """Return the columns of a state [DK, DV] that a program has."""
+    return min(value_dim, 32, max(8, _STATE_NUMBERS // key_dim))
+
+
+_BATCH = {"states_ptr": "*fp32", **dict.fromkeys(("tables_ptr", "lengths_ptr", "starts_ptr"), "*i32")}
+_MULTIPLES = dict.fromkeys(("num_channels", "qkv_stride", "block_floats"), "i32:16")
+
+
+def _convolution(dtype: torch.dtype, size: int) -> Variant:
+    numbers = {"qkv_ptr": f"*{TYPE_NAMES[dtype]}", "weight_ptr": "*fp32", "mixed_ptr": "*fp32"}
+    sizes = dict.fromkeys(("num_seqs", "num_key_heads", "width", "table_stride"), "i32")
+    return Variant(
+        name=f"convolve_{TYPE_NAMES[dtype]}_{size}",
+        kernel=convolve_heads,
+        signature={**numbers, **_BATCH, **sizes, **_MULTIPLES, "key_dim": "i32:16", "value_dim": "i32:16"},
+        constexprs={"BLOCK": size, "BLOCK_B": BLOCK_B},
+        num_warps=1,
+        fuses=_FUSES,
+        in_sample=(dtype, size) == (torch.bfloat16, 128),
+    )
+
+
+def _advance(dtype: torch.dtype, key_dim: int, columns: int) -> Variant:
+    numbers = {**dict.fromkeys(("beta_ptr", "decay_ptr"), f"*{TYPE_NAMES[dtype]}"), "mixed_ptr": "*fp32"}
+    numbers |= dict.fromkeys(("log_decay_ptr", "dt_bias_ptr"), "*fp32")
+    counts = ("num_key_heads", "num_value_heads", "width", "beta_stride", "decay_stride", "table_stride")
+    sizes = dict.fromkeys(("value_dim", "num_channels", "block_floats"), "i32:16")
+    return Variant(
+        name=f"advance_{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
+        kernel=advance_states,
+        signature={**numbers, **_BATCH, **dict.fromkeys(counts, "i32"), **sizes},
+        constexprs={"KEY_DIM": key_dim, "BLOCK_V": columns},
+        num_warps=1,
+        fuses=_FUSES,
+        num_stages=3,
+        in_sample=(dtype, key_dim) == (torch.bfloat16, 128),
+    )
+
+
+def _finish(dtype: torch.dtype, value_dim: int) -> Variant:
+    number = f"*{TYPE_NAMES[dtype]}"
+    pointers = {"mixed_ptr": "*fp32", "gate_ptr": number, "weight_ptr": "*fp32", "out_ptr": number}
+    sizes = dict.fromkeys(("first_channel", "num_channels", "gate_stride", "out_stride"), "i32:16")
+    return Variant(
+        name=f"finish_{TYPE_NAMES[dtype]}_{value_dim}",
+        kernel=finish_heads,
+        signature={**pointers, **sizes, "eps": "fp32"},
+        constexprs={"VALUE_DIM": value_dim},
+        num_warps=1,
+        fuses=_FUSES,
+    )
+
+
+def _keep(dtype: torch.dtype) -> Variant:
+    sizes = dict.fromkeys(("width", "table_stride"), "i32")
+    return Variant(
+        name=f"keep_{TYPE_NAMES[dtype]}",
+        kernel=keep_inputs,
+        signature={"qkv_ptr": f"*{TYPE_NAMES[dtype]}", **_BATCH, **sizes, **_MULTIPLES},
+        constexprs={"BLOCK": BLOCK_C},
+    )
+
+
+_CONVOLUTIONS = {key: _convolution(*key) for key in itertools.product(_DTYPES, SIZES)}
+_ADVANCES = {
+    (dtype, key_dim, columns): _advance(dtype, key_dim, columns)
+    for dtype, key_dim in itertools.product(_DTYPES, SIZES)
+    for columns in sorted({columns_of(key_dim, value_dim) for value_dim in SIZES})
+}
+_FINISHES = {key: _finish(*key) for key in itertools.product(_DTYPES, SIZES)}
+_KEEPS = {dtype: _keep(dtype) for dtype in _DTYPES}
+VARIANTS = (*_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *_KEEPS.values())
+
+# Qwen3-Next: 16 key heads and 32 value heads of 128. States are read and written once for each sequence; its channels
+# are read in bfloat16, written and read in float32.
+WORKLOADS = tuple(
+    Workload("gated_delta_net", f"{seqs} x {tokens} tokens, 16 and 32 heads of 128, bf16",
+             seqs * (2 * 32 * 128 * 128 * 4 + tokens * (8192 * (2 + 3 * 4) + 4096 * (2 + 2 + 4))),
+             seqs * tokens * 32 * 128 * 128 * 7, on_tensor_cores=False)
+    for seqs, tokens in ((1, 1), (64, 1), (1, 2048))
+)  # fmt: skip
+
+
+def gated_delta_net(
+    qkv: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    batch: AttentionMetadata,
+    options: DeltaOptions,
+) -> Tensor:
+    """reference_delta.gated_delta_net."""
+    if not _is_served((qkv, gate, beta, decay), states, options):
+        return by_definition(reference_delta.gated_delta_net, qkv, gate, beta, decay, states, batch, options)
+    dtype, key_dim, value_dim, width = qkv.dtype, options.key_dim, options.value_dim, options.conv_weight.shape[1]
+    key_heads, value_heads, channels = options.num_key_heads, options.num_value_heads, options.num_channels
+    num_tokens, num_seqs = len(qkv), len(batch.context_lens)
+    # The results of the convolution, then the numbers that queries read in the place of values.
+    mixed = torch.empty((num_tokens, channels), dtype=torch.float32, device=qkv.device)
+    out = torch.empty((num_tokens, value_heads * value_dim), dtype=dtype, device=qkv.device)
+    numbers = states.view(torch.float32)
+    where = {
+        "states_ptr": numbers, "tables_ptr": batch.block_tables, "lengths_ptr": batch.context_lens,
+        "starts_ptr": batch.cu_seqlens_q, "table_stride": batch.block_tables.stride(0), "num_channels": channels,
+        "width": width, "block_floats": numbers.stride(0),
+    }  # fmt: skip
+    _CONVOLUTIONS[dtype, max(key_dim, value_dim)].launch(
+        (num_tokens, 2 * key_heads + value_heads), qkv_ptr=qkv, weight_ptr=options.conv_weight, mixed_ptr=mixed,
+        num_seqs=num_seqs, num_key_heads=key_heads, key_dim=key_dim, value_dim=value_dim, qkv_stride=qkv.stride(0),
+        **where,
+    )  # fmt: skip
+    columns = columns_of(key_dim, value_dim)
+    _ADVANCES[dtype, key_dim, columns].launch(
+        (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, beta_ptr=beta, decay_ptr=decay,
+        log_decay_ptr=options.log_decay, dt_bias_ptr=options.dt_bias, num_key_heads=key_heads,
+        num_value_heads=value_heads, value_dim=value_dim, beta_stride=beta.stride(0), decay_stride=decay.stride(0),
+        **where,
+    )  # fmt: skip
+    _FINISHES[dtype, value_dim].launch(
+        (num_tokens, value_heads), mixed_ptr=mixed, gate_ptr=gate, weight_ptr=options.norm_weight, out_ptr=out,
+        first_channel=2 * key_heads * key_dim, num_channels=channels, gate_stride=gate.stride(0),
+        out_stride=out.stride(0), eps=options.norm_eps,
+    )  # fmt: skip
+    _KEEPS[dtype].launch((num_seqs, -(-channels // BLOCK_C)), qkv_ptr=qkv, qkv_stride=qkv.stride(0), **where)
+    return out
+
+
+def _is_served(rows: tuple[Tensor, ...], states: Tensor, options: DeltaOptions) -> bool:
+    constants = (options.conv_weight, options.log_decay, options.dt_bias, options.norm_weight)
+    is_alike = all(each.dtype == rows[0].dtype and each.stride(-1) == 1 for each in rows)
+    fits = options.key_dim in SIZES and options.value_dim in SIZES and states.is_contiguous()
+    return rows[0].dtype in _DTYPES and is_alike and fits and all(each.is_contiguous() for each in constants)

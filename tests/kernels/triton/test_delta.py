@@ -1,0 +1,91 @@
+"""The gated delta rule in Triton, interpreted: against transformers, and bit for bit against itself."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pagewick.kernels import reference
+from tests.kernels.delta import ROUNDING, assert_is_expected, make_delta, metadata
+from tests.kernels.triton.harness import IS_DEEP
+
+from pagewick.kernels.triton import delta as kernels  # isort: skip  (the harness skips this module without Triton)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_ragged_batch(dtype: torch.dtype) -> None:
+    is_exact = dtype == torch.float32
+    delta = make_delta([1, 2, 5, 1], [0, 7, 1, 2], heads=(1, 2), dims=(32, 16), dtype=dtype, in_place=is_exact)
+    # The interpreter cuts off what does not fit into bfloat16: twice the error of a rounding.
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta, num_roundings=2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims", "width"),
+    [
+        ((1, 1), (16, 64), 2),
+        ((1, 3), (16, 16), 3),
+        *([((2, 4), (128, 128), 4), ((1, 1), (256, 256), 4)] if IS_DEEP else []),
+    ],
+)
+def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, int], width: int) -> None:
+    delta = make_delta([1, 3], [3, 0], heads=heads, dims=dims, width=width)
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta)
+
+
+def test_a_sequence_has_the_same_bits_alone_and_in_chunks() -> None:
+    delta = make_delta([1, 6, 2], [4, 0, 1], heads=(1, 2), dims=(16, 16), in_place=True)
+    together, states = delta.run(kernels.gated_delta_net)
+    for seq, cuts in ((0, [0, 1]), (1, [0, 1, 3, 6])):
+        current, parts = delta.states.clone(), []
+        for begin, end in itertools.pairwise(cuts):
+            out, current = replace(delta.only(seq, begin, end), states=current).run(kernels.gated_delta_net)
+            parts.append(out)
+        assert torch.equal(torch.cat(parts), together[delta.of(seq)])
+        target = delta.batch.block_tables[seq, 1]
+        assert torch.equal(current[target], states[target])
+
+
+def test_padding_changes_nothing_but_its_own_block() -> None:
+    delta = make_delta([2, 1, 1], [5, 0, 0], heads=(1, 1), dims=(16, 16))
+    blocks = [delta.batch.block_tables[0].tolist(), [0, 0], [0, 0], [0, 1]]
+    padded = replace(delta, batch=metadata(blocks, [7, 1, 1, 3], [2, 1, 1, 0]))
+    out, states = padded.run(kernels.gated_delta_net)
+    alone, left = delta.only(0).run(kernels.gated_delta_net)
+    assert torch.equal(out[:2], alone)
+    assert not out.isnan().any()
+    assert torch.equal(states[1:], left[1:])
+
+
+def test_more_sequences_than_a_program_compares_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {
+        key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in kernels._CONVOLUTIONS.items()
+    }
+    monkeypatch.setattr(kernels, "_CONVOLUTIONS", few)
+    delta = make_delta([1, 2, 1, 2, 1], [3, 0, 1, 2, 0], heads=(1, 1), dims=(16, 16), width=2)
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+def test_large_numbers_give_no_infinities() -> None:
+    delta = make_delta([5], [4], heads=(1, 1), dims=(16, 16))
+    for name in ("qkv", "gate", "beta", "decay"):
+        delta = replace(delta, **{name: 100 * getattr(delta, name)})
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta)
+
+
+def test_unsupported_calls_go_to_the_definition() -> None:
+    delta = make_delta([2, 1], [1, 0])
+    assert all(map(torch.equal, delta.run(kernels.gated_delta_net), delta.run(reference.gated_delta_net)))
+    wide = make_delta([2], [1], dims=(16, 16), dtype=torch.float64)
+    assert torch.equal(wide.run(kernels.gated_delta_net)[0], wide.run(reference.gated_delta_net)[0])
+
+
+def test_a_step_without_tokens() -> None:
+    delta = make_delta([1], [2], dims=(16, 16))
+    empty = replace(delta.only(0, 0, 0), batch=metadata([[0, 0]], [0], [0]))
+    out, states = empty.run(kernels.gated_delta_net)
+    assert out.shape == (0, 64) and torch.equal(states, delta.states)
