@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, KeptState, native_spec, state_spec
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
@@ -26,10 +26,12 @@ from pagewick.engine.step_memory import (
     gpu_cache_bytes,
     gpu_step_bytes,
 )
-from pagewick.layers.config import DeltaConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
+
+if TYPE_CHECKING:
+    from pagewick.layers.config import MlaConfig
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
@@ -182,11 +184,12 @@ def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) ->
 
 
 def _kept(layer: LayerConfig, num_ranks: int) -> Kept | KeptState:
+    if layer.has_state:
+        return KeptState(layer.state_bytes(num_ranks))
     attention = layer.attention
-    if isinstance(attention, DeltaConfig):
-        return KeptState(attention.state_bytes(num_ranks))
     if not isinstance(attention, AttentionConfig):
-        return KeptLatents(attention.kv_lora_rank, attention.qk_rope_head_dim)
+        latent = cast("MlaConfig", attention)
+        return KeptLatents(latent.kv_lora_rank, latent.qk_rope_head_dim)
     # Every rank stores as many KV heads as the first.
     kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
     return KeptHeads(len(kv_heads), attention.head_dim, layer.window)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
@@ -135,11 +136,11 @@ class DecoderAttention(nn.Module):
             v_norm=self._v_norm,
             q_scales=None if angles is None else angles.q_scales,
         )
-        qkv: Tensor = self.qkv_proj(hidden_states, batch)
+        projected: Tensor = self.qkv_proj(hidden_states, batch)
         # The gates, if there are any, come before the queries.
-        gates, qkv = qkv[:, : self.qkv_proj.num_gates], qkv[:, self.qkv_proj.num_gates :]
+        gates, qkv = projected[:, : self.qkv_proj.num_gates], projected[:, self.qkv_proj.num_gates :]
         if isinstance(self.q_norm, JointHeadNorm) and isinstance(self.k_norm, JointHeadNorm):
-            q, k, _ = qkv.split(self._row_sizes, dim=-1)
+            q, k, _ = torch.split(qkv, self._row_sizes, dim=-1)
             norm_jointly((self.q_norm, self.k_norm), (q, k), self._collectives)
         attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
         if self.qkv_proj.num_gates:

@@ -131,6 +131,10 @@ class LayerConfig:
         """Whether it keeps one state of a sequence, and nothing of each token."""
         return not hasattr(self.attention, "num_heads")
 
+    def state_bytes(self, num_ranks: int) -> int:
+        """Return the bytes of that state on each rank; 0 if it keeps none."""
+        return cast("DeltaConfig", self.attention).state_bytes(num_ranks) if self.has_state else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputsConfig:

@@ -88,7 +88,7 @@ class ExtendedBlock(Block):
     ) -> tuple[Tensor, None]:
         """own: the layer's input [T, P], if the model has such inputs. Nothing is left to be added."""
         normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
-        attended = self.post_attention_layernorm(self.self_attn(normed, angles, batch))
+        attended = self.post_attention_layernorm(self.mixer(normed, angles, batch))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         fed = self.mlp(normed, batch)
         if self.mixture is not None:
