@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import Final, Literal
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, KeptState, native_spec, state_spec
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
@@ -29,9 +29,6 @@ from pagewick.engine.step_memory import (
 from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
-
-if TYPE_CHECKING:
-    from pagewick.layers.config import MlaConfig
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
@@ -188,8 +185,7 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Kept | KeptState:
         return KeptState(layer.state_bytes(num_ranks))
     attention = layer.attention
     if not isinstance(attention, AttentionConfig):
-        latent = cast("MlaConfig", attention)
-        return KeptLatents(latent.kv_lora_rank, latent.qk_rope_head_dim)
+        return KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim)
     # Every rank stores as many KV heads as the first.
     kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
     return KeptHeads(len(kv_heads), attention.head_dim, layer.window)

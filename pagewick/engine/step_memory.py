@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
-from pagewick.layers.config import DeltaConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 
@@ -146,10 +145,8 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     attention = layer.attention
     if isinstance(attention, AttentionConfig):
         width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    elif isinstance(attention, DeltaConfig):
-        width = 2 * attention.num_channels + 3 * attention.num_value_heads * attention.value_dim
     else:
-        width = attention.num_heads * 2 * attention.latent_size
+        width = layer.state_width or layer.latent.num_heads * 2 * layer.latent.latent_size
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):
         if isinstance(mlp, MlpConfig):
@@ -163,9 +160,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
 def _split_width(layer: LayerConfig) -> int:
     """Numbers that a split of the keys leaves for a short sequence: of each token and head, sums and 2 statistics."""
     attention = layer.attention
-    if isinstance(attention, DeltaConfig):
+    if layer.has_state:
         return 0
     if isinstance(attention, AttentionConfig):
         num_tokens = max(1, MAX_SHORT_ROWS // (attention.num_heads // attention.num_kv_heads))
         return num_tokens * attention.num_heads * (attention.head_dim + 2)
-    return MAX_SHORT_TOKENS * attention.num_heads * (attention.kv_lora_rank + 2)
+    return MAX_SHORT_TOKENS * layer.latent.num_heads * (layer.latent.kv_lora_rank + 2)

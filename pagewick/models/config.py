@@ -131,6 +131,19 @@ class LayerConfig:
         """Whether it keeps one state of a sequence, and nothing of each token."""
         return not hasattr(self.attention, "num_heads")
 
+    @property
+    def latent(self) -> MlaConfig:
+        """The attention of a layer that keeps latents."""
+        return cast("MlaConfig", self.attention)
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of a token in the products of a layer that keeps a state; 0 in others."""
+        if not self.has_state:
+            return 0
+        config = cast("DeltaConfig", self.attention)
+        return 2 * config.num_channels + 3 * config.num_value_heads * config.value_dim
+
     def state_bytes(self, num_ranks: int) -> int:
         """Return the bytes of that state on each rank; 0 if it keeps none."""
         return cast("DeltaConfig", self.attention).state_bytes(num_ranks) if self.has_state else 0
