@@ -95,6 +95,12 @@ class SafetensorsSource(TensorSource):
         tensor: torch.Tensor = self._files[self._tensors[name].file_name].get_tensor(name)
         return tensor
 
+    def release(self, tensor: torch.Tensor) -> None:
+        """Free the memory from a tensor's first number to its last: between them lie others of the same stack."""
+        if tensor.numel():
+            last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            release_pages(tensor.as_strided((last + 1,), (1,)))
+
     def config(self) -> dict[str, Any]:
         """Return `config.json`, with the stored dtype if it names none."""
         return with_stored_dtype(self._config, self._tensors.values())

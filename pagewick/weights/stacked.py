@@ -90,10 +90,10 @@ class StackedPart:
     is_transposed: bool
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the tensor, as rows one after the other, from the stack."""
+        """Return the tensor from the stack: blocks and scales as they lie there, others as rows one after the other."""
         own = stack[self.expert]
-        own = own.T if self.is_transposed else own
-        return own[self.rows].reshape(self.info.shape).contiguous()
+        own = (own.T if self.is_transposed else own)[self.rows]
+        return own.reshape(self.info.shape) if own.dtype.itemsize == 1 else own.contiguous()
 
 
 def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, StackedPart]:

@@ -10,7 +10,6 @@ import torch
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.block_formats import stored_block
 from pagewick.quantization.plan import keeps
-from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.layout import NUMBERS, PackedWeight
 from pagewick.weights.source import TensorSource, WrappedSource
 from pagewick.weights.tensor_headers import describe_numbers
@@ -91,4 +90,4 @@ class PackedSource(WrappedSource):
             raise ModelLoadError(f"cannot load {weight.name}: {error}") from error
         finally:
             for part in weight.parts.values():
-                release_pages(self._source.get(part.name))
+                self._source.release(self._source.get(part.name))

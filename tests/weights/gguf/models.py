@@ -61,8 +61,6 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek-v2": {**_LATENT, "q_lora_rank": 32, **rope("yarn", 100.0, **YARN, mscale=0.6, mscale_all_dim=0.6)},
     "deepseek-v3": {**_LATENT, "q_lora_rank": 32},
     "gpt-oss": {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gpt-oss": _WIDE,
-    "gpt-oss": _WIDE,
     "starcoder": {},
     "starcoder2-3b": {"sliding_window": None},
 }
