@@ -30,6 +30,7 @@ SAMPLE = {
     ],
     "test_attention.py": ["test_numbers_of_8_bits[dtype0-int8]"],
     "test_blocks.py": ["test_blocks_of_all_layers_are_gathered_and_scattered[[5, 0, 3]-24592]"],
+    "test_delta.py": ["test_a_ragged_batch[dtype1]", "test_a_sequence_has_the_same_bits_alone_and_in_chunks"],
     "test_edits.py": ["test_edits_have_the_bits_of_their_definition"],
     "test_elementwise.py": ["test_activations[gelu_tanh-dtype2]"],
     "test_latents.py": ["test_numbers_of_8_bits[fp8_e4m3]"],
