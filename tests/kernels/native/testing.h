@@ -161,5 +161,6 @@ void test_attention();
 void test_kv_bytes();
 void test_logits();
 void test_mla();
+void test_delta();
 void test_moe();
 void test_recorded_steps();
