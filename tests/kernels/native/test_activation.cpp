@@ -9,9 +9,19 @@ namespace {
 
 using pagewick::Activation;
 
+// kClampedSwish bounds the gate from above, and what it multiplies by from both sides.
+double gate_of(Activation kind, double x) {
+  return kind == Activation::kClampedSwish && x > 7.0 ? 7.0 : x;
+}
+
+double factor_of(Activation kind, double up) {
+  if (kind != Activation::kClampedSwish) return up;
+  return std::isnan(up) ? up : std::fmin(std::fmax(up, -7.0), 7.0) + 1.0;
+}
+
 // Returns the s of an activation x / (1 + e^-s).
 double exponent(Activation kind, double x) {
-  if (kind == Activation::kQuickGelu) return 1.702 * x;
+  if (kind == Activation::kQuickGelu || kind == Activation::kClampedSwish) return 1.702 * x;
   return kind == Activation::kGeluTanh ? 2 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x) : x;
 }
 
@@ -49,8 +59,9 @@ void test_case(Activation kind, DType dtype, bool is_gated, int64_t num_rows, in
   });
   for (int64_t i = 0; i < out.size(); ++i) {
     const int64_t source = i / size * stride + i % size;
-    const double up = is_gated ? x[source + size] : 1.0, value = defined(kind, x[source]);
-    const double error = (promised_error(kind, x[source], value) + kFloatUnit * std::abs(value)) * std::abs(up);
+    const double gate = gate_of(kind, x[source]), value = defined(kind, gate);
+    const double up = is_gated ? factor_of(kind, x[source + size]) : 1.0;
+    const double error = (promised_error(kind, gate, value) + 2 * kFloatUnit * std::abs(value)) * std::abs(up);
     require_near(out, i, value * up, std::isnan(error) ? 0.0 : error, "output");
   }
 }
@@ -60,7 +71,7 @@ void test_case(Activation kind, DType dtype, bool is_gated, int64_t num_rows, in
 void test_activation() {
   for (const DType dtype : kDTypes)
     for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
-                                  Activation::kQuickGelu, Activation::kRelu2})
+                                  Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish})
       for (const bool is_gated : {false, true}) {
         for (const int64_t size : {1, 5, 16, 61}) test_case(kind, dtype, is_gated, 3, size);
         test_case(kind, dtype, is_gated, 30, 1001);

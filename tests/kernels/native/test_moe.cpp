@@ -76,7 +76,7 @@ void test_route(const Routing& r) {
   const Tensor weights = tensor_on_all_threads([&] {
     Tensor out(DType::kFloat32, r.num_tokens * r.top_k);
     std::fill_n(ids.data(), ids.size(), -1);
-    run("route", pagewick::RouteArgs{logits.floats(), r.has_bias ? bias.floats() : nullptr, ids.data(),
+    run("route", pagewick::RouteArgs{logits.floats(), r.has_bias ? bias.floats() : nullptr, nullptr, ids.data(),
                                      static_cast<float*>(out.data()), r.num_tokens, r.num_experts, r.top_k, stride,
                                      r.num_groups, r.top_k_groups, kScaling, r.scoring, r.group_score, r.renormalize});
     return out;
@@ -177,8 +177,8 @@ class Layer {
   int64_t num_choices() const { return num_tokens_ * kTopK; }
 
   pagewick::RouteArgs route(const Array<int32_t>& ids, const Tensor& weights, int64_t num_tokens) const {
-    return {logits_.floats(), nullptr, ids.data(), static_cast<float*>(weights.data()), num_tokens, kExperts, kTopK,
-            kExperts, 1, 1, 1.0f, Scoring::kSoftmax, GroupScore::kMax, 1};
+    return {logits_.floats(), nullptr, nullptr, ids.data(), static_cast<float*>(weights.data()), num_tokens, kExperts,
+            kTopK, kExperts, 1, 1, 1.0f, Scoring::kSoftmax, GroupScore::kMax, 1};
   }
 
   // `extra`: elements between the rows of `out`.
