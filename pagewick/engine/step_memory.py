@@ -8,6 +8,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     widest layer     T * w * e, the largest w of
                        attention                 (2 query heads + 2 KV heads) * head_dim / R
                        latent attention          query heads * 2 latents / R
+                       gated delta rule          (3 channels + 2 value heads * value_dim) / R
                        MLP                       3 I / R
                        experts                   3 (A * I + shared I) / R + A * H
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs

@@ -138,11 +138,14 @@ class LayerConfig:
 
     @property
     def state_width(self) -> int:
-        """Numbers of a token in the products of a layer that keeps a state; 0 in others."""
+        """Numbers of a token in the products of a layer that keeps a state; 0 in others.
+
+        The results of its convolution are in float32, and count twice.
+        """
         if not self.has_state:
             return 0
         config = cast("DeltaConfig", self.attention)
-        return 2 * config.num_channels + 3 * config.num_value_heads * config.value_dim
+        return 3 * config.num_channels + 2 * config.num_value_heads * config.value_dim
 
     def state_bytes(self, num_ranks: int) -> int:
         """Return the bytes of that state on each rank; 0 if it keeps none."""
