@@ -65,10 +65,11 @@ class DecoderStack(nn.Module):
         self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
         self.rotary = nn.ModuleList(nn.Identity() if rope is None else RotaryEmbedding(context, rope) for rope in ropes)
         block = ALL_BLOCKS[config.block]
-        self.layers = nn.ModuleList(
+        blocks = [
             block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
-        )
-        attentions = [block_of_layer.get_submodule("self_attn") for block_of_layer in self.layers]
+        ]
+        self.layers = nn.ModuleList(blocks)
+        attentions = [made.mixer for made in blocks]
         for layer, attention in zip(config.layers, attentions, strict=True):
             if layer.lender is not None:
                 lender = attentions[layer.lender]

@@ -35,7 +35,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
 
 def auto_model(config: Any) -> Any:
     """The class that makes the transformers model of a config."""
-    is_text_only = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    is_known = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    is_text_only = is_known and getattr(config, "text_config", None) is None
     return transformers.AutoModelForCausalLM if is_text_only else transformers.AutoModelForImageTextToText
 
 

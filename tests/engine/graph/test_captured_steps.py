@@ -243,8 +243,8 @@ def test_enforce_eager(checkpoint: Path, expected: dict[str, Answers]) -> None:
 def test_steps_of_flashinfer_are_not_captured() -> None:
     """It plans every step on the host."""
     alone = Collectives.single()
-    assert not choice._why_not_captured([], EngineConfig(), alone)
-    assert "FLASHINFER" in choice._why_not_captured([], EngineConfig(attention_backend="FLASHINFER"), alone)
+    assert not choice._why_not_captured(EngineConfig(), alone)
+    assert "FLASHINFER" in choice._why_not_captured(EngineConfig(attention_backend="FLASHINFER"), alone)
 
 
 @pytest.mark.parametrize("is_seen_at_once", [True, False])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.models.variants.qwen import vision
 from tests.models.variants.variant import Variant, rope
 
 LINEAR = {
@@ -34,6 +35,13 @@ def variant(config: str, entries: dict[str, Any], *, is_loose: bool = False) -> 
     return Variant(config, {**LINEAR, **PARTIAL, **entries}, is_loose=is_loose, one_by_one=True, patch=forgetful)
 
 
+def multimodal(config: str, text: dict[str, Any]) -> Variant:
+    """The text part of a file with images, half of whose heads is rotated, as vision() cannot do with a quarter."""
+    given = {**LINEAR, **text, "partial_rotary_factor": 1.0}
+    entries = vision(given, [4, 2, 2], tie_word_embeddings=False)
+    return Variant(config, entries, is_loose=True, one_by_one=True, patch=forgetful)
+
+
 MIXED = {
     "mlp_only_layers": [1], "norm_topk_prob": False, "linear_conv_kernel_dim": 2,
     "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -44,4 +52,6 @@ VARIANTS = {
     "qwen3.5": variant("Qwen3_5Text", {"linear_num_key_heads": 12, "attention_bias": True}),
     "qwen3.5-tied": variant("Qwen3_5Text", {"tie_word_embeddings": True}),
     "qwen3.5-moe": variant("Qwen3_5MoeText", MOE, is_loose=True),
+    "qwen3.5-multimodal": multimodal("Qwen3_5", {}),
+    "qwen3.5-moe-multimodal": multimodal("Qwen3_5Moe", MOE),
 }
