@@ -17,7 +17,7 @@ struct Case {
   int64_t num_rows, size;
 };
 
-bool adds(Elementwise kind) { return kind == Elementwise::kAdd; }
+bool takes_two(Elementwise kind) { return kind != Elementwise::kScale && kind != Elementwise::kSoftCap; }
 
 double defined(const Case& c, double x, double other) {
   const double factor = static_cast<double>(kFactor);
@@ -25,6 +25,8 @@ double defined(const Case& c, double x, double other) {
     case Elementwise::kAdd: return x + other;
     case Elementwise::kScale: return x * factor;
     case Elementwise::kSoftCap: return factor * std::tanh(x / factor);
+    case Elementwise::kSigmoidGate: return x / (1.0 + std::exp(-other));
+    case Elementwise::kMultiply: return x * other;
   }
   return std::nan("");
 }
@@ -40,15 +42,16 @@ void test_case(const Case& c) {
   const Tensor out = tensor_on_all_threads([&] {
     Tensor computed(c.dtype, c.num_rows * c.size);
     run("elementwise",
-        pagewick::ElementwiseArgs{x.data(), adds(c.kind) ? other.data() : nullptr, computed.data(), c.num_rows, c.size,
-                                  stride, adds(c.kind) ? other_stride : 0, kFactor, c.dtype, c.kind});
+        pagewick::ElementwiseArgs{x.data(), takes_two(c.kind) ? other.data() : nullptr, computed.data(), c.num_rows,
+                                  c.size, stride, takes_two(c.kind) ? other_stride : 0, kFactor, c.dtype, c.kind});
     return computed;
   });
   for (int64_t i = 0; i < out.size(); ++i) {
     const int64_t row = i / c.size, col = i % c.size;
-    // The factor is rounded to float32 first. The kernel promises a relative error of 2^-20 for a soft cap.
+    // The factor is rounded to float32 first. The kernel promises a relative error of 2^-20 for soft caps and gates.
     const double value = rounded(DType::kFloat32, defined(c, x[row * stride + col], other[row * other_stride + col]));
-    const double error = c.kind == Elementwise::kSoftCap && !std::isnan(value) ? 0x1p-20 * std::abs(value) : 0.0;
+    const bool is_exact = c.kind != Elementwise::kSoftCap && c.kind != Elementwise::kSigmoidGate;
+    const double error = is_exact || !std::isfinite(value) ? 0.0 : 0x1p-20 * std::abs(value);
     require_near(out, i, value, error, "output");
   }
 }
@@ -83,7 +86,8 @@ void test_elementwise() {
     test_gathering(dtype, 2, 700, 40000);
   }
   for (const DType dtype : kDTypes)
-    for (const Elementwise kind : {Elementwise::kAdd, Elementwise::kScale, Elementwise::kSoftCap}) {
+    for (const Elementwise kind : {Elementwise::kAdd, Elementwise::kScale, Elementwise::kSoftCap,
+                                   Elementwise::kSigmoidGate, Elementwise::kMultiply}) {
       for (const int64_t size : {1, 5, 16, 61}) test_case({kind, dtype, 3, size});
       test_case({kind, dtype, 40, 1001});
     }

@@ -44,7 +44,7 @@ Outputs normalise(const Case& c, const Inputs& in, int64_t first_row, int64_t nu
   }
   args.weight = in.weight.data(), args.bias = c.has_bias ? in.bias.data() : nullptr, args.out = outputs[0].data();
   args.num_rows = num_rows, args.hidden_size = c.size;
-  args.x_stride = in.x_stride, args.residual_stride = in.residual_stride;
+  args.x_stride = in.x_stride, args.residual_stride = in.residual_stride, args.out_stride = c.size;
   args.eps = kEps, args.weight_offset = c.weight_offset, args.dtype = c.dtype;
   run(c.is_layer_norm ? "layer_norm" : "rms_norm", args);
   return outputs;
