@@ -2,6 +2,7 @@
 // Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash.
 #include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "elementwise.h"
 #include "logits.h"
 #include "matrix.h"
@@ -17,6 +18,7 @@ namespace PW_ISA {
 
 extern const ActivationKernels kActivation{};
 extern const AttentionKernels kAttention{};
+extern const DeltaKernels kDelta{};
 extern const ElementwiseKernels kElementwise{};
 extern const LogitsKernels kLogits{};
 extern const MatrixKernels kMatrix{};
