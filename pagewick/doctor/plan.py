@@ -181,11 +181,12 @@ def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) ->
 
 
 def _kept(layer: LayerConfig, num_ranks: int) -> Kept | KeptState:
-    if layer.has_state:
-        return KeptState(layer.state_bytes(num_ranks))
     attention = layer.attention
-    if not isinstance(attention, AttentionConfig):
+    if layer.state is not None:
+        return KeptState(layer.state.state_bytes(num_ranks))
+    if layer.latent is not None:
         return KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim)
+    assert isinstance(attention, AttentionConfig), "there is no other kind"
     # Every rank stores as many KV heads as the first.
     kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
     return KeptHeads(len(kv_heads), attention.head_dim, layer.window)

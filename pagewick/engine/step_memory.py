@@ -143,11 +143,13 @@ def activation_bytes(
 
 def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     """Numbers of a token in the wider of attention and MLP, or experts beside it."""
-    attention = layer.attention
+    attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
         width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    else:
-        width = layer.state_width or layer.latent.num_heads * 2 * layer.latent.latent_size
+    elif layer.state is not None:
+        width = layer.state.products_width
+    elif layer.latent is not None:
+        width = layer.latent.num_heads * 2 * layer.latent.latent_size
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):
         if isinstance(mlp, MlpConfig):
@@ -161,9 +163,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
 def _split_width(layer: LayerConfig) -> int:
     """Numbers that a split of the keys leaves for a short sequence: of each token and head, sums and 2 statistics."""
     attention = layer.attention
-    if layer.has_state:
-        return 0
     if isinstance(attention, AttentionConfig):
         num_tokens = max(1, MAX_SHORT_ROWS // (attention.num_heads // attention.num_kv_heads))
         return num_tokens * attention.num_heads * (attention.head_dim + 2)
-    return MAX_SHORT_TOKENS * layer.latent.num_heads * (layer.latent.kv_lora_rank + 2)
+    if layer.latent is not None:
+        return MAX_SHORT_TOKENS * layer.latent.num_heads * (layer.latent.kv_lora_rank + 2)
+    return 0

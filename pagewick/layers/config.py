@@ -107,6 +107,11 @@ class DeltaConfig:
         """Numbers of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
+    @property
+    def products_width(self) -> int:
+        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice."""
+        return 3 * self.num_channels + 2 * self.num_value_heads * self.value_dim
+
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""
         convolution = (self.conv_size - 1) * self.num_channels

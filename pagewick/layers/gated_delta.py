@@ -47,16 +47,6 @@ class GatedDeltaNet(nn.Module):
             hidden_size,
             multiple=ratio * config.value_dim,
         )
-        # Rows of the checkpoint's tensors that this rank keeps, by name.
-        heads = (values,)
-        self._rows = {
-            "conv1d.weight": _channels(config, keys, values), "A_log": heads, "dt_bias": heads,
-            "norm.weight": ((0, config.value_dim),),
-        }  # fmt: skip
-        self._shapes = {
-            "conv1d.weight": (config.num_channels, 1, config.conv_size), "A_log": (config.num_value_heads,),
-            "dt_bias": (config.num_value_heads,), "norm.weight": (config.value_dim,),
-        }  # fmt: skip
         num_channels = config.num_channels // num_ranks
         self._widths = [num_channels, self._num_values * config.value_dim, self._num_values, self._num_values]
         self.conv_weight = _constant(context, num_channels, config.conv_size)
@@ -74,6 +64,16 @@ class GatedDeltaNet(nn.Module):
             norm_weight=self.norm_weight,
             norm_eps=config.norm_eps,
         )
+        # Each tensor of the file has a shape, rows that this rank keeps, and a place here.
+        heads = ((config.num_value_heads,), (values,))
+        self._loaded: dict[str, tuple[tuple[int, ...], tuple[Range, ...], Tensor]] = {
+            "conv1d.weight": (
+                (config.num_channels, 1, config.conv_size), _channels(config, keys, values), self.conv_weight,
+            ),
+            "A_log": (*heads, self.log_decay),
+            "dt_bias": (*heads, self.dt_bias),
+            "norm.weight": ((config.value_dim,), ((0, config.value_dim),), self.norm_weight),
+        }  # fmt: skip
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -84,14 +84,13 @@ class GatedDeltaNet(nn.Module):
         self._bound = (blocks, group)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return ((None, name) for name in self._shapes)
+        return ((None, name) for name in self._loaded)
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's rows, in float32. Raises ModelLoadError if the tensor does not fit."""
-        check_floats(tensor, self._shapes[name])
-        targets = (self.conv_weight, self.log_decay, self.dt_bias, self.norm_weight)
-        target = dict(zip(self._shapes, targets, strict=True))[name]
-        kept = torch.cat([tensor[start:stop] for start, stop in self._rows[name]])
+        shape, ranges, target = self._loaded[name]
+        check_floats(tensor, shape)
+        kept = torch.cat([tensor[start:stop] for start, stop in ranges])
         target.copy_(kept.view(target.shape))
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:

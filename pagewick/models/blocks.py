@@ -136,14 +136,15 @@ class DecoderAttention(nn.Module):
             v_norm=self._v_norm,
             q_scales=None if angles is None else angles.q_scales,
         )
-        projected: Tensor = self.qkv_proj(hidden_states, batch)
-        # The gates, if there are any, come before the queries.
-        gates, qkv = projected[:, : self.qkv_proj.num_gates], projected[:, self.qkv_proj.num_gates :]
+        qkv: Tensor = self.qkv_proj(hidden_states, batch)
+        gates: Tensor | None = None
+        if num_gates := self.qkv_proj.num_gates:
+            gates, qkv = qkv[:, :num_gates], qkv[:, num_gates:]
         if isinstance(self.q_norm, JointHeadNorm) and isinstance(self.k_norm, JointHeadNorm):
             q, k, _ = torch.split(qkv, self._row_sizes, dim=-1)
             norm_jointly((self.q_norm, self.k_norm), (q, k), self._collectives)
         attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
-        if self.qkv_proj.num_gates:
+        if gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
 
@@ -230,7 +231,8 @@ class Block(nn.Module):
     @property
     def mixer(self) -> nn.Module:
         """The part in which tokens see each other: attention of some kind."""
-        return self.get_submodule(self._mixer_name)
+        found: nn.Module = getattr(self, self._mixer_name)
+        return found
 
     def scaled(self, x: Tensor) -> Tensor:
         """Scale the output of attention or MLP before it is added."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.layers.config import DeltaConfig, MlaConfig
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig, RopeConfig
+    from pagewick.layers.config import MoeConfig, RopeConfig
 
 # Old names of architectures: classes were called so before they became part of transformers.
 _OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}
@@ -127,29 +128,14 @@ class LayerConfig:
     experts: MoeConfig | None = None
 
     @property
-    def has_state(self) -> bool:
-        """Whether it keeps one state of a sequence, and nothing of each token."""
-        return not hasattr(self.attention, "num_heads")
+    def state(self) -> DeltaConfig | None:
+        """The attention of a layer that keeps one state of a sequence, and nothing of each token."""
+        return self.attention if isinstance(self.attention, DeltaConfig) else None
 
     @property
-    def latent(self) -> MlaConfig:
-        """The attention of a layer that keeps latents."""
-        return cast("MlaConfig", self.attention)
-
-    @property
-    def state_width(self) -> int:
-        """Numbers of a token in the products of a layer that keeps a state; 0 in others.
-
-        The results of its convolution are in float32, and count twice.
-        """
-        if not self.has_state:
-            return 0
-        config = cast("DeltaConfig", self.attention)
-        return 3 * config.num_channels + 2 * config.num_value_heads * config.value_dim
-
-    def state_bytes(self, num_ranks: int) -> int:
-        """Return the bytes of that state on each rank; 0 if it keeps none."""
-        return cast("DeltaConfig", self.attention).state_bytes(num_ranks) if self.has_state else 0
+    def latent(self) -> MlaConfig | None:
+        """The attention of a layer that keeps a latent of each token."""
+        return self.attention if isinstance(self.attention, MlaConfig) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +206,7 @@ class ModelConfig:
     @property
     def attention(self) -> AttentionConfig | MlaConfig:
         """The attention of the first layer that has queries."""
-        found = next(layer.attention for layer in self.layers if not layer.has_state)
-        return cast("AttentionConfig | MlaConfig", found)
-
-    @property
-    def running_states(self) -> list[DeltaConfig]:
-        """The linear attention of every layer that keeps a state."""
-        return [cast("DeltaConfig", layer.attention) for layer in self.layers if layer.has_state]
+        return next(layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaConfig))
 
     @property
     def num_heads(self) -> int:

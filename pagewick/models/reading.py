@@ -174,7 +174,7 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
     """Raise ModelLoadError if layer_types, which not every family reads, says something else than `layers`."""
     # Where use_sliding_window is false, transformers knows no window, whatever layer_types says.
     kinds = None if entries.get("use_sliding_window") is False else entries.texts("layer_types")
-    found = tuple(LINEAR if layer.has_state else _KINDS[layer.window is not None] for layer in layers)
+    found = tuple(LINEAR if layer.state else _KINDS[layer.window is not None] for layer in layers)
     if kinds is not None and kinds != found:
         counts = f"{found.count(_KINDS[0])} of {len(found)} layers see everything"
         raise entries.wrong("layer_types", f"left out or agree with the other entries, by which {counts}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pagewick.models.config import (
     NORMS_OF_BLOCK,
@@ -105,10 +105,10 @@ class _Table:
             path = f"model.layers.{layer_idx}"
             if isinstance(layer.attention, AttentionConfig):
                 yield from self._attention(f"{path}.self_attn", layer.attention)
-            elif layer.has_state:
-                yield from self._linear_attention(f"{path}.linear_attn", cast("DeltaConfig", layer.attention))
-            else:
-                yield from self._latent_attention(f"{path}.self_attn", cast("MlaConfig", layer.attention))
+            elif layer.state is not None:
+                yield from self._linear_attention(f"{path}.linear_attn", layer.state)
+            elif layer.latent is not None:
+                yield from self._latent_attention(f"{path}.self_attn", layer.latent)
             if isinstance(layer.mlp, MlpConfig):
                 yield from self._mlp(f"{path}.mlp", layer.mlp)
             else:

@@ -15,7 +15,7 @@ PREVIOUS_ERROR = "operation failed due to a previous error during capture"
 
 
 class Allocator:
-    """What PyTorch's allocator knows about captures. capturing: the pools into which something is being captured.
+    """PyTorch's allocator, as far as captures concern it. capturing: the pools into which something is being captured.
 
     num_uses: how many graphs use a pool, the one that is being captured included. current: the streams that became
     current, first to last. ends: whether the driver can end a capture.

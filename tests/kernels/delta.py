@@ -59,7 +59,7 @@ class DeltaBatch:
         )  # fmt: skip
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """The same as `run` in float32: [T, VH * DV] and the states."""
+        """Return what `run` returns, computed in float32: [T, VH * DV] and the states."""
         states = self.states.clone()
         inputs, memories = split_states(states, self.options)
         out = torch.zeros(self.gate.shape)

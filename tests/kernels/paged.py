@@ -16,7 +16,7 @@ from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 # Half a unit in the last place of 1, and in float32 what the sums add to it.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
-# What the rounding of probabilities to the dtype of the cache changes: see assert_is_expected.
+# Rounding probabilities to the dtype of the cache changes results by this much: see assert_is_expected.
 PROBABILITY_ROUNDING = {torch.bfloat16: 2**-8}
 
 

@@ -41,7 +41,7 @@ def exact_values(kind: str, x: Tensor) -> Tensor:
 
 
 def exact_factor(kind: str, up: Tensor) -> Tensor:
-    """What the gated activation multiplies by."""
+    """Return the factor by which the gated activation multiplies the gate."""
     return up.double().clamp(-7, 7) + 1 if kind == "clamped_swish" else up.double()
 
 

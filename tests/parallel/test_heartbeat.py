@@ -23,7 +23,7 @@ from tests.parallel.heartbeat_worker import await_file
 from tests.parallel.test_collectives import ENVIRON, free_port
 
 WORLD_SIZE, SILENCE_S = 3, 2.0
-# Of a machine that is busy with other work.
+# A limit for a machine that is busy with other work.
 DEADLINE_S = 60.0
 
 

@@ -99,14 +99,13 @@ class CapturedSteps:
         """Run a step eagerly, padded as it will be when it is captured."""
         if not self._is_on:
             return run(self._model, batch.to(self._device), stage)
-        padded = batch.on_device(tensors)
         if not self._may_repeat:
-            return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
+            return self._run_padded(batch, tensors, stage)
         output: ForwardOutput | None = None
         problem: RuntimeError | None = None
         try:
             with self._stream.refuse_waits():
-                output = _first_rows(batch, forward(self._model, padded, stage), padded.extras)
+                output = self._run_padded(batch, tensors, stage)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             # Graphs are not the cause, and the GPU may not be able to repeat the step.
             raise
@@ -116,6 +115,10 @@ class CapturedSteps:
             return output
         self._turn_off(_first_line(problem))
         return run(self._model, batch.to(self._device), stage)
+
+    def _run_padded(self, batch: HostBatch, tensors: Sequence[Tensor], stage: ForwardStage) -> ForwardOutput:
+        padded = batch.on_device(tensors)
+        return _first_rows(batch, forward(self._model, padded, stage), padded.extras)
 
     def _all_succeed(self, problem: RuntimeError | None) -> bool:
         """Whether an eager step has succeeded on every rank; every rank must call this. problem: why not on this one.

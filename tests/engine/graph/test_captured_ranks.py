@@ -78,7 +78,7 @@ class Batch(SimpleNamespace):
 
 
 def steps_on_ranks(
-    fails: Callable[[int, str, int], Exception | None],
+    fails: Callable[[int, str, int], Exception | None], *, may_repeat: bool = True
 ) -> tuple[list[Gpu], list[ThreadRank], list[Any]]:
     """Run steps of one size on every rank; return GPUs, ranks, and None or an exception for each. fails: by rank."""
     gpus, ranks = [], []
@@ -89,7 +89,7 @@ def steps_on_ranks(
         ranks.append(rank)
         static: Any = SimpleNamespace(size_for=lambda batch: SIZE, write=lambda batch, size: [])
         gpu: Any = gpus[rank.rank]
-        steps = CapturedSteps(gpu.model, static, torch.device("cpu"), gpu, rank)
+        steps = CapturedSteps(gpu.model, static, torch.device("cpu"), gpu, rank, may_repeat=may_repeat)
         batch: Any = Batch(is_text=True, cu_seqlens_q=np.array([0, 1]), context_lens=[1], input_ids=[5], extras=())
         for _ in range(NUM_STEPS):
             steps(batch, ForwardStage.HIDDEN_STATES)
@@ -131,6 +131,27 @@ def test_if_one_rank_cannot_capture_a_step_all_run_eagerly(
     beginning = "steps are slower, since CUDA graphs cannot hold them: "
     reasons = ["a wait" if rank in failing else "another rank cannot capture this step" for rank in range(NUM_RANKS)]
     assert said == sorted(beginning + reason for reason in reasons)
+
+
+def test_a_step_that_may_not_be_repeated_waits_where_it_must_and_is_then_captured() -> None:
+    """It would change the running states of a model twice."""
+    gpus, ranks, ends = steps_on_ranks(
+        lambda rank, doing, layer: RuntimeError("a wait") if doing == "waiting is refused" else None, may_repeat=False
+    )
+    assert ends == [None] * NUM_RANKS
+    assert_all_run_every_step_once(gpus, [])
+    assert [gpu.num_replays for gpu in gpus] == [NUM_STEPS - 1] * NUM_RANKS
+    assert [rank.num_minima for rank in ranks] == [1] * NUM_RANKS
+
+
+def test_a_step_that_may_not_be_repeated_has_not_run_if_capturing_fails() -> None:
+    gpus, _, ends = steps_on_ranks(
+        lambda rank, doing, layer: RuntimeError("a wait") if doing == "capturing" and rank == 1 else None,
+        may_repeat=False,
+    )
+    assert ends == [None] * NUM_RANKS
+    assert_all_run_every_step_once(gpus, [])
+    assert [gpu.num_replays for gpu in gpus] == [0] * NUM_RANKS
 
 
 def test_if_no_rank_can_run_a_step_without_waiting_all_repeat_it() -> None:

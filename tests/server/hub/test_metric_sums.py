@@ -73,7 +73,7 @@ def test_created_is_when_the_first_process_began() -> None:
 
 
 def test_requests_of_a_process_that_is_over_have_ended() -> None:
-    """What is accepted and has not ended would count as running for ever; a counter never falls."""
+    """Requests that were accepted and never ended would count as running for ever, since a counter never falls."""
     registry = CollectorRegistry()
     metrics = Metrics("m", fake_engine(FakeClient()).info, registry=registry)
     for _ in range(5):

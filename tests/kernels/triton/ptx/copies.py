@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Copy:
-    """What some threads copy: values [threads, words] to places. groups: the group of each thread's copy."""
+    """Values [threads, words] that some threads copy to places. groups: the group of each thread's copy."""
 
     lanes: Array
     places: Array

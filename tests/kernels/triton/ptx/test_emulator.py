@@ -177,7 +177,7 @@ def test_programs_race_with_each_other_whatever_barriers_they_pass() -> None:
 
 
 def test_copies_arrive_when_they_are_waited_for() -> None:
-    """What is read too early is what was there before; a thread that reads another's copy needs a barrier."""
+    """A thread that reads too early gets the old value; one that reads another thread's copy needs a barrier."""
     begin = "shl.b32 %r4, %r1, 2; cp.async.ca.shared.global [%r4], [%rd2], 4, 4; cp.async.commit_group;"
     end = "ld.shared.b32 %r9, [%r4]; bar.sync 0; st.global.b32 [%rd2], %r9;"
     numbers = list(range(5, 37))
