@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.replacing_file import replacing
 from pagewick.cli.text_input import read_text
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
@@ -120,7 +119,8 @@ class Conversation:
             else:
                 parts = [f"## {_TITLES[one['role']]}\n\n{one['content'].strip()}\n\n" for one in self.messages]
                 text = "".join(parts)
-            _write_whole(path, text)
+            with replacing(path) as file:
+                file.write(text.encode())
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from None
         except UnicodeEncodeError:
@@ -178,15 +178,3 @@ def _messages_in(content: Any, path: Path) -> tuple[str | None, list[Message]]:
     if plain[0]["role"] == "system":
         return plain[0]["content"], plain[1:]
     return None, plain
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that only the user can read; an earlier file is replaced at once or not at all."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

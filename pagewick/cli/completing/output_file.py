@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pagewick.cli.replacing_file import replacing
 from pagewick.cli.terminal_text import shown_on
 from pagewick.errors import ConfigError
 
@@ -97,10 +96,7 @@ def _is_error(record: dict[str, Any]) -> bool:
 
 
 def _remove_replaced_errors(path: Path) -> None:
-    """Write the output again without errors whose custom_id has a later line. Raises OSError.
-
-    It takes the place of the old file as a whole, so that nothing is lost if the process ends.
-    """
+    """Write the output again without errors whose custom_id has a later line. Raises OSError."""
     last: dict[str, int] = {}
     errors: list[tuple[int, str]] = []
     with path.open("rb") as file:
@@ -113,15 +109,6 @@ def _remove_replaced_errors(path: Path) -> None:
     replaced = {number for number, custom_id in errors if last[custom_id] > number}
     if not replaced:
         return
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as copy, path.open("rb") as file:
-            os.fchmod(descriptor, os.fstat(file.fileno()).st_mode & 0o777)
-            copy.writelines(line for number, line in enumerate(file) if number not in replaced)
-            copy.flush()
-            os.fsync(descriptor)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    with path.open("rb") as file, replacing(path) as copy:
+        os.fchmod(copy.fileno(), os.fstat(file.fileno()).st_mode & 0o777)
+        copy.writelines(line for number, line in enumerate(file) if number not in replaced)
