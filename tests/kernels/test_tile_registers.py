@@ -59,13 +59,22 @@ def test_parts_of_units_have_a_product_each(name: str, per_tile: int) -> None:
     }
 
 
-# Eight steps of 64 columns.
-@pytest.mark.parametrize(("name", "num_digits"), [("Q2_K", 1), ("Q3_K", 1), ("Q4_K", 2), ("Q5_K", 2), ("Q6_K", 3)])
-def test_digits_of_scales_have_a_product_each(name: str, num_digits: int) -> None:
-    assert [num_tile_products(name, num_rows) for num_rows in (1, 16, 31)] == [0, 0, 0]
-    tiles = {32: 2, 35: 2, 36: 3}
+# Eight steps of 64 columns. A level times its scale has one byte, or two.
+@pytest.mark.parametrize(("name", "num_bytes"), [("Q2_K", 1), ("Q3_K", 1), ("Q4_K", 2), ("Q5_K", 2), ("Q6_K", 2)])
+def test_bytes_of_scaled_levels_have_a_product_each(name: str, num_bytes: int) -> None:
+    assert [num_tile_products(name, num_rows) for num_rows in (1, 15)] == [0, 0]
+    tiles = {16: 1, 19: 1, 20: 2, 300: 19}
     assert {rows: num_tile_products(name, rows) for rows in tiles} == {
-        rows: 4 * 8 * num_digits * count for rows, count in tiles.items()
+        rows: 4 * 8 * num_bytes * count for rows, count in tiles.items()
+    }
+
+
+# Tiles add numbers in an order of their own, so any number of rows takes them.
+@pytest.mark.parametrize("name", ["fp8_g32", "fp8_g128"])
+def test_all_rows_of_fp8_take_tiles(name: str) -> None:
+    tiles = {1: 1, 16: 1, 17: 2, 300: 19}
+    assert {rows: num_tile_products(name, rows) for rows in tiles} == {
+        rows: 4 * 16 * count for rows, count in tiles.items()
     }
 
 

@@ -97,6 +97,7 @@ struct PreparedBlock<256> {
 struct PreparedRows {
   const void* rows;  // QuantizedKernels::row_bytes each
   const int32_t* ids;
+  void* arranged;  // all rows once more, as `arrange` writes them, or null
 };
 
 struct QuantizedKernels {
@@ -104,6 +105,11 @@ struct QuantizedKernels {
   int64_t (*row_bytes)(QuantizedFormat format, int64_t in_features);
   // Quantizes rows [first_row, end_row) of x; the first row of x becomes the first of `prepared`.
   void (*prepare)(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row, void* prepared);
+  // Returns the size of the form of all rows that `arrange` writes, or 0 if a product does not profit from one.
+  int64_t (*arranged_bytes)(const QuantizedLinearArgs& args);
+  // Writes prepared rows [first_row, end_row) in the form for tile registers.
+  void (*arrange)(const QuantizedLinearArgs& args, const void* prepared, int64_t first_row, int64_t end_row,
+                  void* arranged);
   // Computes the outputs of panels [first_panel, end_panel) for rows [first_row, end_row).
   void (*multiply)(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
                    int64_t first_row, int64_t end_row);

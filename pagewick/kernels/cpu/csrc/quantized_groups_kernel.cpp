@@ -1,6 +1,7 @@
 // Products with quantized weights of int4 and fp8 formats, whose blocks have 32 columns or a few times as many. Compiled
 // once per instruction set.
-#include "quantized_amx.h"
+#include "quantized_amx_numbers.h"
+#include "quantized_amx_parts.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -56,7 +57,8 @@ struct Int4Tile : LevelTile<4, kLevels> {
   static bool is_centrable(const Chunk& chunk) { return includes_zeros(chunk); }
   static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
     const uint8_t* const zeros = chunk.heads + block * chunk.head_stride + L::kZerosAt;
-    Shared::expand_levels(chunk, block, bytes, [&](int64_t byte) { return -zeros_of_bytes(zeros + byte / kQuad); });
+    Shared::template expand_levels<kQuadBytes, kSliceBytes>(
+        chunk, block, bytes, [&](int64_t byte) { return -zeros_of_bytes(zeros + byte / kQuad); });
   }
   static const uint8_t* scales_of(const Chunk& chunk, int64_t part) {
     return chunk.heads + part / chunk.num_units * chunk.head_stride;
@@ -196,12 +198,18 @@ struct Fp8Tile {
   static constexpr int kExpandedBits = 8 * sizeof(Wide), kRegisters = 1;
   static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : 8;
   static constexpr bool kExpandsAll = true, kExpandsInTile = false;
-  using InRegisters = NoTileRegisters;
-  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kLeastShared = 5, kExtraBytes = 0;
+  using InRegisters = InTileRegisters<NumbersInRegisters<Fp8Tile>>;
+  static constexpr int64_t kChunkColumns = 128, kMaxRows = 256, kExtraBytes = 0;
+  // On tile registers, expanding prefetches for itself.
+  static constexpr int64_t kLeastShared = kIsSame<InRegisters, NoTileRegisters> ? 5 : kMaxRows + 1;
   static constexpr int64_t kPairBytes = 2 * kPanelRows * kStored / 8;  // of two columns of a panel
 
   static void prefetch_pair(const uint8_t* pair) {
     for (int64_t byte = 0; byte < 2 * kPanelRows; byte += 64) __builtin_prefetch(pair + byte + kAhead, 0, 3);
+  }
+
+  static void prefetch_head(const Chunk& chunk, int64_t block) {
+    prefetch<kWordsBytes>(chunk.heads + block * chunk.head_stride);
   }
 
   static bool includes_zeros(const Chunk&) { return false; }
@@ -231,7 +239,7 @@ struct Fp8Tile {
       const bool is_reading = chunk.is_reading && col == 0;
       for (int64_t block = 0; block < chunk.num_blocks; ++block) {
         const uint8_t* pair = chunk.levels + block * chunk.level_stride;
-        if (is_reading) prefetch<kWordsBytes>(chunk.heads + block * chunk.head_stride);
+        if (is_reading) prefetch_head(chunk, block);
         Vec products[R][V] = {};
         for (int64_t i = 0; i < chunk.num_units; ++i) {
           chunk.next->prefetch_share();

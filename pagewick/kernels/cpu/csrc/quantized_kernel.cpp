@@ -1,4 +1,5 @@
 // Quantizes activations, and chooses the product of a format. Compiled once per instruction set.
+#include "quantized_amx.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -116,6 +117,30 @@ void prepare(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row
   });
 }
 
+#if defined(PW_HAS_AMX)
+int64_t arranged_bytes(const QuantizedLinearArgs& args) {
+  if (args.num_rows < kRegisterRows && !block_format(args.format).is_fp8) return 0;
+  return with_block(args.format, [&](auto* block) {
+    return ArrangedChunks<Element<decltype(block)>>::num_bytes(args.num_rows, args.in_features);
+  });
+}
+
+void arrange(const QuantizedLinearArgs& args, const void* prepared, int64_t first_row, int64_t end_row,
+             void* arranged) {
+  with_block(args.format, [&](auto* block) {
+    using Block = Element<decltype(block)>;
+    ArrangedChunks<Block> chunks(arranged, args.in_features);
+    for (int64_t row = first_row; row < end_row; ++row)
+      chunks.copy_row(row, static_cast<const Block*>(prepared) + row * (args.in_features / Block::kColumns));
+    if (end_row == args.num_rows) chunks.clear_rows_from(end_row);
+  });
+}
+#else
+int64_t arranged_bytes(const QuantizedLinearArgs&) { return 0; }
+
+void arrange(const QuantizedLinearArgs&, const void*, int64_t, int64_t, void*) {}
+#endif
+
 void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
               int64_t first_row, int64_t end_row) {
   constexpr int kFirstLarge = static_cast<int>(QuantizedFormat::kQ2_K);
@@ -138,7 +163,7 @@ void convert(const float* numbers, int64_t size, DType dtype, void* out) {
 }  // namespace
 
 extern const QuantizedKernels kQuantized;
-const QuantizedKernels kQuantized = {row_bytes, prepare, multiply, convert};
+const QuantizedKernels kQuantized = {row_bytes, prepare, arranged_bytes, arrange, multiply, convert};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

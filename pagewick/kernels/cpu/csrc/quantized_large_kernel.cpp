@@ -1,5 +1,5 @@
 // Products with quantized weights of K types, whose blocks have 256 columns. Compiled once per instruction set.
-#include "quantized_amx.h"
+#include "quantized_amx_blocks.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {

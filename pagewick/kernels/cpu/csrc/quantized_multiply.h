@@ -60,7 +60,8 @@ class Product {
   static constexpr int64_t kTileGroups = kPanelRows / (kLanes * tile_vectors<kTileRows>(Packed::kRegisters));
   static constexpr int64_t kExpandedColumnBytes = kPanelRows * Packed::kExpandedBits / 8;
   // The fewest rows that are worth expanding levels for. Those of a byte are only copied, to the first-level cache.
-  static_assert(kTileRows >= Packed::kLeastShared, "nothing prefetches for itself while levels are expanded");
+  static_assert(kTileRows >= Packed::kLeastShared || !kIsSame<InRegisters, NoTileRegisters>,
+                "nothing prefetches for itself while levels are expanded");
   static constexpr int64_t kLeastExpanded = L::kBits < Packed::kExpandedBits ? kTileRows : 3 * kTileRows;
 
  public:
@@ -81,6 +82,8 @@ class Product {
         memset(sums, 0, static_cast<size_t>(count) * sizeof(sums[0]));
         const uint8_t* const weight =
             static_cast<const uint8_t*>(args.weight) + panel * num_blocks * format.bytes * kPanelRows;
+        if (panel == first_panel || end_row - first_row > kMaxRows)
+          registers.take_rows(x, rows, first, count, args.in_features);
         multiply_panel(weight, format, num_blocks, rows, count, first == first_row, registers, sums);
         store_panel(args, sums, first, count, panel);
       }
@@ -102,12 +105,12 @@ class Product {
       chunk.is_reading = is_reading && !is_shared;
       const int64_t num_bytes = chunk.num_blocks * chunk.head_stride;
       const bool is_in_registers = InRegisters::takes(chunk, count);
-      const int64_t num_shares = is_in_registers ? count / kRegisterRows
+      const int64_t num_shares = is_in_registers ? InRegisters::num_shares(count)
                                                  : count * kTileGroups * chunk.num_blocks * chunk.num_units / kTileRows;
       NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, num_shares));
       chunk.next = &next;
       int64_t i = 0;
-      if (is_in_registers) i = multiply_in_registers(chunk, rows, count, registers, sums);
+      if (is_in_registers) i = multiply_in_registers(chunk, block / chunk_blocks, rows, count, registers, sums);
       else if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
@@ -140,20 +143,18 @@ class Product {
     return end;
   }
 
-  // Multiplies the rows in tile registers, but leaves one to three that would need a tile of their own; returns how many
-  // it has multiplied.
-  static int64_t multiply_in_registers(Chunk& chunk, const Prepared** rows, int64_t count, InRegisters& registers,
-                                       float (*sums)[kPanelRows]) {
-    if constexpr (!kIsSame<InRegisters, NoTileRegisters>) {
-      alignas(64) uint8_t levels[InRegisters::kBytes];
-      InRegisters::expand(chunk, levels);
-      if (count % kRegisterRows < 4) count -= count % kRegisterRows;
-      for (int64_t i = 0; i < count; i += kRegisterRows) {
-        chunk.next->prefetch_share();
-        registers.multiply(rows + i, minimum(kRegisterRows, count - i), chunk, levels, sums + i);
-      }
+  // Multiplies rows in tile registers, and returns their number.
+  static int64_t multiply_in_registers(const Chunk& chunk, int64_t chunk_index, const Prepared** rows, int64_t count,
+                                       InRegisters& registers, float (*sums)[kPanelRows]) {
+    if constexpr (kIsSame<InRegisters, NoTileRegisters>) {
+      return 0;
+    } else {
+      alignas(64) uint8_t bytes[InRegisters::kBytes];
+      InRegisters::expand(chunk, bytes);
+      const int64_t num_taken = InRegisters::num_taken(count);
+      registers.multiply(rows, num_taken, chunk_index, chunk, bytes, sums);
+      return num_taken;
     }
-    return count;
   }
 
   // The number of rows of the next tile, if `left` rows remain.

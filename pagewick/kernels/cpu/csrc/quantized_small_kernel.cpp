@@ -1,5 +1,5 @@
 // Products with quantized weights whose blocks have 32 columns. Compiled once per instruction set.
-#include "quantized_amx.h"
+#include "quantized_amx_parts.h"
 #include "quantized_multiply.h"
 
 namespace pagewick {
@@ -30,8 +30,8 @@ struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels> {
 
   // Expands the levels of a block to signed bytes.
   static void expand_centred(const Chunk& chunk, int64_t block, uint8_t* bytes) {
-    Shared::expand_levels(chunk, block, bytes,
-                          [](int64_t) { return LevelVec{} - static_cast<uint8_t>(L::kBlock.offset); });
+    Shared::template expand_levels<kQuadBytes, kSliceBytes>(
+        chunk, block, bytes, [](int64_t) { return LevelVec{} - static_cast<uint8_t>(L::kBlock.offset); });
   }
 
   // The scales of a part of a chunk for a panel's rows, and the minima of its block.

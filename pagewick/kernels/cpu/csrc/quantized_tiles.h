@@ -88,7 +88,10 @@ struct Chunk {
 
 // Stands for products in tile registers where there are none.
 struct NoTileRegisters {
+  template <class Prepared>
+  void take_rows(const PreparedRows&, const Prepared* const*, int64_t, int64_t, int64_t) {}
   static bool takes(const Chunk&, int64_t) { return false; }
+  static int64_t num_shares(int64_t) { return 1; }
 };
 
 // kWidth bits of each level of a quad, shifted. words: those of a unit's plane.
@@ -292,17 +295,19 @@ struct LevelTile {
     return chunk.expanded + (block * chunk.num_units + unit) * kUnitQuads * kWordsBytes;
   }
 
-  // shift(byte): what is added to the levels of kLanes rows, whose words begin at a byte of a panel's.
-  template <class Shift>
+  // shift(byte): what is added to the levels of kLanes rows, whose words begin at a byte of a panel's. The words of a
+  // quad of columns, and those of a quad of the next kLanes rows, lie kQuadStride and kVectorStride bytes apart.
+  template <int64_t kQuadStride = kWordsBytes, int64_t kVectorStride = sizeof(IntVec), class Shift>
   static void expand_levels(const Chunk& chunk, int64_t block, uint8_t* bytes, const Shift& shift) {
     const uint8_t* levels = chunk.levels + block * chunk.level_stride;
-    for (int64_t i = 0; i < chunk.num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kWordsBytes) {
-      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec)) {
+    for (int64_t i = 0; i < chunk.num_units; ++i, levels += kBits * kWordsBytes, bytes += kUnitQuads * kQuadStride) {
+      uint8_t* target = bytes;
+      for (int64_t byte = 0; byte < kWordsBytes; byte += sizeof(IntVec), target += kVectorStride) {
         const LevelVec added = shift(byte);
 #pragma GCC unroll 8
         for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
           const LevelVec found = (LevelVec)quad_levels<kBits>(levels + byte, quad) + added;
-          memcpy(bytes + quad * kWordsBytes + byte, &found, sizeof(found));
+          memcpy(target + quad * kQuadStride, &found, sizeof(found));
         }
       }
     }
