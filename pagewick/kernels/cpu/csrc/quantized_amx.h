@@ -60,12 +60,22 @@ struct ArrangedRows<PreparedBlock<256>> {
 
   int8_t values[kColumns / kDepth][kRegisterRows][kDepth];
   float scales[kRegisterRows];
+  int16_t sums_of_16[kRegisterRows][16], sums_of_32[kRegisterRows][8];
 
   void clear_row(int64_t) {}
 
   void copy_row(int64_t row, const PreparedBlock<256>* block, int64_t) {
     for (int64_t k = 0; k < kColumns; k += kDepth) memcpy(values[k / kDepth][row], block->values + k, kDepth);
     scales[row] = block->scale;
+    memcpy(sums_of_16[row], block->sums_of_16, sizeof(block->sums_of_16));
+    memcpy(sums_of_32[row], block->sums_of_32, sizeof(block->sums_of_32));
+  }
+
+  // As group_sums has them.
+  template <int64_t kGroups>
+  const int16_t* sums_of(int64_t row) const {
+    if constexpr (kGroups == 16) return sums_of_16[row];
+    else return sums_of_32[row];
   }
 };
 

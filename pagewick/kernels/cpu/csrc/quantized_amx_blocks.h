@@ -68,7 +68,7 @@ class BlocksInRegisters {
   }
 
   // Adds the products of `count` rows with a chunk, which is a block, to sums. bytes: those that expand wrote.
-  void multiply(const Prepared* const* x, int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
+  void multiply(const Prepared* const*, int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
                 float (*sums)[kPanelRows]) {
     if (!registers_.is_configured()) configure();
     TileRegisters::finish_writes();
@@ -81,7 +81,7 @@ class BlocksInRegisters {
         multiply_slices(rows, bytes + col / kLanes * kPlanes * kSliceBytes, products);
         const int64_t rows_left = minimum(kRegisterRows, count - row);
         for (int64_t i = 0; i < 2; ++i)
-          add_products(rows, x + row, rows_left, bytes, col + i * kLanes, products[i], sums + row);
+          add_products(rows, rows_left, bytes, col + i * kLanes, products[i], sums + row);
       }
   }
 
@@ -174,9 +174,8 @@ class BlocksInRegisters {
     }
   }
 
-  static void add_products(const ArrangedRows<Prepared>& rows, const Prepared* const* x, int64_t count,
-                           const uint8_t* bytes, int64_t col, const TileSums (&products)[kPlanes],
-                           float (*sums)[kPanelRows]) {
+  static void add_products(const ArrangedRows<Prepared>& rows, int64_t count, const uint8_t* bytes, int64_t col,
+                           const TileSums (&products)[kPlanes], float (*sums)[kPanelRows]) {
     const Vec scale = load(reinterpret_cast<const float*>(bytes + kScalesAt) + col);
     for (int64_t row = 0; row < count; ++row) {
       IntVec whole = load_sums(products[0], row);
@@ -186,7 +185,7 @@ class BlocksInRegisters {
       Vec sum = madd(__builtin_convertvector(whole, Vec), scale * x_scale, load(sums[row] + col));
       if constexpr (L::kBlock.has_minimum()) {
         const Vec minimum = load(reinterpret_cast<const float*>(bytes + kMinimaAt) + col);
-        const Vec weighted = __builtin_convertvector(-weigh(*x[row], bytes + kPairsAt + col * kQuad), Vec);
+        const Vec weighted = __builtin_convertvector(-weigh(rows.template sums_of<kGroups>(row), bytes + kPairsAt + col * kQuad), Vec);
         sum = madd(weighted, minimum * x_scale, sum);
       }
       store(sums[row] + col, sum);
@@ -194,13 +193,13 @@ class BlocksInRegisters {
   }
 
   // The sums of groups of a row of x, weighted with their minima.
-  static IntVec weigh(const Prepared& x, const uint8_t* pairs) {
+  static IntVec weigh(const int16_t* x_sums, const uint8_t* pairs) {
     IntVec weighted = {};
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kWords; ++i) {
       const uint8_t* const words = pairs + 2 * i * kWordsBytes;
       weighted = weigh_groups((ShortVec)load_words(words), (ShortVec)load_words(words + kWordsBytes),
-                              group_sums<kGroups>(x) + 4 * i, weighted);
+                              x_sums + 4 * i, weighted);
     }
     return weighted;
   }
