@@ -1,11 +1,12 @@
 """Every variant of every architecture against transformers, in float32, however its sequences are scheduled.
 
 Logits are within 1e-4 (2e-4 where experts or latent keys are summed) and 64 greedy tokens equal: in a batch of five,
-alone, in chunks of seven tokens, on a prefix hit, preempted, on two ranks and on three. On one rank bits are equal too.
+alone, in chunks of seven tokens, on a prefix hit, preempted, on two ranks and on three (one of each architecture). On one rank bits are equal too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from tests.models.answers import NUM_NEW_TOKENS, Answer, answers, judge, make_pr
 from tests.models.checkpoints import VARIANTS, save, write_checkpoint
 from tests.models.kept_ranks import kept_ranks
 
+IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 PROMPTS = make_prompts()
+# The first variant of each architecture.
+ON_TWO_RANKS = tuple({variant.config: name for name, variant in reversed(VARIANTS.items())}.values())
 # One of each way in which weights are shared out.
 ON_THREE_RANKS = (
     "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
@@ -110,8 +114,12 @@ def test_when_preempted(served: Served) -> None:
         assert engine.stats().num_preemptions > 0
 
 
+@pytest.mark.parametrize("served", VARIANTS if IS_DEEP else sorted({*ON_TWO_RANKS, *ON_THREE_RANKS}), indirect=True)
 def test_on_several_ranks(served: Served) -> None:
-    """Six query heads are three on each of two ranks, or two on each of three, which splits the KV heads unevenly."""
+    """A variant of each architecture, and with PAGEWICK_DEEP=1 all of them.
+
+    Six query heads are three on each of two ranks, or two on each of three, which splits the KV heads unevenly.
+    """
     with served.running(tensor_parallel_size=2, max_num_batched_tokens=50) as engine:
         served.check_near(answers(engine, PROMPTS))
     if served.name in ON_THREE_RANKS:
