@@ -1,7 +1,8 @@
 """Every variant of every architecture against transformers, in float32, however its sequences are scheduled.
 
 Logits are within 1e-4 (2e-4 where experts or latent keys are summed) and 64 greedy tokens equal: in a batch of five,
-alone, in chunks of seven tokens, on a prefix hit, preempted, on two ranks and on three (one of each architecture). On one rank bits are equal too.
+alone, in chunks of seven tokens, on a prefix hit, preempted, and, one variant of each architecture, on two ranks and on
+three. On one rank bits are equal too.
 """
 
 from __future__ import annotations
