@@ -55,6 +55,8 @@ def random_matrix(name: str) -> Matrix | QuantizedMatrix:
     if name in FLOAT32_SCALES:
         scales = 0.001 + 0.01 * torch.rand(*blocks.shape[:2], FLOAT32_SCALES[name])
         blocks[..., : 4 * FLOAT32_SCALES[name]] = scales.view(torch.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = 118 + blocks[..., 0] % 4  # exponents
     if name.startswith("int4"):
         blocks[..., ZERO_POINT_AT] %= 16
     rows = blocks.flatten(1)

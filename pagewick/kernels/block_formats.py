@@ -1,14 +1,16 @@
 """Unpacks block formats, ggml's and others. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
 
 A block's numbers are small whole numbers, the levels, with a scale in float16, and perhaps with a minimum. In the K
-types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own.
+types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own. In MXFP4, a
+block of 32 has codes of levels, numbers in E2M1, and a power of two, in E8M0.
 
 The other formats are not ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow; int8_g16
 has two scales for 32 bytes. In int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255, and then
 levels of four bits, 32 after 32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128, numbers
 in E4M3 follow, a byte each; none is NaN.
 
-Source of ggml's formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+Source of ggml's formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning); of E2M1
+and E8M0: the Open Compute Project's specification of microscaling formats.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+# The numbers in E2M1, doubled, by code; scales are halved.
+FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Blocks(NamedTuple):
@@ -110,6 +115,19 @@ def unpack_q8_0(rows: Tensor) -> Blocks:
     return Blocks(qs.contiguous().view(torch.int8), halves(scales))
 
 
+def unpack_mxfp4(rows: Tensor) -> Blocks:
+    exponents, qs = fields(rows, 1, 16)
+    values = torch.tensor(FP4_VALUES, dtype=torch.int8, device=rows.device)
+    codes = parts(qs, 4, 16)
+    return Blocks(values.index_select(0, codes.flatten().int()).view(codes.shape), _halves_of_powers(exponents))
+
+
+def _halves_of_powers(exponents: Tensor) -> Tensor:
+    """Return half of each power of two in E8M0 [N, B, 1] uint8, subnormal for the two least: [N, B] float32."""
+    numbers = exponents.squeeze(-1).int()
+    return torch.where(numbers < 2, 1 << 21 + numbers.clamp(max=1), numbers - 1 << 23).view(torch.float32)
+
+
 def unpack_q2_k(rows: Tensor) -> Blocks:
     groups, qs, scales, minima = fields(rows, 16, 64, 2, 2)
     return Blocks(_signed(parts(qs, 2, 32)), halves(scales), _signed(groups & 15), halves(minima), _signed(groups >> 4))
@@ -183,6 +201,7 @@ UNPACK: Final[Mapping[str, Callable[[Tensor], Blocks]]] = {
     "Q5_0": unpack_q5_0,
     "Q5_1": unpack_q5_1,
     "Q8_0": unpack_q8_0,
+    "MXFP4": unpack_mxfp4,
     "Q2_K": unpack_q2_k,
     "Q3_K": unpack_q3_k,
     "Q4_K": unpack_q4_k,

@@ -28,6 +28,7 @@ BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "Q5_0": (32, 22),
     "Q5_1": (32, 24),
     "Q8_0": (32, 34),
+    "MXFP4": (32, 17),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_K": (256, 144),
@@ -48,7 +49,6 @@ EXPANSIONS: Final[Mapping[str, str]] = {
     "IQ4_XS": "int8_g32",
     "TQ1_0": "Q8_0",
     "TQ2_0": "Q8_0",
-    "MXFP4": "int8_g32",
     "NVFP4": "int8_g16",
 }
 # Numbers and bytes of the blocks that these types have in files.
@@ -64,7 +64,6 @@ EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ4_XS": (256, 136),
     "TQ1_0": (256, 54),
     "TQ2_0": (256, 66),
-    "MXFP4": (32, 17),
     "NVFP4": (64, 36),
 }
 

@@ -13,15 +13,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagewick.kernels.block_formats import fields, halves, parts
+from pagewick.kernels.block_formats import FP4_VALUES, fields, halves, parts
 from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
 from pagewick.quantization.grids import grid_points
 
 # Numbers that are expanded at a time; temporary memory is a few times as many bytes.
 _CHUNK_SIZE: Final = 2**19
 _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# The values of E2M1, doubled; scales are halved.
-FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 Decoded = tuple[Tensor, Tensor]
 """Levels in int8 and their scales in float32; both in the order of the columns, in any shape that begins with N."""
@@ -46,6 +44,13 @@ def expand(name: str, rows: Tensor, num_columns: int, factor: Tensor | None = No
     return found.flatten(1)
 
 
+def fp4_values(stored: Tensor) -> Tensor:
+    """Return the values of E2M1, doubled, in bytes [n, C / 2] that hold two, the lower half first: [n, C] int8."""
+    table = torch.tensor(FP4_VALUES, dtype=torch.int8)
+    pairs = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
+    return table.index_select(0, pairs.flatten().int()).view(pairs.shape)
+
+
 def _decode_iq4_nl(rows: Tensor) -> Decoded:
     scales, qs = fields(rows, 2, 16)
     return _nibbles(_IQ4_VALUES, qs, 16), halves(scales)
@@ -55,11 +60,6 @@ def _decode_iq4_xs(rows: Tensor) -> Decoded:
     scales, upper, lower, qs = fields(rows, 2, 2, 4, 128)
     group_scales = (parts(lower, 4, 1) | parts(upper, 2, 1) << 4).view(torch.int8) - 32
     return _nibbles(_IQ4_VALUES, qs, 16), halves(scales).unsqueeze(-1) * group_scales
-
-
-def _decode_mxfp4(rows: Tensor) -> Decoded:
-    exponents, qs = fields(rows, 1, 16)
-    return _nibbles(FP4_VALUES, qs, 16), _powers_of_two()[exponents.int()]
 
 
 def _decode_nvfp4(rows: Tensor) -> Decoded:
@@ -148,7 +148,6 @@ _DECODE: Final[Mapping[str, Callable[[Tensor], Decoded]]] = {
     "IQ4_XS": _decode_iq4_xs,
     "TQ1_0": _decode_tq1_0,
     "TQ2_0": _decode_tq2_0,
-    "MXFP4": _decode_mxfp4,
     "NVFP4": _decode_nvfp4,
 }
 
@@ -217,12 +216,6 @@ def _even_signs() -> Tensor:
     signs = _signs()[:128].clone()
     signs[:, 7] = signs[:, :7].prod(dim=-1)
     return signs
-
-
-@cache
-def _powers_of_two() -> Tensor:
-    """Half of each number in E8M0, by its byte: [256] float32."""
-    return torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
 
 
 @cache

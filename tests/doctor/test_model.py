@@ -219,12 +219,12 @@ class TestGguf:
 
     def test_a_type_that_is_expanded(self, tmp_path: Path) -> None:
         path = tmp_path / "tiny.gguf"
-        path.write_bytes(tiny_gguf(block=(39, 17)))
+        path.write_bytes(tiny_gguf(block=(20, 18)))
         checkpoint = open_checkpoint(str(path), {})
         report = described(checkpoint)
-        assert checkpoint.num_bytes == NUM_IN_MATRICES // 32 * 17 + 4 * NUM_IN_NORMS  # it is MXFP4
-        # Kept as 32 bytes with a scale in float32; vectors in bfloat16.
-        assert report.plan is not None and report.plan.weights == NUM_IN_MATRICES // 32 * 36 + 2 * NUM_IN_NORMS
+        assert checkpoint.num_bytes == NUM_IN_MATRICES // 32 * 18 + 4 * NUM_IN_NORMS  # it is IQ4_NL
+        # Kept as Q8_0; vectors in bfloat16.
+        assert report.plan is not None and report.plan.weights == NUM_IN_MATRICES // 32 * 34 + 2 * NUM_IN_NORMS
         assert report.verdict.runs
 
     @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ LAYOUTS: Final = {
     "Q5_0": (32, 22, (0,)),
     "Q5_1": (32, 24, (0, 2)),
     "Q8_0": (32, 34, (0,)),
+    "MXFP4": (32, 17, ()),
     "Q2_K": (256, 84, (80, 82)),
     "Q3_K": (256, 110, (108,)),
     "Q4_K": (256, 144, (0, 2)),
@@ -33,7 +34,6 @@ EXPANDED: Final = {
     "IQ4_XS": (256, 136, (0,)),
     "TQ1_0": (256, 54, (52,)),
     "TQ2_0": (256, 66, (64,)),
-    "MXFP4": (32, 17, ()),
     "NVFP4": (64, 36, ()),
 }
 # Formats that are no types of ggml's: numbers and bytes of a block, and how many float32 scales it begins with.
@@ -46,8 +46,9 @@ OWN: Final = {
     "fp8_g32": (32, 36, 1),
     "fp8_g128": (128, 132, 1),
 }
-# Numbers of other bytes that are scales: the first of a block, and their usual values.
-_SCALE_BYTES: Final = {"MXFP4": (1, 118, 122), "NVFP4": (4, 4, 20)}
+# Numbers of other bytes that are scales: the first of a block, their usual values, and extreme ones, with which no
+# number overflows.
+_SCALE_BYTES: Final = {"MXFP4": (1, (118, 122), (0, 252)), "NVFP4": (4, (4, 20), (0, 256))}
 # The largest finite number, the largest and smallest subnormal ones, the smallest normal one, one, and zeros.
 EXTREME_HALVES: Final = (65504.0, 2**-14 - 2**-24, 2**-24, 2**-14, 1.0, 0.0, -0.0)
 EXTREME_FLOATS: Final = (3e38, 2**-126 - 2**-149, 2**-149, 2**-126, 1.0, 0.0, -0.0)
@@ -68,8 +69,9 @@ def random_rows(name: str, num_rows: int, num_columns: int, seed: int = 0, *, is
         blocks[..., start : start + 2] = _random_halves(shape, generator, is_extreme=is_extreme)
     if name == "IQ1_M":
         _scatter_halves(blocks, _random_halves(shape, generator, is_extreme=is_extreme))
-    if name in _SCALE_BYTES and not is_extreme:
-        count, low, high = _SCALE_BYTES[name]
+    if name in _SCALE_BYTES:
+        count, *choices = _SCALE_BYTES[name]
+        low, high = choices[is_extreme]
         blocks[..., :count] = torch.randint(low, high, (*shape, count), generator=generator, dtype=torch.uint8)
     return blocks.flatten(1)
 

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -47,7 +47,7 @@ class Truncation(IntEnum):
 
 class QuantizedFormat(IntEnum):
     Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
-    Q5_K = 10; Q6_K = 11; INT4_G32 = 12; INT4_G64 = 13; INT4_G128 = 14; FP8_G32 = 15; FP8_G128 = 16
+    Q5_K = 10; Q6_K = 11; INT4_G32 = 12; INT4_G64 = 13; INT4_G128 = 14; FP8_G32 = 15; FP8_G128 = 16; MXFP4 = 17
 
 class Scoring(IntEnum):
     SOFTMAX = 0; SIGMOID = 1

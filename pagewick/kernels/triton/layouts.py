@@ -7,7 +7,8 @@ neighbouring words:
 
 Levels count from 0 on and lie in the order of the columns, from the lowest bits of a byte on. Each plane begins at a
 multiple of 16 bytes. A number is scale * group_scale * (level - offset) - minimum * group_minimum; in int4 formats, the
-offset of a group is its zero point, which lies in the plane of minima; levels of fp8 formats are E4M3.
+offset of a group is its zero point, which lies in the plane of minima; levels of fp8 formats are E4M3, and those of
+MXFP4 E2M1.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagewick.kernels.block_formats import Blocks, fields, unpack
+from pagewick.kernels.block_formats import Blocks, fields, parts, unpack
 from pagewick.kernels.dispatch import QuantizedLayout
 
 ALIGNMENT: Final = 16
 # Bytes of blocks that are packed at a time. Levels of 32 bits and their sums take up to 48 times as many on the GPU,
 # which at the end of loading has no more room than a step needs.
 _BYTES_AT_ONCE: Final = 2**22
-# Kinds of levels: numbers as they are, whole numbers, E4M3.
-PLAIN, WHOLE, E4M3 = range(3)
-# Kinds of scales of groups: none; bytes 0 to 63; signed bytes; bytes of a scale and a minimum of four bits each.
-NO_SCALES, BYTES, SIGNED_BYTES, NIBBLES = range(4)
+# Kinds of levels: numbers as they are, whole numbers, E4M3, E2M1.
+PLAIN, WHOLE, E4M3, E2M1 = range(4)
+# Kinds of scales of groups: none; bytes 0 to 63; signed bytes; bytes of a scale and a minimum of four bits each; powers
+# of two in E8M0, in place of scales of blocks.
+NO_SCALES, BYTES, SIGNED_BYTES, NIBBLES, POWERS = range(5)
 # Kinds of minima: none; of a block; of a block times that of a group; zero points of groups.
 NO_MINIMA, OF_BLOCKS, OF_GROUPS, ZERO_POINTS = range(4)
 
@@ -81,6 +83,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "Q4_K": Format(256, 32, 4, group_scales=BYTES, minima=OF_GROUPS),
     "Q5_K": Format(256, 32, 4, 1, group_scales=BYTES, minima=OF_GROUPS),
     "Q6_K": Format(256, 16, 4, 2, offset=32, group_scales=SIGNED_BYTES),
+    "MXFP4": _own(32, 4, E2M1, group_scales=POWERS),
     "int8_g32": _own(32, 8, offset=128),
     "int8_g16": _own(16, 8, offset=128),
     **{f"int4_g{group}": _own(group, 4, minima=ZERO_POINTS) for group in (32, 64, 128)},
@@ -98,7 +101,7 @@ def planes(name: str, num_columns: int) -> Planes:
         num_columns * form.high_bits // 8,
         groups * (form.group_scales != NO_SCALES),
         groups * has_group_minima,
-        blocks * (2 if form.is_half else 4),
+        blocks * (0 if form.group_scales == POWERS else 2 if form.is_half else 4),
         blocks * 2 * (form.minima in (OF_BLOCKS, OF_GROUPS)),
     )
     ends, end = [], 0
@@ -137,6 +140,9 @@ def _pack(name: str, form: Format, rows: Tensor, target: Tensor) -> None:
     _store(target, 0, _packed_bits(levels & (1 << form.low_bits) - 1, form.low_bits))
     if form.high_bits:
         _store(target, place.high, _packed_bits(levels >> form.low_bits, form.high_bits))
+    if form.group_scales == POWERS:
+        _store(target, place.group_scales, fields(rows, 1, form.group // 2)[0])
+        return
     _store_groups(target, place, form, blocks)
     if form.minima == ZERO_POINTS:
         _store(target, place.group_minima, fields(rows, 4, 1, form.group // 2)[1])
@@ -149,9 +155,11 @@ def _pack(name: str, form: Format, rows: Tensor, target: Tensor) -> None:
 
 
 def _levels(name: str, form: Format, rows: Tensor, blocks: Blocks) -> Tensor:
-    """Return levels from 0 on, or E4M3 bytes: [n, K] int32."""
+    """Return levels from 0 on, or E4M3 bytes or codes of E2M1: [n, K] int32."""
     if form.levels == E4M3:
         return fields(rows, 4, form.group)[1].flatten(1).int()
+    if form.levels == E2M1:
+        return parts(fields(rows, 1, 16)[1], 4, 16).flatten(1).int()
     levels = blocks.levels.int()
     if form.minima == ZERO_POINTS:
         zeros = fields(rows, 4, 1, form.group // 2)[1]

@@ -22,9 +22,11 @@ from pagewick.kernels.triton import layouts
 
 _PLAIN = tl.constexpr(layouts.PLAIN)
 _E4M3 = tl.constexpr(layouts.E4M3)
+_E2M1 = tl.constexpr(layouts.E2M1)
 _BYTES = tl.constexpr(layouts.BYTES)
 _SIGNED_BYTES = tl.constexpr(layouts.SIGNED_BYTES)
 _NIBBLES = tl.constexpr(layouts.NIBBLES)
+_POWERS = tl.constexpr(layouts.POWERS)
 _NO_MINIMA = tl.constexpr(layouts.NO_MINIMA)
 _OF_BLOCKS = tl.constexpr(layouts.OF_BLOCKS)
 _OF_GROUPS = tl.constexpr(layouts.OF_GROUPS)
@@ -67,7 +69,12 @@ def _scales_of(
     of_groups = codes + row[:, None] * (row_words * 4) + group[None, :]
     block = group // (BLOCK // GROUP)
     blocks = row[:, None] * (row_words * (4 // SCALE_BYTES)) + block[None, :]
-    scale = tl.load(scales + blocks + scales_at, mask=mask, other=0.0).to(tl.float32)
+    if GROUP_SCALES == _POWERS:
+        # A float32's exponent has the same bias; 0 stands for the subnormal 2^-127.
+        code = tl.load(of_groups + group_scales_at, mask=mask, other=0).to(tl.int32)
+        scale = tl.where(code > 0, code << 23, 1 << 22).to(tl.float32, bitcast=True)
+    else:
+        scale = tl.load(scales + blocks + scales_at, mask=mask, other=0.0).to(tl.float32)
     minimum = tl.zeros_like(scale)
     if MINIMA == _OF_BLOCKS or MINIMA == _OF_GROUPS:  # noqa: SIM109 (Triton has no tuples of constants)
         minimum = tl.load(scales + blocks + minima_at, mask=mask, other=0.0).to(tl.float32)
@@ -97,7 +104,7 @@ def decode(
     """Return levels [BLOCK_N, G, GROUP], scales and minima [BLOCK_N, G] of a tile of a weight, G groups of columns.
 
     row: [BLOCK_N] int64, rows of all experts counted; first: the tile's first column. A number is scale * level -
-    minimum, all in float32; columns beyond the last have the scale and minimum 0. Plain weights have the scale 1.
+    minimum, all in float32; columns beyond the last are 0. Plain weights have the scale 1.
     IS_CENTERED: offsets and zero points are taken from levels, which makes numbers exact; else they are in the minima,
     which spares an instruction for each number.
     """
@@ -129,6 +136,12 @@ def decode(
             half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
             levels = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
             scale *= 256.0
+        elif LEVELS == _E2M1:
+            # As bits of a float16, whose exponent's bias is larger by 14, they are 2^-14 of the number, subnormal or
+            # not. The scale makes up for it, exactly unless it is above 2^113.
+            half = ((bits & 8) << 12) | ((bits & 7) << 9)
+            levels = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            scale *= 16384.0
         else:
             levels = bits.to(tl.float32)
             if MINIMA == _ZERO_POINTS:

@@ -6,8 +6,9 @@ For a weight of N rows and C columns, ModelOpt and compressed-tensors have these
     .weight_scale    .weight_scale         [N, C / 16] E4M3
     .weight_scale_2  .weight_global_scale  one number: ModelOpt multiplies scales by it, compressed-tensors divides them
 
-MXFP4 has groups of 32, whose scales are powers of two (E8M0, perhaps stored as bytes), and no third tensor. No block
-format of 4 bits that can be multiplied has its numbers, so that they are kept as signed bytes with scales.
+MXFP4 has groups of 32, whose scales are powers of two (E8M0, perhaps stored as bytes), and no third tensor; its blocks
+become ggml's MXFP4. No format of 4 bits that can be multiplied has NVFP4's groups of 16, which are kept as signed bytes
+with scales.
 
 Source: https://github.com/NVIDIA/TensorRT-Model-Optimizer, https://github.com/vllm-project/compressed-tensors, and the
 Open Compute Project's specification of microscaling formats.
@@ -72,11 +73,15 @@ class Fp4Format(PackedFormat):
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._kind(columns), self, parts)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, fp4_values, scale_numbers
+        from pagewick.quantization.expansion import fp4_values
+        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, mxfp4_rows, scale_numbers
 
         if ZERO_POINTS in weight.parts:
             check_symmetric(weight.part(ZERO_POINTS, get))
-        packed, scales = weight.part(self.packed, get), scale_numbers(weight.part(".weight_scale", get))
+        packed = weight.part(self.packed, get)
+        if weight.stored_type == "MXFP4":
+            return mxfp4_rows(packed, weight.part(".weight_scale", get))
+        scales = scale_numbers(weight.part(".weight_scale", get))
         if self.factor:
             factor = weight.part(self.factor, get).view(())
             scales = scales / factor if self.is_divisor else scales * factor
@@ -88,7 +93,7 @@ class Fp4Format(PackedFormat):
     def _kind(self, columns: int) -> str:
         if columns % _COLUMNS_OF_BLOCK:
             return NUMBERS
-        return "int8_g16" if self.group_size % _COLUMNS_OF_BLOCK else "int8_g32"
+        return "int8_g16" if self.group_size % _COLUMNS_OF_BLOCK else "MXFP4"
 
 
 MODELOPT_NVFP4: Final = Fp4Format("NVFP4", ".weight", 16, ("F8_E4M3",), ".weight_scale_2")

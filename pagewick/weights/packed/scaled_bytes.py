@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.block_formats import BLOCK_FORMATS
-from pagewick.quantization.expansion import FP4_VALUES
 from pagewick.weights.packed.layout import NUMBERS
 
 # Numbers that are encoded at a time; temporary memory is a few times as many bytes.
@@ -78,8 +77,14 @@ def scale_numbers(stored: Tensor) -> Tensor:
     return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
 
 
-def fp4_values(stored: Tensor) -> Tensor:
-    """Return the values of E2M1, doubled, in bytes [n, C / 2] that hold two, the lower half first: [n, C] int8."""
-    table = torch.tensor(FP4_VALUES, dtype=torch.int8)
-    pairs = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
-    return table.index_select(0, pairs.flatten().int()).view(pairs.shape)
+def mxfp4_rows(stored: Tensor, exponents: Tensor) -> Tensor:
+    """Return rows of MXFP4 blocks [n, bytes] uint8: 32 codes, the lower half first, after their exponent.
+
+    stored: bytes [n, C / 2] that hold two codes, the lower half first. exponents: E8M0 [n, C / 32], also as bytes.
+    Raises ModelLoadError for an exponent that is NaN.
+    """
+    scales = exponents.view(torch.uint8).unsqueeze(-1)
+    if bool((scales == 255).any()):
+        raise ModelLoadError("a scale is NaN\n  download the file again")
+    codes = torch.stack([stored & 15, stored >> 4], dim=-1).view(*scales.shape[:2], 2, 16)
+    return torch.cat([scales, codes[:, :, 0] | codes[:, :, 1] << 4], dim=-1).flatten(1)

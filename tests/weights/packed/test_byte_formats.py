@@ -161,7 +161,7 @@ CASES = {
     "mxfp4": Case(
         _compressed("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32),
         writers.mxfp4,
-        {96: "int8_g32"},
+        {96: "MXFP4"},
     ),
     "bnb-int8": Case(
         {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False},

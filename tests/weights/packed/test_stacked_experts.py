@@ -95,9 +95,9 @@ def test_every_number_is_exact(written: tuple[Path, dict[str, Tensor]]) -> None:
             prefix = f"model.layers.1.mlp.experts.{expert}"
             for name, expected in (("gate_proj", stack[expert, :, 0::2]), ("up_proj", stack[expert, :, 1::2])):
                 weight = f"{prefix}.{name}.weight"
-                assert source.stored_type(weight) == "int8_g32"
-                assert torch.equal(dequantize("int8_g32", source.get(weight), 128), expected.T)
-            assert torch.equal(dequantize("int8_g32", source.get(f"{prefix}.down_proj.weight"), 64), down[expert].T)
+                assert source.stored_type(weight) == "MXFP4"
+                assert torch.equal(dequantize("MXFP4", source.get(weight), 128), expected.T)
+            assert torch.equal(dequantize("MXFP4", source.get(f"{prefix}.down_proj.weight"), 64), down[expert].T)
 
 
 def test_logits(written: tuple[Path, dict[str, Tensor]]) -> None:

@@ -1,7 +1,7 @@
 // Block formats as data: where the parts of a block of a row lie in files. kernels/block_formats.py defines what they
 // mean. A number is scale * (level - offset) plus a minimum, with small whole scales and minima for groups of 16 or 32
 // columns in the K types, whose blocks have 256 columns. In int4 formats a block has an offset of its own, its zero point.
-// In fp8 formats the levels are numbers in E4M3.
+// In fp8 formats the levels are numbers in E4M3. Those of MXFP4 are stored as codes, and its scales as powers of two.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ enum class QuantizedFormat : int32_t {
   kInt4G64 = 13,
   kInt4G128 = 14,
   kFp8G32 = 15,
-  kFp8G128 = 16
+  kFp8G128 = 16,
+  kMxfp4 = 17
 };
 
 // Parts of `bits` bits of a run of bytes. Of each `width` bytes the lowest parts come first.
@@ -36,14 +37,15 @@ struct BitField {
 struct BlockFormat {
   int columns, bytes;
   int offset;
-  int scale_at, scale_bytes, num_scales;         // of type float16 or float32, beside each other
+  int scale_at, scale_bytes, num_scales;         // of type float16, float32 or E8M0, beside each other
   int minimum_at;                                // float16; -1: there is none
   int groups_at, num_group_words, group_columns; // the scales and minima of groups
   BitField low, high;                            // a level is low + (high << low.bits)
   int zero_at = -1;                              // a byte; -1: there is none
-  bool is_fp8 = false;
+  bool is_fp8 = false, is_fp4 = false;
 
-  constexpr int bits() const { return low.bits + high.bits; }
+  constexpr int bits() const { return low.bits + high.bits; }  // of a level as it is stored
+  constexpr int level_bits() const { return is_fp4 ? 5 : bits(); }
   constexpr bool is_k() const { return columns == 256; }
   constexpr bool has_minimum() const { return minimum_at >= 0; }
   constexpr bool has_zero() const { return zero_at >= 0; }
@@ -68,7 +70,10 @@ constexpr BlockFormat kFormats[] = {
     {128, 69, 0, 0, 4, 1, -1, 0, 0, 128, {5, 64, 4, 16}, kNoField, 4},
     {32, 36, 0, 0, 4, 1, -1, 0, 0, 32, {4, 32, 8, 32}, kNoField, -1, true},
     {128, 132, 0, 0, 4, 1, -1, 0, 0, 128, {4, 128, 8, 128}, kNoField, -1, true},
+    {32, 17, 12, 0, 1, 1, -1, 0, 0, 32, {1, 16, 4, 16}, kNoField, -1, false, true},
 };
+// The levels of MXFP4 by code: twice a number in E2M1, plus the offset of 12.
+constexpr uint8_t kFp4Levels[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr const BlockFormat& block_format(QuantizedFormat format) { return kFormats[static_cast<int>(format)]; }
 
 // Splits the words that hold the scales and minima of a K type's groups into words of four bytes each, signed scales

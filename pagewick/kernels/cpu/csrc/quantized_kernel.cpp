@@ -147,6 +147,7 @@ void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t fi
   const BlockFormat& format = block_format(args.format);
   const int number = static_cast<int>(args.format);
   const Multiply product = format.is_fp8       ? kFp8Product
+                           : format.is_fp4     ? kFp4Product
                            : format.has_zero() ? kInt4Product
                            : format.is_k()     ? kLargeProducts[number - kFirstLarge]
                                                : kSmallProducts[number];

@@ -174,6 +174,7 @@ extern const Multiply kLargeProducts[];
 // These two serve all int4 formats and all fp8 formats.
 extern const Multiply kInt4Product;
 extern const Multiply kFp8Product;
+extern const Multiply kFp4Product;
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -123,8 +123,17 @@ float read_half(const uint8_t* source) {
   return value;
 }
 
+// The bits of half a power of two in E8M0, since levels are twice the numbers.
+uint32_t half_of_power(uint8_t exponent) { return exponent < 2 ? 0x200000u << exponent : (exponent - 1u) << 23; }
+
 float read_scale(const BlockFormat& format, const uint8_t* block, int index, int64_t lane) {
   const uint8_t* const source = block + (index * kPanelRows + lane) * format.scale_bytes;
+  if (format.scale_bytes == 1) {
+    const uint32_t bits = half_of_power(*source);
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
   if (format.scale_bytes == 2) return read_half(source);
   float value;
   std::memcpy(&value, source, sizeof(value));
@@ -174,6 +183,8 @@ void read_block(QuantizedFormat name, const PanelBlock& at, const uint8_t* block
   uint8_t levels[kMaxColumns];
   for (int column = 0; column < format.columns; column += 32)
     read_levels(format, block + at.levels + column / 32 * at.unit_bytes + lane * kWordBytes, levels + column);
+  if (format.is_fp4)
+    for (int column = 0; column < format.columns; ++column) levels[column] = kFp4Levels[levels[column]];
   const int offset = format.has_zero() ? block[at.zeros + lane] : format.offset;
   for (int column = 0; column < format.columns; ++column) {
     const int group = column / format.group_columns;

@@ -8,18 +8,26 @@ namespace {
 
 using F = QuantizedFormat;
 
+// Halves of powers of two in E8M0.
+inline Vec load_half_powers(const uint8_t* source) {
+  const WordVec exponents = load_widened(source);
+  const WordVec subnormal = (WordVec{} + 0x200000) << (exponents & 1);
+  return (Vec)(exponents < 2 ? subnormal : (exponents - 1) << 23);
+}
+
 template <QuantizedFormat kFormat>
 inline Vec load_scales(const uint8_t* source, int64_t row) {
-  if constexpr (block_format(kFormat).scale_bytes == 4) return load(reinterpret_cast<const float*>(source) + row);
+  if constexpr (block_format(kFormat).scale_bytes == 1) return load_half_powers(source + row);
+  else if constexpr (block_format(kFormat).scale_bytes == 4) return load(reinterpret_cast<const float*>(source) + row);
   else return load(reinterpret_cast<const Float16*>(source) + row);
 }
 
 template <QuantizedFormat kName, Levels kLevels>
-struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels> {
-  using Shared = LevelTile<Layout<kName>::kBits, kLevels>;
+struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.is_fp4> {
+  using Shared = LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.is_fp4>;
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
-  using D = Dot<L::kBits>;
+  using D = Dot<L::kLevelBits>;
   static constexpr int kParts = L::kBlock.num_scales;
   static constexpr int64_t kPartQuads = kUnitQuads / kParts;
   static constexpr int64_t kRun = D::kQuads < kPartQuads ? D::kQuads : kPartQuads;
@@ -77,7 +85,7 @@ struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels> {
         typename D::Sum run[R][V];
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) run[r][v] = D::begin(products[r][v]);
-        add_products<L::kBits, kRun, R, V>(levels_of, quad, values, ahead, run);
+        add_products<L::kLevelBits, kRun, R, V>(levels_of, quad, values, ahead, run);
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < V; ++v) products[r][v] = D::end(products[r][v], run[r][v]);
       }
@@ -109,6 +117,7 @@ const Multiply kSmallProducts[] = {
     kProduct<SmallTile, F::kQ5_1>,    kProduct<SmallTile, F::kQ8_0>, kProduct<SmallTile, F::kInt8G32>,
     kProduct<SmallTile, F::kInt8G16>,
 };
+const Multiply kFp4Product = kProduct<SmallTile, F::kMxfp4>;
 
 }  // namespace PW_ISA
 }  // namespace pagewick

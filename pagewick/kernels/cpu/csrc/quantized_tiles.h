@@ -37,7 +37,7 @@ constexpr int64_t kRegisterRows = 16;  // of a tile register
 template <QuantizedFormat kFormat>
 struct Layout {
   static constexpr BlockFormat kBlock = block_format(kFormat);
-  static constexpr int kBits = kBlock.bits();
+  static constexpr int kBits = kBlock.bits(), kLevelBits = kBlock.level_bits();
   static constexpr int64_t kMinimaAt = kBlock.num_scales * kBlock.scale_bytes * kPanelRows;
   static constexpr int64_t kZerosAt = kMinimaAt + (kBlock.has_minimum() ? 2 * kPanelRows : 0);
   static constexpr int64_t kGroupsAt = kZerosAt + (kBlock.has_zero() ? kPanelRows : 0);
@@ -121,18 +121,28 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
 // for the tiles of other rows.
 enum class Levels { kPacked, kExpanded, kExpanding };
 
+// The same, which codes stand for if kIsFp4.
+template <int kBits, bool kIsFp4>
+inline IntVec decoded_levels(const uint8_t* unit, int64_t quad) {
+  const IntVec levels = quad_levels<kBits>(unit, quad);
+  if constexpr (kIsFp4) return fp4_levels(kFp4Levels, levels);
+  else return levels;
+}
+
 // The levels of 32 columns, stored with kBits bits each: a vector of a quad. unit: their words.
-template <int kBits>
+template <int kBits, bool kIsFp4 = false>
 struct StoredLevels {
   const uint8_t* unit;
 
-  IntVec operator()(int64_t quad, int v) const { return quad_levels<kBits>(unit + v * sizeof(IntVec), quad); }
+  IntVec operator()(int64_t quad, int v) const {
+    return decoded_levels<kBits, kIsFp4>(unit + v * sizeof(IntVec), quad);
+  }
 };
 
 // The same, which are also stored as bytes.
-template <int kBits>
+template <int kBits, bool kIsFp4 = false>
 struct ExpandingLevels {
-  StoredLevels<kBits> packed;
+  StoredLevels<kBits, kIsFp4> packed;
   uint8_t* bytes;
 
   IntVec operator()(int64_t quad, int v) const { return stored(quad, v, packed(quad, v)); }
@@ -261,8 +271,8 @@ inline void add_blocks(const Chunk& chunk, int64_t col, float (*sums)[kPanelRows
     for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
 }
 
-// The parts that tiles of whole numbers of kBits bits share.
-template <int kBits, Levels kLevels>
+// The parts that tiles of whole numbers of kBits bits share. kIsFp4: these are codes of MXFP4.
+template <int kBits, Levels kLevels, bool kIsFp4 = false>
 struct LevelTile {
   static constexpr int kExpandedBits = 8, kRegisters = 2;
   static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : kBits;
@@ -288,8 +298,8 @@ struct LevelTile {
   // The levels of a unit of a block, from column `col` of the panel on. words: where they are stored.
   static auto levels_of(const uint8_t* words, const Chunk& chunk, int64_t block, int64_t unit, int64_t col) {
     if constexpr (kLevels == Levels::kExpanding)
-      return ExpandingLevels<kBits>{{words}, expanded_unit(chunk, block, unit) + col * kQuad};
-    else return StoredLevels<kStored>{words};
+      return ExpandingLevels<kBits, kIsFp4>{{words}, expanded_unit(chunk, block, unit) + col * kQuad};
+    else return StoredLevels<kStored, kIsFp4 && kStored == kBits>{words};
   }
   static uint8_t* expanded_unit(const Chunk& chunk, int64_t block, int64_t unit) {
     return chunk.expanded + (block * chunk.num_units + unit) * kUnitQuads * kWordsBytes;
@@ -306,7 +316,7 @@ struct LevelTile {
         const LevelVec added = shift(byte);
 #pragma GCC unroll 8
         for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
-          const LevelVec found = (LevelVec)quad_levels<kBits>(levels + byte, quad) + added;
+          const LevelVec found = (LevelVec)decoded_levels<kBits, kIsFp4>(levels + byte, quad) + added;
           memcpy(target + quad * kQuadStride, &found, sizeof(found));
         }
       }
