@@ -93,7 +93,10 @@ def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> 
 
 def _attention_inputs(config: AttentionConfig | MlaConfig | DeltaConfig) -> tuple[Point, ...]:
     if isinstance(config, DeltaConfig):
-        kinds = ("qkvz", "ba") if config.is_fused else ("qkv", "z", "b", "a")
+        kinds = (
+            *(("qkvz",) if config.is_fused else ("qkv", "z")),
+            *(("ba",) if config.has_fused_gates else ("b", "a")),
+        )
         return (Point(tuple(f"linear_attn.in_proj_{kind}" for kind in kinds)),)
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"

@@ -175,7 +175,9 @@ def describe(
 
 
 def _is_cut(model: ModelConfig, tensors: Collection[TensorInfo], num_ranks: int) -> bool:
-    """Whether this number of ranks cuts a tensor inside a block."""
+    """Whether this number of ranks cuts a tensor inside a block, or cannot share the model for another reason."""
+    if num_ranks > 1 and model.unshared:
+        return True
     blocks, names = [tensor for tensor in tensors if tensor.is_in_blocks], [tensor.name for tensor in tensors]
     table = model_tensors(model, names, num_ranks=num_ranks) if blocks else ()
     return bool(cut_inside_block(blocks, {tensor.name: tensor.kept[-1] for tensor in table}))

@@ -74,7 +74,9 @@ class FoundModel:
         return most_quantizing_bytes(kept, self.at_load, self.dtypes)
 
     def cut_inside_block(self, num_ranks: int) -> str:
-        """Return which tensor `num_ranks` ranks would cut inside a block, and where; empty if they cut none."""
+        """Return what `num_ranks` ranks cannot share, a tensor cut inside a block included; empty if they can."""
+        if num_ranks > 1 and self.config.unshared:
+            return self.config.unshared
         kept = model_tensors(self.config, self.names, num_ranks=num_ranks) if self.blocks else ()
         return cut_inside_block(self.blocks.values(), {tensor.name: tensor.kept[-1] for tensor in kept})
 

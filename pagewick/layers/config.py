@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
+
+TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order, which ranks cannot share"
+"""Why several ranks cannot share layers whose DeltaConfig is_tiled."""
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
@@ -90,8 +93,9 @@ class DeltaConfig:
 
     num_key_heads: a divisor of num_value_heads; consecutive value heads share a key head. key_dim, value_dim: elements
     of a head. conv_size: tokens that the convolution sees, the new one included. norm_eps: of the norm of each value
-    head. is_fused: the file has in_proj_qkvz and in_proj_ba, by key head; else in_proj_qkv, in_proj_z, in_proj_b and
-    in_proj_a.
+    head. is_fused: the file has in_proj_qkvz, by key head; else in_proj_qkv and in_proj_z. has_fused_gates: it has
+    in_proj_ba, by key head; else in_proj_b and in_proj_a. is_tiled: the file's value heads are in another order, that
+    of llama.cpp: the first one of each key head, then the second one of each, and so on.
     """
 
     num_key_heads: int
@@ -101,6 +105,8 @@ class DeltaConfig:
     conv_size: int = 4
     norm_eps: float = 1e-6
     is_fused: bool = False
+    has_fused_gates: bool = False
+    is_tiled: bool = False
 
     @property
     def num_channels(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch
 from pagewick.attention.cache_spec import CacheSpec, KeptState, state_spec
+from pagewick.errors import ConfigError
 from pagewick.kernels.options import AttentionMetadata, DeltaOptions
-from pagewick.layers.config import DeltaConfig
+from pagewick.layers.config import TILED, DeltaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, RowParallelLinear
 from pagewick.layers.rotary import Angles
@@ -26,19 +27,22 @@ class GatedDeltaNet(nn.Module):
     """Linear attention: [T, hidden_size] -> [T, hidden_size].
 
     Each rank has some of the key heads, and the value heads that use them. The engine reads `cache_spec` and calls
-    `bind_cache` once. Raises ConfigError unless all ranks get as many key heads.
+    `bind_cache` once. Raises ConfigError unless all ranks get as many key heads, and for several ranks if value heads
+    are tiled.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: DeltaConfig) -> None:
         super().__init__()
         rank, num_ranks = context.tp_rank, context.tp_size
         check_tensor_parallel(config.num_key_heads, num_ranks, "layers of linear attention")
+        if config.is_tiled and num_ranks > 1:
+            raise ConfigError(f"--tensor-parallel-size {num_ranks} does not fit the model's {TILED}\n  use 1")
         keys = shard_bounds(config.num_key_heads, rank, num_ranks)
         ratio = config.num_value_heads // config.num_key_heads
-        values = (keys[0] * ratio, keys[1] * ratio)
+        values = _value_heads(config, keys)
         self._kept = KeptState(config.state_bytes(num_ranks))
         self._bound: tuple[Tensor, int] | None = None
-        self._num_keys, self._num_values = keys[1] - keys[0], values[1] - values[0]
+        self._num_keys, self._num_values = keys[1] - keys[0], (keys[1] - keys[0]) * ratio
         self.in_proj = Linear(context, prefix, _input_share(config, hidden_size, keys, values))
         self.out_proj = RowParallelLinear(
             context,
@@ -47,6 +51,10 @@ class GatedDeltaNet(nn.Module):
             hidden_size,
             multiple=ratio * config.value_dim,
         )
+        # The columns of the output projection are in the file's order, and the rule's results by key head.
+        self._columns: Tensor | None = None
+        if config.is_tiled:
+            self._columns = torch.tensor(_file_order(config, values), device=context.device)
         num_channels = config.num_channels // num_ranks
         self._widths = [num_channels, self._num_values * config.value_dim, self._num_values, self._num_values]
         self.conv_weight = _constant(context, num_channels, config.conv_size)
@@ -65,7 +73,7 @@ class GatedDeltaNet(nn.Module):
             norm_eps=config.norm_eps,
         )
         # Each tensor of the file has a shape, rows that this rank keeps, and a place here.
-        heads = ((config.num_value_heads,), (values,))
+        heads = ((config.num_value_heads,), values)
         self._loaded: dict[str, tuple[tuple[int, ...], tuple[Range, ...], Tensor]] = {
             "conv1d.weight": (
                 (config.num_channels, 1, config.conv_size), _channels(config, keys, values), self.conv_weight,
@@ -100,6 +108,8 @@ class GatedDeltaNet(nn.Module):
         qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
         metadata = AttentionMetadata(batch.groups[group].block_tables, batch.context_lens, batch.cu_seqlens_q)
         mixed = kernels.gated_delta_net(qkv, gate, beta, decay, states, metadata, self.options)
+        if self._columns is not None:
+            mixed = kernels.gather_columns(mixed, self._columns)
         return self.out_proj(mixed, batch)  # type: ignore[no-any-return]
 
 
@@ -108,7 +118,23 @@ def _constant(context: LayerContext, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=context.device), requires_grad=False)
 
 
-def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Range) -> Share:
+def _value_heads(config: DeltaConfig, keys: Range) -> tuple[Range, ...]:
+    """Return the places in the file of the value heads of these key heads, by key head."""
+    ratio = config.num_value_heads // config.num_key_heads
+    if not config.is_tiled:
+        return ((keys[0] * ratio, keys[1] * ratio),)
+    places = [key + config.num_key_heads * index for key in range(*keys) for index in range(ratio)]
+    return tuple((place, place + 1) for place in places)
+
+
+def _file_order(config: DeltaConfig, values: Sequence[Range]) -> list[int]:
+    """Return the columns of this layer's results in the order of the file."""
+    places = [place for start, stop in values for place in range(start, stop)]
+    heads = sorted(range(len(places)), key=places.__getitem__)
+    return [column for head in heads for column in range(head * config.value_dim, (head + 1) * config.value_dim)]
+
+
+def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Sequence[Range]) -> Share:
     """Return the share of the input projections: queries, keys, values; gates of the output; beta; decay."""
     ratio, key_dim, value_dim = config.num_value_heads // config.num_key_heads, config.key_dim, config.value_dim
     num_values = config.num_value_heads
@@ -119,31 +145,31 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Ran
         rows = [
             (head * unit + places[kind], head * unit + places[kind + 1]) for kind in range(4) for head in range(*keys)
         ]
+        parts = [Part("in_proj_qkvz", config.num_key_heads * unit, tuple(rows))]
+    else:
+        parts = [
+            Part("in_proj_qkv", config.num_channels, _channels(config, keys, values)),
+            Part("in_proj_z", num_values * value_dim, tuple(_times(head, value_dim) for head in values)),
+        ]
+    if config.has_fused_gates:
         small = [
             (head * 2 * ratio + kind * ratio, head * 2 * ratio + (kind + 1) * ratio)
             for kind in range(2)
             for head in range(*keys)
         ]
-        parts = [
-            Part("in_proj_qkvz", config.num_key_heads * unit, tuple(rows)),
-            Part("in_proj_ba", 2 * num_values, tuple(small)),
-        ]
+        parts.append(Part("in_proj_ba", 2 * num_values, tuple(small)))
     else:
-        parts = [
-            Part("in_proj_qkv", config.num_channels, _channels(config, keys, values)),
-            Part("in_proj_z", num_values * value_dim, (_times(values, value_dim),)),
-            Part("in_proj_b", num_values, (values,)),
-            Part("in_proj_a", num_values, (values,)),
-        ]
+        parts += [Part("in_proj_b", num_values, tuple(values)), Part("in_proj_a", num_values, tuple(values))]
     return Share(tuple(parts), hidden_size, (0, hidden_size))
 
 
-def _channels(config: DeltaConfig, keys: Range, values: Range) -> tuple[Range, ...]:
+def _channels(config: DeltaConfig, keys: Range, values: Sequence[Range]) -> tuple[Range, ...]:
     """Return the rows of these heads where all queries are followed by all keys, and these by all values."""
     size = config.num_key_heads * config.key_dim
     first, last = _times(keys, config.key_dim)
-    start, stop = _times(values, config.value_dim)
-    return (first, last), (size + first, size + last), (2 * size + start, 2 * size + stop)
+    of_values = (_times(head, config.value_dim) for head in values)
+    rows = ((2 * size + start, 2 * size + stop) for start, stop in of_values)
+    return (first, last), (size + first, size + last), *rows
 
 
 def _times(heads: Range, size: int) -> Range:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.config import DeltaConfig, MlaConfig
+from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
@@ -207,6 +207,12 @@ class ModelConfig:
     def attention(self) -> AttentionConfig | MlaConfig:
         """The attention of the first layer that has queries."""
         return next(layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaConfig))
+
+    @property
+    def unshared(self) -> str:
+        """The part of the model that several ranks cannot share, and why; empty if there is none."""
+        states = (layer.state for layer in self.layers)
+        return TILED if any(state is not None and state.is_tiled for state in states) else ""
 
     @property
     def num_heads(self) -> int:

@@ -7,6 +7,10 @@
 - Files hold layers that predict further tokens (mtp), which are not used.
 
 For text, the three positions of a token in Qwen3.5 (mrope) are the same, and so is the rotation.
+
+Two entries are in no config.json, but come from other programs' files: linear_in_proj_fused is false where Qwen3-Next's
+queries, keys and values are apart from the gates of outputs, and linear_value_heads_tiled is true where value heads are
+in llama.cpp's order.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
         has_gate=True,
     )
     rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.25)
-    linear = _read_linear_attention(entries, eps, is_fused=is_fused)
+    linear = _read_linear_attention(entries, eps, has_fused_gates=is_fused)
     layers = [
         LayerConfig(attention=linear, mlp=mlp, rope=None)
         if is_linear
@@ -74,7 +78,7 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
     return reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
 
 
-def _read_linear_attention(entries: Entries, eps: float, *, is_fused: bool) -> DeltaConfig:
+def _read_linear_attention(entries: Entries, eps: float, *, has_fused_gates: bool) -> DeltaConfig:
     num_key_heads = entries.size("linear_num_key_heads", 16)
     num_value_heads = entries.size("linear_num_value_heads", 32)
     if num_value_heads % num_key_heads:
@@ -91,7 +95,9 @@ def _read_linear_attention(entries: Entries, eps: float, *, is_fused: bool) -> D
         value_dim=entries.size("linear_value_head_dim", 128),
         conv_size=conv_size,
         norm_eps=eps,
-        is_fused=is_fused,
+        is_fused=has_fused_gates and entries.flag("linear_in_proj_fused", True),
+        has_fused_gates=has_fused_gates,
+        is_tiled=num_value_heads > num_key_heads and entries.flag("linear_value_heads_tiled", False),
     )
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+# Projections of linear attention.
+_GATES: Final = ("in_proj_b", "in_proj_a")
+
 Role = Literal["embedding", "head", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert"]
 
 
@@ -187,11 +190,11 @@ class _Table:
         keys = self._cut(config.num_key_heads)
         values = keys.times(ratio)
         channels, outputs = keys.times(2 * config.key_dim + ratio * config.value_dim), values.times(config.value_dim)
-        rows = {"in_proj_qkv": channels, "in_proj_z": outputs, "in_proj_b": values, "in_proj_a": values}
+        rows = {"in_proj_qkv": channels, "in_proj_z": outputs}
         if config.is_fused:
-            unit = 2 * config.key_dim + 2 * ratio * config.value_dim
-            rows = {"in_proj_qkvz": keys.times(unit), "in_proj_ba": values.times(2)}
-        for name, size in rows.items():
+            rows = {"in_proj_qkvz": keys.times(2 * config.key_dim + 2 * ratio * config.value_dim)}
+        gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else dict.fromkeys(_GATES, values)
+        for name, size in (rows | gates).items():
             yield from self._linear(f"{path}.{name}", "attention", size, hidden)
         yield self._tensor(f"{path}.conv1d.weight", "state", channels, _whole(1), _whole(config.conv_size))
         yield self._tensor(f"{path}.A_log", "state", values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.calibration.observation import InputObservation, Names
-from pagewick.weights.gguf.architectures import GgufArchitecture
+from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.naming import gguf_name
 from pagewick.weights.loader import build_routes
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import Read, name_some
-from pagewick.weights.gguf.architectures import GgufArchitecture
-from pagewick.weights.gguf.config import Metadata, architecture_of, hugging_face_config
+from pagewick.weights.gguf.architecture import GgufArchitecture
+from pagewick.weights.gguf.config import architecture_of, hugging_face_config
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from pagewick.weights.gguf.metadata import Metadata
 from pagewick.weights.gguf.pieces import JoinedPiece, Piece, pieces_of
 
 _MAX_PARTS: Final = 10_000

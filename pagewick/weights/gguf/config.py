@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, GgufArchitecture
-from pagewick.weights.gguf.header import GgufArray
+from pagewick.weights.gguf.architecture import GgufArchitecture
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
+from pagewick.weights.gguf.metadata import Metadata
+from pagewick.weights.gguf.special_entries import special_entries
 from pagewick.weights.gguf.vocabulary import end_token_ids
 
 ReadNumbers = Callable[[str], Sequence[float]]
 """Name of a small tensor -> its numbers."""
 
 _SIGMOID: Final = 2  # expert_gating_func
-# Numbers of layers of the largest Gemma 2 and 3, which scale scores by hidden_size / num_heads, others by head_dim.
-_WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 # The old name of rope.scaling.factor; a file with it scales linearly.
 _SCALE_LINEAR: Final = "rope.scale_linear"
 _YARN_ENTRIES: Final = {
@@ -45,40 +44,6 @@ SAMPLING: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """A file's key-values, and the shapes of its tensors by name; shapes are outermost first."""
-
-    values: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    where: str
-
-    @property
-    def kind(self) -> str:
-        """general.architecture. Raises ModelLoadError if there is none."""
-        kind = self.values.get("general.architecture")
-        if not isinstance(kind, str):
-            raise self.wrong("general.architecture", "missing, and must name the model's architecture")
-        return kind
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key of this architecture; one value for each layer counts once if all are equal.
-
-        Raises ModelLoadError if the layers differ, which no supported architecture does.
-        """
-        value = self.values.get(f"{self.kind}.{key}", default)
-        if isinstance(value, GgufArray):
-            raise self.wrong(f"{self.kind}.{key}", "a list, and must be a number")
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise self.wrong(f"{self.kind}.{key}", "different in each layer, which is not supported")
-            return value[0]
-        return value
-
-    def wrong(self, key: str, problem: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {key} is {problem}\n  use another file of this model")
-
-
 def architecture_of(metadata: Metadata) -> GgufArchitecture:
     """Return the meaning of the file's architecture. Raises ModelLoadError if it is not supported."""
     kind = metadata.kind
@@ -104,7 +69,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     architecture, shapes = architecture_of(metadata), metadata.shapes
     if missing := [key for key in architecture.required if metadata.get(key) is None]:
         raise metadata.wrong(f"{metadata.kind}.{missing[0]}", "missing")
-    _check_effects(metadata)
+    _check_effects(metadata, architecture.harmless)
     if "token_embd.weight" not in shapes:
         raise ModelLoadError(f"{metadata.where} holds no token_embd.weight\n  use a file that holds a language model")
     found: dict[str, Any] = {
@@ -127,11 +92,11 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
         found |= _head_sizes(metadata)
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)
-    found |= _special_cases(metadata, found)
+    found |= special_entries(metadata, found)
     return found
 
 
-def _check_effects(metadata: Metadata) -> None:
+def _check_effects(metadata: Metadata, harmless: Collection[str]) -> None:
     """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
     if metadata.values.get(f"{metadata.kind}.pooling_type", 0) != 0:
         raise ModelLoadError(
@@ -139,6 +104,8 @@ def _check_effects(metadata: Metadata) -> None:
             "  Pagewick only generates text; give a model for text generation"
         )
     for key, allowed in _WITHOUT_EFFECT.items():
+        if key in harmless:
+            continue
         value = metadata.values.get(f"{metadata.kind}.{key}", allowed[0])
         if any(one not in allowed for one in (value if isinstance(value, list) else [value])):
             raise metadata.wrong(f"{metadata.kind}.{key}", f"{value!r:.80}, which is not supported")
@@ -246,26 +213,3 @@ def _scaling(metadata: Metadata) -> dict[str, Any] | None:
         # Written as 0.1 * mscale_all_dim. DeepSeek's files have mscale equal to it.
         found |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
     return found
-
-
-def _special_cases(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries that follow from several keys."""
-    kind = metadata.kind
-    if kind in _WIDE_GEMMAS:
-        is_wide = found["num_hidden_layers"] == _WIDE_GEMMAS[kind]
-        width = found["hidden_size"] // found["num_attention_heads"] if is_wide else found["head_dim"]
-        cases: dict[str, Any] = {"query_pre_attn_scalar": width}
-        pattern = metadata.values.get(f"{kind}.attention.sliding_window_pattern")
-        if isinstance(pattern, list):
-            cases["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
-        elif isinstance(pattern, int):
-            cases["sliding_window_pattern"] = pattern
-        if kind == "gemma2":
-            # The caps are null where a file has none.
-            cases |= {name: found.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-        return cases
-    if kind == "gpt-oss" and "rope_scaling" in found:
-        return {"rope_scaling": {**found["rope_scaling"], "truncate": False}}
-    if kind == "phi3" and not found.get("sliding_window"):
-        return {"sliding_window": None}
-    return {}

@@ -11,13 +11,8 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architectures import (
-    ARCHITECTURES,
-    DEEPSEEK_V3,
-    MIXTRAL,
-    WITHOUT_ENDING,
-    GgufArchitecture,
-)
+from pagewick.weights.gguf.architecture import WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
@@ -35,10 +30,17 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
     name = _SAME.get(name, name)
     known = {architecture.name: (kind, architecture) for kind, architecture in ARCHITECTURES.items()} | _MORE
     if name not in known:
+        written = [name for name, (_, architecture) in known.items() if architecture.is_written]
         raise ModelLoadError(
-            f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*known, *_SAME])}"
+            f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*written, *_SAME])}"
         )
-    return known[name]
+    kind, architecture = known[name]
+    if not architecture.is_written:
+        raise ModelLoadError(
+            f"GGUF files of {name} ({kind}) can be read, and not be written yet\n"
+            "  use the checkpoint as it is, with --quantization"
+        )
+    return kind, architecture
 
 
 def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | None] | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architectures import WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
 # Tensors that are part of the config, or are computed.
@@ -28,6 +28,8 @@ _NAME: Final = re.compile(
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
 _SHARED_GATE: Final = "ffn_gate_inp_shexp"
+# The convolution of linear attention, without its middle dimension; and its decay, stored as -exp of the number.
+_CONVOLUTION, _DECAY = "ssm_conv1d", "ssm_a"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
 _SCALE, _INPUT_SCALE = ".scale", ".input_scale"
 
@@ -37,7 +39,8 @@ class Piece:
     """A tensor of the checkpoint: rows [start, start + num_rows) of a file's tensor; a number of a vector is a row.
 
     shape: outermost first. num_heads: in each of this number of heads the two halves of the rows are interleaved, and
-    must be separated; 0: they are separate. offset: has to be subtracted from every number.
+    must be separated; 0: they are separate. offset: has to be subtracted from every number. is_decay: the file has
+    -exp(x) for every number x.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Piece:
     num_rows: int
     num_heads: int = 0
     offset: float = 0.0
+    is_decay: bool = False
 
     @property
     def row_size(self) -> int:
@@ -169,9 +173,12 @@ class _Maker:
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
         shape = (1, *tensor.shape) if stem == _SHARED_GATE and len(tensor.shape) == 1 else tensor.shape
+        if stem == _CONVOLUTION:
+            shape = (*shape[:-1], 1, shape[-1])
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
-        offset = self.architecture.norm_offset if stem.endswith("norm") and name.endswith(".weight") else 0.0
-        return Piece(name, shape, tensor, 0, num_rows, self._num_permuted_heads(stem), offset)
+        has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
+        offset = self.architecture.norm_offset if has_offset else 0.0
+        return Piece(name, shape, tensor, 0, num_rows, self._num_permuted_heads(stem), offset, stem == _DECAY)
 
     def _num_permuted_heads(self, stem: str) -> int:
         if not self.architecture.is_permuted or stem not in ("attn_q", "attn_k"):

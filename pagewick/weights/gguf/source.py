@@ -98,6 +98,9 @@ class GgufSource(TensorSource):
             found = _separate_halves(found, piece.num_heads)
         if piece.offset:
             found = found.to(torch.float32) - piece.offset
+        if piece.is_decay:
+            # In float64, so that exp() of the result is the file's number again.
+            found = (-found.to(torch.float64)).log().to(torch.float32)
         if found is not stored:
             release_pages(stored)
         return found.reshape(self.shape(name))

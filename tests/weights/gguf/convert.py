@@ -47,7 +47,7 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
         # StableLM's returns the stacked norms of the heads from a generator, where its caller loses them.
         yield from (yield from base.modify_tensors(converter, data, tensor_name, layer)) or ()
 
-    members = {"set_vocab": set_vocab, "modify_tensors": modify_tensors, "model_arch": base.model_arch}
+    members = {"set_vocab": set_vocab, "modify_tensors": modify_tensors, "model_arch": base.model_arch, "no_mtp": True}
     converter = type(base.__name__, (base,), members)
     path = directory / "model.gguf"
     converter(directory, gguf.LlamaFileType.ALL_F32, path).write()

@@ -29,6 +29,12 @@ VOCAB_SIZE: Final = 97
 _SIZES: Final = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 96}
 _WIDE: Final = {"hidden_size": 96}
 _LATENT: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 32, "v_head_dim": 16}
+_FEW: Final = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_SHARED: Final = {**_FEW, "shared_expert_intermediate_size": 64}
+_STATE: Final = {
+    "hidden_size": 64, "num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
 # Variant -> entries that differ from it, because GGUF files of the architecture have no key for them, or for Q8_0.
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama3-rope": _WIDE,
@@ -63,7 +69,18 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt-oss": {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
     "starcoder": {},
     "starcoder2-3b": {"sliding_window": None},
+    "qwen3-next": {**_SHARED, **_STATE},
+    "qwen3.5": {**_STATE, "linear_num_key_heads": 6, "attention_bias": False},
+    "qwen3.5-tied": _STATE,
+    "qwen3.5-moe": {**_SHARED, **_STATE},
 }
+# Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
+TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
+DIFFERENT: Final = TILED | {"qwen3-next"}
+# Files that `pagewick quantize` can write.
+WRITTEN: Final = tuple(
+    name for name in MODELS if VARIANTS[name].config not in {"Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText"}
+)
 
 WIDTH: Final = 256
 _WIDE_ENTRIES: Final = {
@@ -126,4 +143,4 @@ def fill(path: Path, weights: Mapping[str, Tensor]) -> None:
         rows = weight.reshape(piece.num_rows, piece.row_size)
         if piece.num_heads:
             rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
-        write(piece.tensor, piece.start, rows + piece.offset)
+        write(piece.tensor, piece.start, -rows.exp() if piece.is_decay else rows + piece.offset)

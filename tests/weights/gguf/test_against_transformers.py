@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagewick.kernels import cpu
 from tests.models.answers import answers, judge, make_prompts, running
+from tests.models.checkpoints import save
 from tests.models.variants import VARIANTS
 from tests.weights.gguf.mixes import quantize
-from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file
+from tests.weights.gguf.models import MODELS, TILED, VOCAB_SIZE, original, write_file
 
 PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 
@@ -26,3 +28,20 @@ def test_logits(name: str, stored_type: str, tmp_path: Path) -> None:
     for answer, expected in zip(found, judge(original(name), PROMPTS, found), strict=True):
         assert expected.std() > 0.5
         torch.testing.assert_close(answer.logits, expected, atol=1e-3, rtol=0)
+
+
+# A file has the results of Llama 3's scaling of frequencies, rounded to float32.
+EXACT = [name for name in MODELS if name not in TILED | {"llama3-rope"}]
+
+
+@pytest.mark.skipif(cpu.library() is None, reason="without the native library, products are torch's")
+@pytest.mark.parametrize("name", EXACT)
+def test_bits_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    save(original(name), tmp_path / "checkpoint")
+    found = []
+    for path in (write_file(name, tmp_path), tmp_path / "checkpoint"):
+        with running(path, dtype="float32", **VARIANTS[name].engine) as engine:
+            found.append(answers(engine, PROMPTS, num_tokens=4))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert torch.equal(ours.logits, theirs.logits)

@@ -9,7 +9,8 @@ import pytest
 
 from pagewick.errors import ModelLoadError
 from pagewick.models.registry import read_config
-from pagewick.weights.gguf.config import Metadata, hugging_face_config
+from pagewick.weights.gguf.config import hugging_face_config
+from pagewick.weights.gguf.metadata import Metadata
 
 SHAPES = {"token_embd.weight": (50, 64), "output.weight": (50, 64)}
 SIZES = {
@@ -66,3 +67,16 @@ def test_an_embedding_model_is_refused_although_its_tensors_are_those_of_another
     with pytest.raises(ModelLoadError, match=r"holds an embedding model or a reranker \(qwen3\.pooling_type\)\n.*only"):
         config_of({"pooling_type": pooling}, "qwen3")
     assert config_of({"pooling_type": 0}, "qwen3") == config_of({}, "qwen3")
+
+
+STATE = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 48}
+
+
+def test_which_layers_of_qwen35_have_linear_attention() -> None:
+    keys = {**STATE, "block_count": 5, "nextn_predict_layers": 1, "rope.dimension_sections": [11, 11, 10, 0]}
+    usual = config_of(keys, "qwen35")
+    assert (usual["num_hidden_layers"], usual["linear_value_head_dim"], "layer_types" in usual) == (4, 12, False)
+    told = config_of({**keys, "attention.recurrent_layers": [True, False, True, False, False]}, "qwen35")
+    assert told["layer_types"] == ["linear_attention", "full_attention"] * 2
+    with pytest.raises(ModelLoadError, match=r"qwen35\.attention\.recurrent_layers is a list of 2, and must have one"):
+        config_of({**keys, "attention.recurrent_layers": [True, False]}, "qwen35")

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from pagewick import LLM, SamplingParams
+from pagewick.config import EngineConfig
+from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError
 from pagewick.kernels import cpu
 from pagewick.kernels.block_formats import unpack_q8_0
@@ -21,8 +23,8 @@ from tests.weights.gguf.models import VOCAB_SIZE, write_file
 
 PROMPTS = make_prompts((1, 33, 7, 40), vocab_size=VOCAB_SIZE)
 NUM_TOKENS = 16
-# Dense with grouped heads, dense and tied, experts, experts with a shared one, latents.
-MODELS = ("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite")
+# Dense with grouped heads, dense and tied, experts, experts with a shared one, latents, states.
+MODELS = ("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite", "qwen3.5-moe")
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -80,6 +82,20 @@ def test_two_ranks_say_the_same(stored_type: str, tmp_path: Path) -> None:
             found = llm.chat([[{"role": "user", "content": question}] for question in questions], params)
             said.append([output.outputs[0].token_ids for output in found])
     assert said[0] == said[1] and all(len(token_ids) > 8 for token_ids in said[0])
+
+
+def test_ranks_cannot_share_heads_in_the_order_of_llama_cpp(tmp_path: Path) -> None:
+    config = EngineConfig.from_options(model=str(write_file("qwen3.5-tied", tmp_path)), tensor_parallel_size=3)
+    expected = r"size 3 does not fit the model's layers of linear attention: .* cannot share\n  sizes that work: 1$"
+    with pytest.raises(ConfigError, match=expected):
+        check_models(config)
+    # Each key head has one value head.
+    prompts, found = make_prompts((9,), vocab_size=VOCAB_SIZE), []
+    path = write_file("qwen3.5", tmp_path)
+    for size in (1, 2):
+        with running(path, tensor_parallel_size=size) as engine:
+            found.append(answers(engine, prompts, num_tokens=2))
+    torch.testing.assert_close(found[1][0].logits, found[0][0].logits, atol=1e-3, rtol=0)
 
 
 def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.source import GgufSource
 from tests.weights.gguf.mixes import Numbers, rewrite
-from tests.weights.gguf.models import write_file
+from tests.weights.gguf.models import original, write_file
 
 Change = Callable[[str, Numbers], Iterator[tuple[str, Numbers, str]]]
 
@@ -63,6 +63,40 @@ class JoinedLatents(Joined):
 
     def finished(self, joined: Numbers) -> Numbers:
         return joined.reshape(-1, joined.shape[-1])
+
+
+class JoinedByKeyHead(Joined):
+    """ssm_in, which has each key head's query, key, values and gates, as in the first files of Qwen3-Next."""
+
+    def __init__(self, num_heads: int, key_dim: int) -> None:
+        super().__init__("attn_qkv", "attn_gate", to="ssm_in")
+        self._num_heads, self._key_dim = num_heads, key_dim
+
+    def finished(self, joined: Numbers) -> Numbers:
+        keys = self._num_heads * self._key_dim
+        values = (len(joined) - 2 * keys) // 2
+        parts = np.split(joined, [keys, 2 * keys, 2 * keys + values])
+        heads = [part.reshape(self._num_heads, -1, joined.shape[1]) for part in parts]
+        return np.concatenate(heads, axis=1).reshape(joined.shape)
+
+
+def test_the_first_files_of_qwen3_next(tmp_path: Path) -> None:
+    """They have in_proj_qkvz as the checkpoint has it."""
+    weights = original("qwen3-next").state_dict()
+    heads = JoinedByKeyHead(3, 8)
+
+    def change(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+        has_values = name.startswith("blk.3.")  # The queries, keys and values of attention.
+        yield from [(name, numbers, "F32")] if has_values else heads(name, numbers)
+
+    path = rewrite(write_file("qwen3-next", tmp_path), tmp_path / "other.gguf", change)
+    with GgufSource(path) as source:
+        names = [name for name in source.names() if "linear_attn" in name]
+        assert sum("in_proj_qkvz" in name for name in names) == 3
+        for name in names:
+            assert torch.allclose(source.get(name), weights[name], rtol=1e-6, atol=0), name
+        state = read_config(source.config()).layers[0].state
+    assert state is not None and state.is_fused and state.has_fused_gates
 
 
 @pytest.mark.parametrize(

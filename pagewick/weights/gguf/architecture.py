@@ -1,0 +1,131 @@
+"""GgufArchitecture: the meaning of the GGUF files of one architecture, and what several have in common. No torch.
+
+Source of the keys and names: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py, and its converter, which
+writes the files. `{}` in a tensor's name stands for an expert, or for a head whose norm has a weight of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+# Key of the metadata, without the architecture before it -> entry of config.json.
+ENTRIES: Final = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+EXPERT_ENTRIES: Final = {
+    **ENTRIES,
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+LATENT_ENTRIES: Final = {
+    **{key: name for key, name in ENTRIES.items() if name != "num_key_value_heads"},
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+# Metadata without which no model can be built. The others have defaults, or not every model has them.
+REQUIRED: Final = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "block_count")
+RMS: Final = (*REQUIRED, "attention.layer_norm_rms_epsilon")
+LAYER_NORM: Final = (*REQUIRED, "attention.layer_norm_epsilon")
+EXPERTS: Final = (*RMS, "expert_count", "expert_used_count")
+
+# Names of tensors without `.weight` and `.bias`: those of a layer, and those of the whole model.
+ATTENTION: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+GATED_MLP: Final = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LAYER: Final = {**ATTENTION, **GATED_MLP}
+HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+ROUTED: Final = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+SHARED: Final = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+SANDWICH: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+LATENT: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_output": "self_attn.o_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+# Tensors whose names end here in Hugging Face's checkpoints -> the ending of their names in files.
+WITHOUT_ENDING: Final = {"exp_probs_b": "bias", "attn_sinks": "weight", "ssm_dt": "bias", "ssm_a": ""}
+WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# Entries that are true if a tensor exists.
+BIAS: Final = {"attention_bias": "attn_q.bias"}
+LLAMA_HAS: Final = {**BIAS, "mlp_bias": "ffn_down.bias"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufArchitecture:
+    """The meaning of the GGUF files of one architecture.
+
+    name: the architecture of a config.json. entries: metadata -> entry of config.json. constants: entries that follow
+    from the architecture. required: keys that every file has.
+    has: entries that are true if a tensor of the first layer exists, and false otherwise. lacks: the opposite.
+    whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`.
+    is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
+    norm_offset: is added to the weights of norms in the file, except those in plain_norms.
+    harmless: keys that other architectures have where they compute something else, and this one does not.
+    is_written: whether files can be written, too.
+    """
+
+    name: str
+    entries: Mapping[str, str] = field(default_factory=lambda: ENTRIES)
+    required: tuple[str, ...] = RMS
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    has: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
+    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    layer_prefix: str = "model.layers.{}."
+    is_permuted: bool = False
+    norm_offset: float = 0.0
+    plain_norms: frozenset[str] = frozenset()
+    harmless: frozenset[str] = frozenset()
+    is_written: bool = True

@@ -1,0 +1,89 @@
+"""The architectures of GGUF files of 2025 and later, as tables like those in architectures.py. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pagewick.weights.gguf.architecture import (
+    ATTENTION,
+    ENTRIES,
+    EXPERT_ENTRIES,
+    GATED_MLP,
+    HEAD_NORMS,
+    ROUTED,
+    SHARED,
+    GgufArchitecture,
+)
+
+# Linear attention, and attention whose second norm is that before the MLP.
+_STATE_ENTRIES: Final = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+_STATE_REQUIRED: Final = (
+    *("context_length", "embedding_length", "attention.head_count", "block_count", "attention.layer_norm_rms_epsilon"),
+    *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
+)
+_STATE_ROUTED_ENTRIES: Final = {
+    **EXPERT_ENTRIES,
+    **_STATE_ENTRIES,
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_STATE: Final = {
+    **ATTENTION,
+    **HEAD_NORMS,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_STATE_GATES: Final = {"ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"}
+# ssm_in is in older files of Qwen3-Next.
+_STATE_FUSED: Final = {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
+_DENSE: Final = {name: theirs for name, theirs in GATED_MLP.items() if name != "ffn_norm"}
+_STATE_NORM: Final = frozenset({"ssm_norm"})
+# Positions of text are the same on all axes of images.
+_AXES: Final = frozenset({"rope.dimension_sections"})
+
+ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
+    "qwen3next": GgufArchitecture(
+        name="Qwen3NextForCausalLM",
+        entries=_STATE_ROUTED_ENTRIES,
+        required=(*_STATE_REQUIRED, "expert_count", "expert_used_count"),
+        has={"linear_in_proj_fused": "ssm_in.weight"},
+        layer={**_STATE, **_STATE_FUSED, **ROUTED, **SHARED},
+        norm_offset=1.0,
+        plain_norms=_STATE_NORM,
+        is_written=False,
+    ),
+    "qwen35": GgufArchitecture(
+        name="Qwen3_5ForCausalLM",
+        entries={**ENTRIES, **_STATE_ENTRIES},
+        required=(*_STATE_REQUIRED, "feed_forward_length"),
+        constants={"linear_value_heads_tiled": True},
+        layer={**_STATE, **_STATE_GATES, **_DENSE},
+        norm_offset=1.0,
+        plain_norms=_STATE_NORM,
+        harmless=_AXES,
+        is_written=False,
+    ),
+    "qwen35moe": GgufArchitecture(
+        name="Qwen3_5MoeForCausalLM",
+        entries=_STATE_ROUTED_ENTRIES,
+        required=(*_STATE_REQUIRED, "expert_count", "expert_used_count"),
+        constants={"linear_value_heads_tiled": True},
+        layer={**_STATE, **_STATE_GATES, **ROUTED, **SHARED},
+        norm_offset=1.0,
+        plain_norms=_STATE_NORM,
+        harmless=_AXES,
+        is_written=False,
+    ),
+}
