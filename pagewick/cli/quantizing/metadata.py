@@ -24,6 +24,7 @@ Factors = dict[str, tuple[float, ...]]
 """Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
 
 _GROUPS: Final = ("expert_group_count", "expert_group_used_count")
+_SCALE: Final = "expert_weights_scale"
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_THETA: Final = "rope.freq_base_swa"
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
@@ -64,8 +65,9 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     else:
         found["attention.head_count_kv"] = attention.num_kv_heads
         found |= {f"attention.{part}_length": attention.head_dim for part in ("key", "value")}
-    found |= _router(model)
-    if found.get("expert_group_count") and model.mixtures and model.mixtures[0].routing.num_groups == 1:
+    if _SCALE in architecture.entries:
+        found = _router(model) | found
+    if config.get("n_group") is None:  # and so it is a default
         found = {key: value for key, value in found.items() if key not in _GROUPS}
     if kind == "phi3":
         found.setdefault(_WINDOW, 0)
@@ -91,8 +93,8 @@ def _latent_sizes(attention: MlaConfig) -> dict[str, int]:
 
 
 def _router(model: ModelConfig) -> dict[str, Any]:
-    """How experts are chosen, for the architectures that have keys for it: those with latent attention."""
-    if not model.mixtures or not isinstance(model.attention, MlaConfig):
+    """How experts are chosen, for the architectures that have keys for it."""
+    if not model.mixtures:
         return {}
     routing = model.mixtures[0].routing
     norm = {"expert_weights_norm": True} if routing.renormalize else {}

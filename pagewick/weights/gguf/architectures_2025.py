@@ -7,10 +7,14 @@ from typing import Final
 
 from pagewick.weights.gguf.architecture import (
     ATTENTION,
+    BIAS,
     ENTRIES,
     EXPERT_ENTRIES,
+    EXPERTS,
     GATED_MLP,
     HEAD_NORMS,
+    LATENT,
+    LATENT_ENTRIES,
     ROUTED,
     SHARED,
     GgufArchitecture,
@@ -53,6 +57,14 @@ _STATE_NORM: Final = frozenset({"ssm_norm"})
 # Positions of text are the same on all axes of images.
 _AXES: Final = frozenset({"rope.dimension_sections"})
 
+# Experts chosen by sigmoids and a learned bias, and shared ones.
+_CHOSEN_ENTRIES: Final = {
+    **{key: name for key, name in LATENT_ENTRIES.items() if "lora" not in key and key != "rope.dimension_count"},
+    "attention.head_count_kv": "num_key_value_heads",
+    "expert_weights_norm": "norm_topk_prob",
+}
+_CHOSEN: Final = {name: theirs for name, theirs in LATENT.items() if not name.startswith("attn")}
+
 ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "qwen3next": GgufArchitecture(
         name="Qwen3NextForCausalLM",
@@ -85,5 +97,19 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         plain_norms=_STATE_NORM,
         harmless=_AXES,
         is_written=False,
+    ),
+    "glm4moe": GgufArchitecture(
+        name="Glm4MoeForCausalLM",
+        entries=_CHOSEN_ENTRIES,
+        required=EXPERTS,
+        has={**BIAS, "use_qk_norm": "attn_q_norm.weight"},
+        layer={
+            **ATTENTION,
+            **HEAD_NORMS,
+            **_DENSE,
+            **ROUTED,
+            **_CHOSEN,
+            "post_attention_norm": "post_attention_layernorm",
+        },
     ),
 }

@@ -20,6 +20,7 @@ _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
 }
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"

@@ -31,6 +31,7 @@ _WIDE: Final = {"hidden_size": 96}
 _LATENT: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 32, "v_head_dim": 16}
 _FEW: Final = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 _SHARED: Final = {**_FEW, "shared_expert_intermediate_size": 64}
+_SMALL: Final = {"moe_intermediate_size": 32}
 _STATE: Final = {
     "hidden_size": 64, "num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
     "linear_value_head_dim": 16,
@@ -73,6 +74,9 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3.5": {**_STATE, "linear_num_key_heads": 6, "attention_bias": False},
     "qwen3.5-tied": _STATE,
     "qwen3.5-moe": {**_SHARED, **_STATE},
+    "glm-4.5": {**_WIDE, **_SMALL},
+    "glm-4.5-air": {**_WIDE, **_SMALL},
+    "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
