@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.guarded import guarded
@@ -29,6 +29,7 @@ SPECIAL_TOKENS: Final = {
     "cls_token_id": "cls_token",
     "mask_token_id": "mask_token",
 }
+_SPACE: Final = "\u2581"
 _FIX: Final = "use another GGUF file of this model, or give a tokenizer with --tokenizer"
 
 
@@ -39,12 +40,14 @@ def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.To
     """
     kind = vocabulary_value(values, "model", str)
     tokens: list[str] = vocabulary_value(values, "tokens", list) or []
-    if kind not in ("gpt2", "llama") or not tokens:
+    if kind not in ("gpt2", "llama", "gemma4") or not tokens:
         problem = f"has a tokenizer of the kind {kind!r}, which is not supported" if tokens else "has no vocabulary"
         raise ModelLoadError(f"{where} {problem}\n  {_FIX}")
     types = token_types(values, len(tokens))
     if kind == "gpt2":
         backend, adds_bos = _byte_level(values, tokens, types, where)
+    elif kind == "gemma4":
+        backend, adds_bos = _merged_characters(values, tokens, types, where), True
     else:
         backend, adds_bos = _sentencepiece(values, tokens, types, where), True
     config: dict[str, Any] = {
@@ -70,9 +73,7 @@ def _byte_level(
     splitting = PRE_TOKENIZERS.get(name)
     if splitting is None:
         raise ModelLoadError(f"{where} splits text in the way {name!r}, which is not supported\n  {_FIX}")
-    merges = vocabulary_value(values, "merges", list)
-    if merges is None:
-        raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {_FIX}")
+    merges = _merges(values, where)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     ignores_merges = splitting.ignores_merges
     model = guarded(lambda: models.BPE(vocabulary, [*map(_pair, merges)], ignore_merges=ignores_merges), where)
@@ -81,15 +82,50 @@ def _byte_level(
         backend.normalizer = splitting.normalizer
     backend.pre_tokenizer = splitting.make()
     backend.decoder = decoders.ByteLevel()
-    added = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False, TokenType.UNKNOWN: True}
-    backend.add_tokens(
-        [
-            AddedToken(token, normalized=False, special=added[TokenType(kind)])
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in added and token
-        ]
-    )
+    backend.add_tokens(_added_tokens(tokens, types))
     return backend, splitting.begins_with_bos
+
+
+def _merged_characters(
+    values: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: str
+) -> tokenizers.Tokenizer:
+    """Byte pair encoding of characters, as Gemma 4 has it: spaces are another character, and there are no words."""
+    merges = _merges(values, where)
+    unknown = vocabulary_value(values, "unknown_token_id", int)
+    model = guarded(
+        lambda: models.BPE(
+            {token: token_id for token_id, token in enumerate(tokens)},
+            [*map(_pair, merges)],
+            unk_token=tokens[unknown] if unknown is not None and 0 <= unknown < len(tokens) else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+        where,
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", _SPACE)
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    # A run of line breaks is one token, if there is one, whatever the merges.
+    breaks = [AddedToken(token, normalized=False) for token in tokens if token and not token.strip("\n")]
+    backend.add_tokens([*_added_tokens(tokens, types), *breaks])
+    return backend
+
+
+def _merges(values: Mapping[str, Any], where: str) -> list[str]:
+    merges = vocabulary_value(values, "merges", list)
+    if merges is None:
+        raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {_FIX}")
+    return list(merges)
+
+
+def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
+    """Return the tokens that are found in a text before it is split."""
+    added = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False, TokenType.UNKNOWN: True}
+    return [
+        AddedToken(token, normalized=False, special=added[TokenType(kind)])
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in added and token
+    ]
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.gguf_tokenizer import gguf_tokenizer
 from pagewick.text.pre_tokenizers import PRE_TOKENIZERS
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.weights.gguf.vocabulary import end_token_ids
+from tests.text.tokenizers.hostile import HOSTILE
+from tests.text.tokenizers.kinds import KINDS
 from tests.weights.gguf.demo import write_demo
 
 TEXTS = (
@@ -101,6 +105,46 @@ def test_flags_of_the_file_count(processor: Any) -> None:
     tokenizer = Tokenizer(backend, config=config)
     assert tokenizer.encode("cat", add_special_tokens=True)[-1] == 2
     assert tokenizer.encode(" cat", add_special_tokens=False) == processor.encode("cat")
+
+
+def test_ids_are_those_of_a_tokenizer_like_that_of_gemma_4(tmp_path: Path) -> None:
+    directory = KINDS["gemma"].write(tmp_path / "m")
+    theirs = Tokenizer.from_directory(directory)
+    state = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
+    added = {token["content"]: 3 if token["special"] else 4 for token in state["added_tokens"]}
+    keys = {
+        "model": "gemma4",
+        "tokens": tokens,
+        "token_type": [added.get(token, 6 if token.startswith("<0x") else 1) for token in tokens],
+        "scores": [-1000.0] * len(tokens),
+        "merges": [" ".join(pair) for pair in state["model"]["merges"]],
+        "bos_token_id": tokens.index("<bos>"),
+        "unknown_token_id": tokens.index("<unk>"),
+        "add_space_prefix": False,
+    }
+    ours, config = gguf_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items()}, "m.gguf")
+    assert config["add_bos_token"] and config["bos_token"] == "<bos>"
+    for text in HOSTILE:
+        found = ours.encode(text, add_special_tokens=False).ids
+        assert found == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(found, skip_special_tokens=False) == theirs.decode(found, skip_special_tokens=False), text
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer\.ggml\.merges"):
+        gguf_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items() if key != "merges"}, "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<|end|>", "<|return|>", "<|call|>"], [1, 2]),
+        (["<|end|>", "x"], [0]),
+        (["</s>", "<turn|>", "<|tool_response>"], [1, 2]),
+        (["</s>", "[e~["], [0, 1]),
+    ],
+)
+def test_tokens_that_end_a_response_in_some_models_only(tokens: list[str], ends: list[int]) -> None:
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3] * len(tokens)}
+    assert end_token_ids(values) == ends
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)

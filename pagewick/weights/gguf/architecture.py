@@ -93,8 +93,16 @@ LATENT: Final = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-# Tensors whose names end here in Hugging Face's checkpoints -> the ending of their names in files.
-WITHOUT_ENDING: Final = {"exp_probs_b": "bias", "attn_sinks": "weight", "ssm_dt": "bias", "ssm_a": ""}
+# Tensors whose names end here in Hugging Face's checkpoints -> the ending of their names in files, if any.
+WITHOUT_ENDING: Final = {
+    "exp_probs_b": "bias",
+    "attn_sinks": "weight",
+    "ssm_dt": "bias",
+    "ssm_a": "",
+    "layer_output_scale": "weight",
+    "ffn_gate_inp.scale": "",
+    "ffn_down_exps.scale": "",
+}
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Entries that are true if a tensor exists.
 BIAS: Final = {"attention_bias": "attn_q.bias"}

@@ -15,8 +15,11 @@ from pagewick.weights.gguf.architecture import (
     HEAD_NORMS,
     LATENT,
     LATENT_ENTRIES,
+    LAYER,
     ROUTED,
+    SANDWICH,
     SHARED,
+    WHOLE,
     GgufArchitecture,
 )
 
@@ -64,6 +67,22 @@ _CHOSEN_ENTRIES: Final = {
     "expert_weights_norm": "norm_topk_prob",
 }
 _CHOSEN: Final = {name: theirs for name, theirs in LATENT.items() if not name.startswith("attn")}
+_GEMMA4: Final = {
+    **LAYER,
+    **SANDWICH,
+    **HEAD_NORMS,
+    **{name: theirs.removeprefix("mlp.") for name, theirs in ROUTED.items()},
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar",
+}
 
 ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "qwen3next": GgufArchitecture(
@@ -111,5 +130,35 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             **_CHOSEN,
             "post_attention_norm": "post_attention_layernorm",
         },
+    ),
+    "gemma4": GgufArchitecture(
+        name="Gemma4ForCausalLM",
+        entries={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "attention.key_length": "global_head_dim",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        required=(
+            *("context_length", "embedding_length", "attention.head_count", "block_count", "rope.freq_base"),
+            *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "attention.key_length"),
+            *("attention.key_length_swa", "rope.freq_base_swa"),
+        ),
+        whole={
+            **WHOLE,
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        layer=_GEMMA4,
+        is_written=False,
     ),
 }

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
-from pagewick.weights.gguf.metadata import Metadata
+from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 from pagewick.weights.gguf.special_entries import special_entries
 from pagewick.weights.gguf.vocabulary import end_token_ids
-
-ReadNumbers = Callable[[str], Sequence[float]]
-"""Name of a small tensor -> its numbers."""
 
 _SIGMOID: Final = 2  # expert_gating_func
 # The old name of rope.scaling.factor; a file with it scales linearly.
@@ -92,7 +89,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
         found |= _head_sizes(metadata)
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)
-    found |= special_entries(metadata, found)
+    found |= special_entries(metadata, found, read_numbers)
     return found
 
 

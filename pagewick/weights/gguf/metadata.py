@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.header import GgufArray
+
+ReadNumbers = Callable[[str], Sequence[float]]
+"""Name of a small tensor -> its numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _NOT_LOADED: Final = re.compile(
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 # Mixtral's first files have a tensor for each expert, with its number.
 _NAME: Final = re.compile(
-    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias))?", re.ASCII
+    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?", re.ASCII
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
 _SHARED_GATE: Final = "ffn_gate_inp_shexp"
@@ -152,6 +152,8 @@ class _Maker:
         prefix = names.layer_prefix.format(match["layer"])
         if match["expert"] is not None:
             stem = f"{stem}_exps"
+        if leaf == "scale":
+            stem = f"{stem}.scale"
         name = names.layer.get(stem)
         if stem == "attn_qkv" and name is None and "attn_q" in names.layer:
             yield from self._queries_keys_values(prefix, leaf, tensor)

@@ -5,24 +5,90 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pagewick.weights.gguf.metadata import Metadata
+from pagewick.errors import ModelLoadError
+from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 
 # Numbers of layers of the largest Gemma 2 and 3, which scale scores by hidden_size / num_heads, others by head_dim.
 _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 _SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
+# Factors of rotary frequencies from here on mean that a pair does not turn.
+_STILL: Final = 1e20
+
+Entries = Mapping[str, Any]
 
 
-def special_entries(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that the tables of architectures cannot say. found: those that they do.
+def special_entries(metadata: Metadata, found: Entries, read_numbers: ReadNumbers) -> dict[str, Any]:
+    """Return the entries that the tables of architectures cannot say; null ones do not count.
 
-    Raises ModelLoadError for a key that is missing or malformed.
+    found: those that the tables say. read_numbers: reads a tensor of rope factors. Raises ModelLoadError for a key that
+    is missing or malformed.
     """
+    if metadata.kind == "gemma4":
+        return _gemma4(metadata, found, read_numbers)
     special = _SPECIAL.get(metadata.kind)
     return {} if special is None else special(metadata, found)
 
 
-def _gemma(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma4(metadata: Metadata, found: Entries, read_numbers: ReadNumbers) -> dict[str, Any]:
+    kind, num_layers, shapes = metadata.kind, found["num_hidden_layers"], metadata.shapes
+    layers: dict[str, list[Any]] = {}
+    for key in (_SLIDING_PATTERN, "attention.head_count_kv", "feed_forward_length"):
+        if (values := metadata.of_layers(key, num_layers)) is None:
+            raise metadata.wrong(f"{kind}.{key}", "missing")
+        layers[key] = values
+    slides, kv_heads, widths = layers.values()
+    head_dim, width = metadata.get("attention.key_length_swa"), widths[0]
+    first_borrower = num_layers - found.get("num_kv_shared_layers", 0)
+    wide = [2 * width if layer >= first_borrower else width for layer in range(num_layers)]
+    if widths not in ([width] * num_layers, wide):
+        raise metadata.wrong(f"{kind}.feed_forward_length", "different in some layers, which is not supported")
+    for key, other in (("rope.dimension_count_swa", head_dim), ("rope.dimension_count", found["global_head_dim"])):
+        if metadata.get(key, other) != other:
+            raise metadata.wrong(f"{kind}.{key}", "another than the size of a head, which is not supported")
+    own = [layer for layer in range(first_borrower) if not slides[layer]]
+    tables = shapes.get("per_layer_token_embd.weight")
+    return {
+        "head_dim": head_dim,
+        "num_key_value_heads": next((n for n, slide in zip(kv_heads, slides, strict=True) if slide), kv_heads[0]),
+        "per_layer_config": {
+            str(layer): {"head_dim": found["global_head_dim"], "num_key_value_heads": kv_heads[layer]}
+            for layer in range(num_layers)
+            if not slides[layer]
+        },
+        "intermediate_size": width,
+        "use_double_wide_mlp": widths[-1] != width,
+        "layer_types": [_SLIDING if slide else _FULL for slide in slides],
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in shapes for layer in own),
+        "enable_moe_block": bool(found.get("num_experts")),
+        "final_logit_softcapping": found.get("final_logit_softcapping"),
+        "vocab_size_per_layer_input": found["vocab_size"] if tables is None else tables[0],
+        "partial_rotary_factor": None,
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": _gemma4_ropes(metadata, found, read_numbers),
+    }
+
+
+def _gemma4_ropes(metadata: Metadata, found: Entries, read_numbers: ReadNumbers) -> dict[str, Any]:
+    """Both rotary embeddings. The factors of the file say which pairs turn: 1 for these, 1e30 for the others."""
+    full: dict[str, Any] = {"rope_type": "default"}
+    if "rope_freqs.weight" in metadata.shapes:
+        factors = list(read_numbers("rope_freqs.weight"))
+        turned = [factor for factor in factors if factor < _STILL]
+        if 2 * len(factors) != found["global_head_dim"] or factors[: len(turned)] != [1.0] * len(turned):
+            raise ModelLoadError(
+                f"{metadata.where}: rope_freqs.weight must hold a 1 for each pair that turns, and then 1e30\n"
+                "  use another file of this model"
+            )
+        full = {"rope_type": "proportional", "partial_rotary_factor": len(turned) / len(factors)}
+    return {
+        _FULL: {**full, "rope_theta": metadata.get("rope.freq_base")},
+        _SLIDING: {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa")},
+    }
+
+
+def _gemma(metadata: Metadata, found: Entries) -> dict[str, Any]:
     is_wide = found["num_hidden_layers"] == _WIDE_GEMMAS[metadata.kind]
     width = found["hidden_size"] // found["num_attention_heads"] if is_wide else found["head_dim"]
     cases: dict[str, Any] = {"query_pre_attn_scalar": width}
@@ -34,21 +100,21 @@ def _gemma(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
     return cases
 
 
-def _gemma2(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma2(metadata: Metadata, found: Entries) -> dict[str, Any]:
     # The caps are null where a file has none.
     caps = {name: found.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
     return _gemma(metadata, found) | caps
 
 
-def _gpt_oss(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+def _gpt_oss(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {"rope_scaling": {**found["rope_scaling"], "truncate": False}} if "rope_scaling" in found else {}
 
 
-def _phi3(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+def _phi3(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {} if found.get("sliding_window") else {"sliding_window": None}
 
 
-def _linear_attention(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+def _linear_attention(metadata: Metadata, found: Entries) -> dict[str, Any]:
     inner_size, num_heads = metadata.get("ssm.inner_size"), found["linear_num_value_heads"]
     cases: dict[str, Any] = {"linear_value_head_dim": inner_size // max(1, num_heads)}
     kinds = metadata.of_layers("attention.recurrent_layers", found["num_hidden_layers"])
@@ -57,7 +123,7 @@ def _linear_attention(metadata: Metadata, found: Mapping[str, Any]) -> dict[str,
     return cases
 
 
-_SPECIAL: Final[Mapping[str, Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]]] = {
+_SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma,
     "gpt-oss": _gpt_oss,

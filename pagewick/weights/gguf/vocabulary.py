@@ -17,9 +17,11 @@ _END_TOKENS: Final = frozenset(
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
         "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
         "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>",
-        "<|file_sep|>",
+        "<|file_sep|>", "<turn|>", "<|tool_response>", "[e~[", "<|return|>", "<|call|>",
     }
 )  # fmt: skip
+# Tokens that end no response where all the others are: gpt-oss ends a message and goes on, Gemma 4 has HTML's tags.
+_NO_ENDS: Final = {"<|end|>": ("<|return|>", "<|call|>"), "</s>": ("<|tool_response>",)}
 
 
 class TokenType(IntEnum):
@@ -58,5 +60,9 @@ def end_token_ids(values: Mapping[str, Any]) -> list[int]:
     found = {vocabulary_value(values, key, int) for key in _END_KEYS} - {None}
     ordinary = (TokenType.NORMAL, TokenType.UNUSED, TokenType.BYTE)
     types = token_types(values, len(tokens))
-    found |= {i for i, token in enumerate(tokens) if token in _END_TOKENS and types[i] not in ordinary}
+    named = {token: i for i, token in enumerate(tokens) if token in _END_TOKENS and types[i] not in ordinary}
+    for token, others in _NO_ENDS.items():
+        if named.keys() >= {token, *others}:
+            del named[token]
+    found |= set(named.values())
     return sorted(token_id for token_id in found if not tokens or 0 <= token_id < len(tokens))

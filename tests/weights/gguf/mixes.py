@@ -46,7 +46,8 @@ def quantize(source: Path, target: Path, mix: str = "Q8_0") -> Path:
 
     def size_of(key: str, default: int = 0) -> int:
         field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.{key}")
-        return default if field is None else int(field.contents())
+        value = default if field is None else field.contents()
+        return max(value) if isinstance(value, list) else int(value)
 
     num_heads = size_of("attention.head_count")
     num_kv_heads = size_of("attention.head_count_kv", num_heads)

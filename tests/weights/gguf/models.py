@@ -76,15 +76,22 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3.5-moe": {**_SHARED, **_STATE},
     "glm-4.5": {**_WIDE, **_SMALL},
     "glm-4.5-air": {**_WIDE, **_SMALL},
+    "gemma-4-e2b": {
+        **_WIDE,
+        "num_hidden_layers": 5,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 97,
+    },
+    "gemma-4-31b": {**_WIDE, "num_hidden_layers": 3},
+    "gemma-4-26b-a4b": {**_WIDE, **_SMALL, "num_experts": 4, "top_k_experts": 2},
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
-DIFFERENT: Final = TILED | {"qwen3-next"}
+DIFFERENT: Final = TILED | {"qwen3-next", "gemma-4-26b-a4b"}
+_READ: Final = {"Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma4Text"}
 # Files that `pagewick quantize` can write.
-WRITTEN: Final = tuple(
-    name for name in MODELS if VARIANTS[name].config not in {"Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText"}
-)
+WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 
 WIDTH: Final = 256
 _WIDE_ENTRIES: Final = {

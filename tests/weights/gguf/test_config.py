@@ -80,3 +80,47 @@ def test_which_layers_of_qwen35_have_linear_attention() -> None:
     assert told["layer_types"] == ["linear_attention", "full_attention"] * 2
     with pytest.raises(ModelLoadError, match=r"qwen35\.attention\.recurrent_layers is a list of 2, and must have one"):
         config_of({**keys, "attention.recurrent_layers": [True, False]}, "qwen35")
+
+
+GEMMA4 = {
+    **SIZES, "block_count": 3, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "attention.sliding_window": 8,
+    "attention.key_length": 32, "attention.key_length_swa": 16, "attention.sliding_window_pattern": [True, True, False],
+    "attention.head_count_kv": [2, 2, 1], "feed_forward_length": [96, 96, 96],
+}  # fmt: skip
+
+
+def gemma4_of(factors: list[float], **keys: Any) -> dict[str, Any]:
+    values = {f"gemma4.{key}": value for key, value in {**GEMMA4, **keys}.items() if value is not None}
+    metadata = Metadata(
+        {"general.architecture": "gemma4", **values}, {**SHAPES, "rope_freqs.weight": (len(factors),)}, "m.gguf"
+    )
+    return hugging_face_config(metadata, lambda name: factors)
+
+
+def test_heads_of_gemma_4() -> None:
+    model = read_config(gemma4_of([1.0] * 4 + [1e30] * 12))
+    first, last = model.layers[0], model.layers[2]
+    assert (first.attention.head_dim, first.attention.num_kv_heads, first.window) == (16, 2, 8)  # type: ignore[union-attr]
+    assert (last.attention.head_dim, last.attention.num_kv_heads, last.window) == (32, 1, None)  # type: ignore[union-attr]
+    assert last.rope is not None and (last.rope.kind, last.rope.rotary_dim) == ("proportional", 8)
+
+
+@pytest.mark.parametrize(
+    ("factors", "keys", "complaint"),
+    [
+        ([1.0] * 8, {}, r"rope_freqs\.weight must hold a 1 for each pair that turns"),
+        ([2.0] * 8 + [1e30] * 8, {}, r"rope_freqs\.weight must hold a 1"),
+        ([1e30] * 8 + [1.0] * 8, {}, r"rope_freqs\.weight must hold a 1"),
+        (
+            [1.0] * 16,
+            {"feed_forward_length": [96, 192, 96]},
+            r"gemma4\.feed_forward_length is different in some layers",
+        ),
+        ([1.0] * 16, {"feed_forward_length": None}, r"gemma4\.feed_forward_length is missing"),
+        ([1.0] * 16, {"rope.dimension_count_swa": 8}, r"gemma4\.rope\.dimension_count_swa is another than the size"),
+        ([1.0] * 16, {"attention.key_length_swa": None}, r"gemma4\.attention\.key_length_swa is missing"),
+    ],
+)
+def test_what_no_gemma_4_has_is_refused(factors: list[float], keys: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ModelLoadError, match=complaint):
+        gemma4_of(factors, **keys)
