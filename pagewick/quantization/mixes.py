@@ -54,7 +54,7 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
 _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for part, endings in _ENDINGS.items()}
 # Weights that stay as they are: norms, routers, and tables of positions and other small ones.
 _UNQUANTIZED: Final = re.compile(
-    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
+    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router(\.(layer|proj))?|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
 )
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")

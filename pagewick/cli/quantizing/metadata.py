@@ -37,15 +37,26 @@ _TEXT_PARTS: Final = {
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
 }
 
+_MINISTRAL: Final = "Ministral3ForCausalLM"
+
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json, or that of the text part of a model that also sees images."""
+    """Return a config.json, or that of the text part of a model that also sees images.
+
+    Raises ModelLoadError for a text part that has no form in GGUF files.
+    """
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return dict(config)
     outer = {name: config[name] for name in ("architectures", "eos_token_id", "tie_word_embeddings") if name in config}
     architecture = architecture_of(config)
-    return {**inner, **outer, "architectures": [_TEXT_PARTS.get(architecture, architecture)]}
+    text_part = _MINISTRAL if inner.get("model_type") == "ministral3" else _TEXT_PARTS.get(architecture)
+    if text_part is None:
+        raise ModelLoadError(
+            f"the text part of {architecture} cannot be written as a GGUF file yet\n"
+            "  use the checkpoint as it is, with --quantization"
+        )
+    return {**inner, **outer, "architectures": [text_part]}
 
 
 def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
@@ -73,11 +84,16 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found.setdefault(_WINDOW, 0)
     if kind == "stablelm":
         found["use_parallel_residual"] = model.block == "parallel"
+    if kind == "ernie4_5-moe" and model.mixtures and (shared := model.mixtures[0].shared_intermediate_size):
+        found["expert_shared_feed_forward_length"] = shared
+    slides = [layer.window is not None for layer in model.layers]
+    if architecture.has_pattern and any(slides):
+        found[f"{_WINDOW}_pattern"] = slides
     rope, factors = _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
-    values = {f"{kind}.{key}": value for key, value in (found | rope).items()}
+    values = {f"{kind}.{key}": value for key, value in {**found, **rope, **architecture.fixed}.items()}
     return {"general.architecture": kind, "general.type": "model", **values}, factors
 
 
@@ -102,9 +118,9 @@ def _router(model: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
-    """The rotary embedding of the layers that see everything."""
-    layer = next((layer for layer in model.layers if layer.window is None), model.layers[0])
-    rope = layer.rope
+    """The rotary embedding of the layers that see everything, or of the others if only these are rotated."""
+    rotated = [layer for layer in model.layers if layer.rope is not None]
+    rope = next((layer.rope for layer in rotated if layer.window is None), rotated[0].rope if rotated else None)
     if rope is None:
         return {}, {}
     found: dict[str, Any] = {"rope.freq_base": rope.theta, "rope.dimension_count": rope.rotary_dim}
@@ -126,6 +142,9 @@ def _rope(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
 
 def _yarn(rope: RopeConfig) -> dict[str, Any]:
     found = {"rope.scaling.yarn_beta_fast": rope.beta_fast, "rope.scaling.yarn_beta_slow": rope.beta_slow}
+    if rope.query_beta:
+        scales = {"attention.temperature_scale": rope.query_beta}
+        return found | scales | {"rope.scaling.yarn_log_multiplier": rope.mscale_all_dim}
     if rope.mscale_all_dim:
         return found | {"rope.scaling.yarn_log_multiplier": 0.1 * rope.mscale_all_dim}
     if not math.isclose(rope.attention_factor, 1 + 0.1 * math.log(max(1.0, rope.factor))):
@@ -198,6 +217,8 @@ def _rotate_alike(ours: RopeConfig | None, theirs: RopeConfig | None) -> bool:
     if "dynamic" in (ours.kind, theirs.kind):
         return ours == theirs
     if (ours.rotary_dim, ours.interleaved) != (theirs.rotary_dim, theirs.interleaved):
+        return False
+    if not math.isclose(ours.query_beta, theirs.query_beta, rel_tol=_TOLERANCE):
         return False
     if ours.kind == theirs.kind == "longrope" and (
         ours.original_max_position_embeddings != theirs.original_max_position_embeddings

@@ -104,6 +104,20 @@ WITHOUT_ENDING: Final = {
     "ffn_down_exps.scale": "",
 }
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# Granite's factors.
+FACTORS: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+# Mixtral's names of experts.
+NUMBERED: Final = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
 # Entries that are true if a tensor exists.
 BIAS: Final = {"attention_bias": "attn_q.bias"}
 LLAMA_HAS: Final = {**BIAS, "mlp_bias": "ffn_down.bias"}
@@ -120,6 +134,8 @@ class GgufArchitecture:
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
     norm_offset: is added to the weights of norms in the file, except those in plain_norms.
     harmless: keys that other architectures have where they compute something else, and this one does not.
+    rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
+    have, with the same values. has_pattern: files have a list of which layers have a window.
     is_written: whether files can be written, too.
     """
 
@@ -136,4 +152,7 @@ class GgufArchitecture:
     norm_offset: float = 0.0
     plain_norms: frozenset[str] = frozenset()
     harmless: frozenset[str] = frozenset()
+    rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    has_pattern: bool = False
     is_written: bool = True

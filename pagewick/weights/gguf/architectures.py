@@ -14,6 +14,7 @@ from pagewick.weights.gguf.architecture import (
     ENTRIES,
     EXPERT_ENTRIES,
     EXPERTS,
+    FACTORS,
     GATED_MLP,
     HEAD_NORMS,
     LATENT,
@@ -21,6 +22,7 @@ from pagewick.weights.gguf.architecture import (
     LAYER,
     LAYER_NORM,
     LLAMA_HAS,
+    NUMBERED,
     ROUTED,
     SANDWICH,
     SHARED,
@@ -42,12 +44,6 @@ _GEMMA3_ENTRIES: Final = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
-_MIXTRAL: Final = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
 _FUSED_GATE: Final = {"ffn_up": "mlp.gate_up_proj"}
 _GPT_OSS: Final = {
     **ATTENTION,
@@ -61,7 +57,7 @@ MIXTRAL: Final = GgufArchitecture(
     name="MixtralForCausalLM",
     entries={**EXPERT_ENTRIES, "expert_count": "num_local_experts"},
     required=EXPERTS,
-    layer={**LAYER, **_MIXTRAL},
+    layer={**LAYER, **NUMBERED},
     is_permuted=True,
 )
 DEEPSEEK_V3: Final = GgufArchitecture(
@@ -77,13 +73,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "llama": GgufArchitecture(name="LlamaForCausalLM", has=LLAMA_HAS, is_permuted=True),
     "granite": GgufArchitecture(
         name="GraniteForCausalLM",
-        entries={
-            **ENTRIES,
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        entries={**ENTRIES, **FACTORS},
         has=LLAMA_HAS,
         is_permuted=True,
     ),

@@ -5,23 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pagewick.weights.gguf.architecture import (
-    ATTENTION,
-    BIAS,
-    ENTRIES,
-    EXPERT_ENTRIES,
-    EXPERTS,
-    GATED_MLP,
-    HEAD_NORMS,
-    LATENT,
-    LATENT_ENTRIES,
-    LAYER,
-    ROUTED,
-    SANDWICH,
-    SHARED,
-    WHOLE,
-    GgufArchitecture,
-)
+from pagewick.weights.gguf import architecture as common
+from pagewick.weights.gguf.architecture import GgufArchitecture
 
 # Linear attention, and attention whose second norm is that before the MLP.
 _STATE_ENTRIES: Final = {
@@ -36,13 +21,13 @@ _STATE_REQUIRED: Final = (
     *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
 )
 _STATE_ROUTED_ENTRIES: Final = {
-    **EXPERT_ENTRIES,
+    **common.EXPERT_ENTRIES,
     **_STATE_ENTRIES,
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _STATE: Final = {
-    **ATTENTION,
-    **HEAD_NORMS,
+    **common.ATTENTION,
+    **common.HEAD_NORMS,
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -55,23 +40,23 @@ _STATE: Final = {
 _STATE_GATES: Final = {"ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"}
 # ssm_in is in older files of Qwen3-Next.
 _STATE_FUSED: Final = {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
-_DENSE: Final = {name: theirs for name, theirs in GATED_MLP.items() if name != "ffn_norm"}
+_DENSE: Final = {name: theirs for name, theirs in common.GATED_MLP.items() if name != "ffn_norm"}
 _STATE_NORM: Final = frozenset({"ssm_norm"})
 # Positions of text are the same on all axes of images.
 _AXES: Final = frozenset({"rope.dimension_sections"})
 
 # Experts chosen by sigmoids and a learned bias, and shared ones.
 _CHOSEN_ENTRIES: Final = {
-    **{key: name for key, name in LATENT_ENTRIES.items() if "lora" not in key and key != "rope.dimension_count"},
+    **{key: name for key, name in common.LATENT_ENTRIES.items() if "lora" not in key and key != "rope.dimension_count"},
     "attention.head_count_kv": "num_key_value_heads",
     "expert_weights_norm": "norm_topk_prob",
 }
-_CHOSEN: Final = {name: theirs for name, theirs in LATENT.items() if not name.startswith("attn")}
+_CHOSEN: Final = {name: theirs for name, theirs in common.LATENT.items() if not name.startswith("attn")}
 _GEMMA4: Final = {
-    **LAYER,
-    **SANDWICH,
-    **HEAD_NORMS,
-    **{name: theirs.removeprefix("mlp.") for name, theirs in ROUTED.items()},
+    **common.LAYER,
+    **common.SANDWICH,
+    **common.HEAD_NORMS,
+    **{name: theirs.removeprefix("mlp.") for name, theirs in common.ROUTED.items()},
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
@@ -83,21 +68,54 @@ _GEMMA4: Final = {
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
 }
+# Attention and MLP whose norms come after them.
+_NORMS_AFTER: Final = {
+    **{name: theirs for name, theirs in common.ATTENTION.items() if name != "attn_norm"},
+    **common.HEAD_NORMS,
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_COHERE_ENTRIES: Final = {
+    **{key: name for key, name in common.ENTRIES.items() if name != "rms_norm_eps"},
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "logit_scale": "logit_scale",
+}
 
+OLMO3: Final = GgufArchitecture(
+    name="Olmo3ForCausalLM",
+    entries={
+        **common.ENTRIES,
+        "attention.sliding_window": "sliding_window",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+    has=common.BIAS,
+    layer=_NORMS_AFTER,
+    has_pattern=True,
+)
+MINISTRAL3: Final = GgufArchitecture(
+    name="Ministral3ForCausalLM",
+    constants={"sliding_window": None},
+    is_permuted=True,
+    harmless=frozenset({"attention.temperature_scale"}),
+)
+
+# general.architecture -> its meaning. `olmo2` with windows is OLMO3; `mistral3` that scales no scores is `llama`.
 ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "qwen3next": GgufArchitecture(
         name="Qwen3NextForCausalLM",
         entries=_STATE_ROUTED_ENTRIES,
         required=(*_STATE_REQUIRED, "expert_count", "expert_used_count"),
         has={"linear_in_proj_fused": "ssm_in.weight"},
-        layer={**_STATE, **_STATE_FUSED, **ROUTED, **SHARED},
+        layer={**_STATE, **_STATE_FUSED, **common.ROUTED, **common.SHARED},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         is_written=False,
     ),
     "qwen35": GgufArchitecture(
         name="Qwen3_5ForCausalLM",
-        entries={**ENTRIES, **_STATE_ENTRIES},
+        entries={**common.ENTRIES, **_STATE_ENTRIES},
         required=(*_STATE_REQUIRED, "feed_forward_length"),
         constants={"linear_value_heads_tiled": True},
         layer={**_STATE, **_STATE_GATES, **_DENSE},
@@ -111,7 +129,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         entries=_STATE_ROUTED_ENTRIES,
         required=(*_STATE_REQUIRED, "expert_count", "expert_used_count"),
         constants={"linear_value_heads_tiled": True},
-        layer={**_STATE, **_STATE_GATES, **ROUTED, **SHARED},
+        layer={**_STATE, **_STATE_GATES, **common.ROUTED, **common.SHARED},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         harmless=_AXES,
@@ -120,13 +138,13 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "glm4moe": GgufArchitecture(
         name="Glm4MoeForCausalLM",
         entries=_CHOSEN_ENTRIES,
-        required=EXPERTS,
-        has={**BIAS, "use_qk_norm": "attn_q_norm.weight"},
+        required=common.EXPERTS,
+        has={**common.BIAS, "use_qk_norm": "attn_q_norm.weight"},
         layer={
-            **ATTENTION,
-            **HEAD_NORMS,
+            **common.ATTENTION,
+            **common.HEAD_NORMS,
             **_DENSE,
-            **ROUTED,
+            **common.ROUTED,
             **_CHOSEN,
             "post_attention_norm": "post_attention_layernorm",
         },
@@ -153,12 +171,121 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             *("attention.key_length_swa", "rope.freq_base_swa"),
         ),
         whole={
-            **WHOLE,
+            **common.WHOLE,
             "per_layer_token_embd": "model.embed_tokens_per_layer",
             "per_layer_model_proj": "model.per_layer_model_projection",
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
         layer=_GEMMA4,
+        is_written=False,
+    ),
+    "granitemoe": GgufArchitecture(
+        name="GraniteMoeForCausalLM",
+        entries={
+            **common.ENTRIES,
+            **common.FACTORS,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        required=common.EXPERTS,
+        has=common.BIAS,
+        layer={
+            **common.ATTENTION,
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_exps": "block_sparse_moe.{}.gate_proj",
+            "ffn_up_exps": "block_sparse_moe.{}.up_proj",
+            "ffn_down_exps": "block_sparse_moe.{}.down_proj",
+        },
+        is_permuted=True,
+    ),
+    "olmo2": GgufArchitecture(name="Olmo2ForCausalLM", has=common.BIAS, layer=_NORMS_AFTER),
+    "olmoe": GgufArchitecture(
+        name="OlmoeForCausalLM",
+        entries={**common.ENTRIES, "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+        required=common.EXPERTS,
+        constants={"norm_topk_prob": False},
+        has=common.BIAS,
+        layer={**common.LAYER, **common.HEAD_NORMS, **common.ROUTED},
+    ),
+    "smollm3": GgufArchitecture(name="SmolLM3ForCausalLM", has=common.LLAMA_HAS, is_permuted=True),
+    "seed_oss": GgufArchitecture(
+        name="SeedOssForCausalLM",
+        has={**common.LLAMA_HAS, "attention_out_bias": "attn_output.bias"},
+        layer={**common.ATTENTION, **_DENSE, "post_attention_norm": "post_attention_layernorm"},
+    ),
+    "ernie4_5": GgufArchitecture(name="Ernie4_5ForCausalLM", has={"use_bias": "attn_q.bias"}),
+    "ernie4_5-moe": GgufArchitecture(
+        name="Ernie4_5_MoeForCausalLM",
+        entries={
+            **common.ENTRIES,
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        required=common.EXPERTS,
+        layer={**common.LAYER, **common.ROUTED, **_CHOSEN, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+        rows=frozenset({"exp_probs_b"}),
+    ),
+    "exaone4": GgufArchitecture(
+        name="Exaone4ForCausalLM",
+        entries={**common.ENTRIES, "attention.sliding_window": "sliding_window"},
+        layer=_NORMS_AFTER,
+        has_pattern=True,
+    ),
+    "minimax-m2": GgufArchitecture(
+        name="MiniMaxM2ForCausalLM",
+        entries={
+            **common.ENTRIES,
+            **_LOCAL_EXPERTS,
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        required=common.EXPERTS,
+        layer={
+            **common.ATTENTION,
+            **common.HEAD_NORMS,
+            **common.NUMBERED,
+            "ffn_norm": "post_attention_layernorm",
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+        },
+    ),
+    "command-r": GgufArchitecture(
+        name="CohereForCausalLM",
+        entries=_COHERE_ENTRIES,
+        required=common.LAYER_NORM,
+        has={**common.BIAS, "use_qk_norm": "attn_q_norm.weight"},
+        layer={**common.ATTENTION, **_DENSE, **common.HEAD_NORMS},
+        fixed={"rope.scaling.type": "none"},
+    ),
+    "cohere2": GgufArchitecture(
+        name="Cohere2ForCausalLM",
+        entries={**_COHERE_ENTRIES, "attention.sliding_window": "sliding_window"},
+        required=common.LAYER_NORM,
+        has=common.BIAS,
+        layer={**common.ATTENTION, **_DENSE},
+        fixed={"rope.scaling.type": "none"},
+    ),
+    "mistral3": MINISTRAL3,
+    # The text parts of models that also see images.
+    "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=_AXES, is_written=False),
+    "qwen3vl": GgufArchitecture(
+        name="Qwen3ForCausalLM",
+        has=common.BIAS,
+        layer={**common.LAYER, **common.HEAD_NORMS},
+        harmless=_AXES,
+        is_written=False,
+    ),
+    "qwen3vlmoe": GgufArchitecture(
+        name="Qwen3MoeForCausalLM",
+        entries=common.EXPERT_ENTRIES,
+        required=common.EXPERTS,
+        constants={"norm_topk_prob": True},
+        has=common.BIAS,
+        layer={**common.LAYER, **common.HEAD_NORMS, **common.ROUTED},
+        harmless=_AXES,
         is_written=False,
     ),
 }

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
+from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 from pagewick.weights.gguf.special_entries import special_entries
 from pagewick.weights.gguf.vocabulary import end_token_ids
@@ -55,6 +56,10 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
         has_bias = any(name.endswith(".exp_probs_b.bias") for name in metadata.shapes)
         if metadata.get("expert_gating_func", _SIGMOID if has_bias else 0) == _SIGMOID:
             return DEEPSEEK_V3
+    if kind == "olmo2" and metadata.get("attention.sliding_window"):
+        return OLMO3
+    if kind == "mistral3" and not metadata.get("attention.temperature_scale"):
+        return ARCHITECTURES["llama"]
     return ARCHITECTURES[kind]
 
 

@@ -13,9 +13,14 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.gguf.architecture import WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
+from pagewick.weights.gguf.architectures_2025 import OLMO3
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
-_MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
+_MORE: Final = {
+    MIXTRAL.name: ("llama", MIXTRAL),
+    DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3),
+    OLMO3.name: ("olmo2", OLMO3),
+}
 _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
@@ -29,7 +34,10 @@ _LATENTS: Final = "attn_kv_b"
 def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
     """Return general.architecture of a Hugging Face architecture, and its tables. Raises ModelLoadError."""
     name = _SAME.get(name, name)
-    known = {architecture.name: (kind, architecture) for kind, architecture in ARCHITECTURES.items()} | _MORE
+    known: dict[str, tuple[str, GgufArchitecture]] = {}
+    for kind, architecture in ARCHITECTURES.items():
+        known.setdefault(architecture.name, (kind, architecture))
+    known |= _MORE
     if name not in known:
         written = [name for name, (_, architecture) in known.items() if architecture.is_written]
         raise ModelLoadError(

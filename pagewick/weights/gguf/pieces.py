@@ -27,7 +27,6 @@ _NAME: Final = re.compile(
     r"(blk\.(?P<layer>\d+)\.)?(?P<stem>[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?", re.ASCII
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
-_SHARED_GATE: Final = "ffn_gate_inp_shexp"
 # The convolution of linear attention, without its middle dimension; and its decay, stored as -exp of the number.
 _CONVOLUTION, _DECAY = "ssm_conv1d", "ssm_a"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
@@ -174,7 +173,7 @@ class _Maker:
 
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
-        shape = (1, *tensor.shape) if stem == _SHARED_GATE and len(tensor.shape) == 1 else tensor.shape
+        shape = (1, *tensor.shape) if stem in self.architecture.rows and len(tensor.shape) == 1 else tensor.shape
         if stem == _CONVOLUTION:
             shape = (*shape[:-1], 1, shape[-1])
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]

@@ -10,6 +10,8 @@ from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 
 # Numbers of layers of the largest Gemma 2 and 3, which scale scores by hidden_size / num_heads, others by head_dim.
 _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
+# Layers of EXAONE 4 32B.
+_EXAONE_LAYERS: Final = 64
 _SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Factors of rotary frequencies from here on mean that a pair does not turn.
@@ -123,10 +125,57 @@ def _linear_attention(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return cases
 
 
+def _windows(metadata: Metadata, found: Entries, *, interval: int = 4) -> dict[str, Any]:
+    """layer_types: every fourth layer sees everything, unless the file says otherwise."""
+    num_layers = found["num_hidden_layers"]
+    slides = metadata.of_layers(_SLIDING_PATTERN, num_layers)
+    if isinstance(metadata.values.get(f"{metadata.kind}.{_SLIDING_PATTERN}"), int):
+        interval = slides[0] if slides else interval
+        slides = None
+    if slides is None:
+        slides = [(layer + 1) % max(1, interval) != 0 for layer in range(num_layers)]
+    return {"layer_types": [_SLIDING if slide else _FULL for slide in slides]}
+
+
+def _olmo2(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """OLMo 3's layers with a window are rotated without the scaling of the others."""
+    if not found.get("sliding_window"):
+        return {}
+    theta = found.get("rope_theta", 1e4)
+    ropes = {
+        _FULL: {"rope_type": "default", **found.get("rope_scaling", {}), "rope_theta": theta},
+        _SLIDING: {"rope_type": "default", "rope_theta": found.get("rope_local_base_freq", theta)},
+    }
+    others = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq"))
+    return {**others, "rope_parameters": ropes} | _windows(metadata, found)
+
+
+def _exaone4(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    # The first files of the 32B have no key for its window.
+    window = found.get("sliding_window", 4096 if found["num_hidden_layers"] == _EXAONE_LAYERS else None)
+    return {"sliding_window": window} | (_windows(metadata, found) if window else {})
+
+
+def _mistral3(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Queries scaled by their position. The multiplier of YaRN's factor is mscale_all_dim itself; mscale is 1."""
+    beta = metadata.get("attention.temperature_scale")
+    if not beta:
+        return {}
+    scaling = found.get("rope_scaling", {})
+    if scaling.get("rope_type") != "yarn":
+        raise metadata.wrong("mistral3.rope.scaling.type", "not yarn, and scores are scaled by their position")
+    mscales = {"mscale": 1.0, "mscale_all_dim": metadata.get("rope.scaling.yarn_log_multiplier", 0.0)}
+    return {"rope_scaling": {**scaling, **mscales, "llama_4_scaling_beta": beta}}
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma,
     "gpt-oss": _gpt_oss,
     "phi3": _phi3,
+    "olmo2": _olmo2,
+    "exaone4": _exaone4,
+    "cohere2": _windows,
+    "mistral3": _mistral3,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),
 }

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from tests.models.checkpoints import save
 from tests.weights.gguf.models import FILES, MODELS, VOCAB_SIZE, original
 
@@ -39,9 +41,14 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
     save(model, directory)
     # Gemma 3's converter cuts the embeddings to the tokenizer's size.
     vocabulary = {f"t{token_id}": token_id for token_id in range(VOCAB_SIZE)}
-    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    state = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    (directory / "tokenizer.json").write_text(json.dumps({"model": state, "added_tokens": []}))
+    if name == "qwen3-vl-moe":
+        _transpose_experts(directory / "model.safetensors")
     architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
     base = get_model_class(architecture)
+    # Mistral 3's hands everything to another class.
+    base = getattr(base, "Ministral3Model", base)
 
     def modify_tensors(converter: Any, data: Any, tensor_name: str, layer: int | None) -> Iterator[Any]:
         # StableLM's returns the stacked norms of the heads from a generator, where its caller loses them.
@@ -52,6 +59,15 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
     path = directory / "model.gguf"
     converter(directory, gguf.LlamaFileType.ALL_F32, path).write()
     return path.read_bytes()
+
+
+def _transpose_experts(path: Path) -> None:
+    """Store experts as the published files of Qwen3-VL do, which transformers transposes when it loads them."""
+    weights = load_file(path)
+    for name, weight in weights.items():
+        if ".experts." in name:
+            weights[name] = weight.transpose(1, 2).contiguous()
+    save_file(weights, path, {"format": "pt"})
 
 
 def main() -> None:

@@ -36,6 +36,15 @@ _STATE: Final = {
     "hidden_size": 64, "num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
     "linear_value_head_dim": 16,
 }  # fmt: skip
+_EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
+    """Entries for the text part of a model that also sees images."""
+    sizes = {**_SIZES, **_WIDE, "num_key_value_heads": 2, **entries}
+    return {"text_config": {**VARIANTS[name].entries["text_config"], **sizes}}
+
+
 # Variant -> entries that differ from it, because GGUF files of the architecture have no key for them, or for Q8_0.
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama3-rope": _WIDE,
@@ -84,12 +93,30 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "gemma-4-31b": {**_WIDE, "num_hidden_layers": 3},
     "gemma-4-26b-a4b": {**_WIDE, **_SMALL, "num_experts": 4, "top_k_experts": 2},
+    "granite-moe": _EXPERTS,
+    "olmo-2": _WIDE,
+    "olmo-3": {**_WIDE, "num_hidden_layers": 4},
+    # The converter writes this eps.
+    "olmoe": {**_WIDE, "intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+    "smollm3": {**_WIDE, "num_hidden_layers": 4},
+    "seed-oss": _WIDE,
+    "ernie-4.5": _WIDE,
+    "ernie-4.5-moe": {**_WIDE, **_SMALL, "moe_num_experts": 4, "moe_k": 2},
+    "exaone-4-32b": {**_WIDE, "num_hidden_layers": 4},
+    "exaone-4-1.2b": {**_WIDE, "layer_types": ["full_attention"] * 2},
+    "minimax-m2": {**_EXPERTS, "rotary_dim": 8},
+    "ministral-3": _WIDE,
+    "command-r": _WIDE,
+    "command-r7b": {**_WIDE, "num_hidden_layers": 4, "rotary_pct": 1.0},
+    "qwen2-vl": _with_images("qwen2-vl"),
+    "qwen3-vl": _with_images("qwen3-vl"),
+    "qwen3-vl-moe": _with_images("qwen3-vl-moe", moe_intermediate_size=32, mlp_only_layers=[]),
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
-DIFFERENT: Final = TILED | {"qwen3-next", "gemma-4-26b-a4b"}
-_READ: Final = {"Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma4Text"}
+DIFFERENT: Final = TILED | {"qwen3-next", "gemma-4-26b-a4b", "granite-moe", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
+_READ: Final = {"Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText", "Gemma4Text", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 

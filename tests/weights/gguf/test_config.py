@@ -124,3 +124,51 @@ def test_heads_of_gemma_4() -> None:
 def test_what_no_gemma_4_has_is_refused(factors: list[float], keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelLoadError, match=complaint):
         gemma4_of(factors, **keys)
+
+
+WINDOW = {"block_count": 4, "attention.sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "windows"),
+    [
+        ("olmo2", {"block_count": 4}, [None] * 4),
+        ("olmo2", WINDOW, [8, 8, 8, None]),
+        ("olmo2", {**WINDOW, "attention.sliding_window_pattern": 2}, [8, None, 8, None]),
+        ("olmo2", {**WINDOW, "attention.sliding_window_pattern": [False, True, True, False]}, [None, 8, 8, None]),
+        ("exaone4", {"block_count": 4}, [None] * 4),
+        ("exaone4", WINDOW, [8, 8, 8, None]),
+        # The first files of the 32B.
+        ("exaone4", {"block_count": 64}, [4096, 4096, 4096, None] * 16),
+        ("cohere2", {**WINDOW, "attention.layer_norm_epsilon": 1e-5}, [8, 8, 8, None]),
+    ],
+)
+def test_which_layers_have_a_window(kind: str, keys: dict[str, Any], windows: list[int | None]) -> None:
+    model = read_config(config_of(keys, kind))
+    assert [layer.window for layer in model.layers] == windows
+
+
+def test_only_some_layers_of_olmo_3_are_scaled() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    keys = {**WINDOW, "rope.freq_base": 5e5, **{f"rope.scaling.{name}": value for name, value in scaling.items()}}
+    ropes = [layer.rope for layer in read_config(config_of(keys, "olmo2")).layers]
+    assert [(rope.kind, rope.theta) for rope in ropes if rope is not None] == [("default", 5e5)] * 3 + [("yarn", 5e5)]
+
+
+def test_files_of_mistral_3_with_and_without_scaled_queries() -> None:
+    yarn = {f"rope.scaling.{name}": value for name, value in YARN.items()}
+    keys = {**yarn, "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1}
+    rope = read_config(config_of(keys, "mistral3")).layers[0].rope
+    assert rope is not None and (rope.query_beta, rope.attention_factor, rope.mscale_all_dim) == (0.1, 1.0, 1.0)
+    plain = config_of({}, "mistral3")
+    assert plain["architectures"] == ["LlamaForCausalLM"] and read_config(plain).layers[0].window is None
+    with pytest.raises(ModelLoadError, match=r"mistral3\.rope\.scaling\.type is not yarn, and scores are scaled"):
+        config_of({"attention.temperature_scale": 0.1}, "mistral3")
+
+
+@pytest.mark.parametrize("kind", ["qwen2vl", "qwen3vl", "qwen3vlmoe"])
+def test_axes_of_images_do_not_matter_for_text(kind: str) -> None:
+    keys = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32} if kind.endswith("moe") else {}
+    with_axes = config_of({**keys, "rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 3}, kind)
+    assert with_axes == config_of(keys, kind)
+    assert not read_config(with_axes).architecture.endswith("ForConditionalGeneration")

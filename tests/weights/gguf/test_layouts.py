@@ -99,6 +99,20 @@ def test_the_first_files_of_qwen3_next(tmp_path: Path) -> None:
     assert state is not None and state.is_fused and state.has_fused_gates
 
 
+def vector_of_biases(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+    """ERNIE's biases without their first dimension, as llama.cpp's own programs store them."""
+    yield name, numbers.reshape(-1) if name.endswith("exp_probs_b.bias") else numbers, "F32"
+
+
+def test_biases_of_experts_are_a_row(tmp_path: Path) -> None:
+    path = write_file("ernie-4.5-moe", tmp_path)
+    other = rewrite(path, tmp_path / "other.gguf", vector_of_biases)
+    with GgufSource(path) as expected, GgufSource(other) as found:
+        name = "model.layers.1.mlp.moe_statics.e_score_correction_bias"
+        assert found.shape(name) == expected.shape(name) == (1, 4)
+        assert torch.equal(found.get(name), expected.get(name))
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
