@@ -146,7 +146,8 @@ def describe(
     plan = replace(plan, tensor_parallel_sizes=tuple(filter(can_share, plan.tensor_parallel_sizes)))
     if (size := plan.tensor_parallel_size) not in plan.tensor_parallel_sizes:
         working = ", ".join(map(str, plan.tensor_parallel_sizes))
-        findings.append(problem("ranks", f"{size} ranks would cut weights inside a block", f"use {working}"))
+        reason = f"cannot share {model.unshared}" if model.unshared else "would cut weights inside a block"
+        findings.append(problem("ranks", f"{size} ranks {reason}", f"use {working}"))
     if plan.missing:
         usable = {} if checkpoint.is_quantized or checkpoint.plan is not None else formats
         fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, can_share=can_share, formats=usable)

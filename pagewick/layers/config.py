@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
-TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order, which ranks cannot share"
+TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order"
 """Why several ranks cannot share layers whose DeltaConfig is_tiled."""
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]

@@ -46,11 +46,13 @@ class Metadata:
     def of_layers(self, key: str, num_layers: int) -> list[Any] | None:
         """Return the value of a key for each of the first layers, the same for all if there is one; None: missing.
 
-        Raises ModelLoadError if there are fewer.
+        Raises ModelLoadError if there are fewer, or far more than layers can be.
         """
         value = self.values.get(f"{self.kind}.{key}")
         if value is None:
             return None
+        if isinstance(value, GgufArray):
+            raise self.wrong(f"{self.kind}.{key}", f"a list of {value.length}, and must have one for each layer")
         if not isinstance(value, list):
             return [value] * num_layers
         if len(value) < num_layers:
