@@ -68,6 +68,7 @@ def command(
     pagewick quantize --imatrix makes the errors smallest where these are largest. The file is llama.cpp's, too.
     """
     from pagewick.cli.quantizing.observation import Observation
+    from pagewick.cli.quantizing.value_heads import moved_columns
     from pagewick.engine.engine import Engine
     from pagewick.engine.model_loading import read_model_config
     from pagewick.text.tokenizer import Tokenizer
@@ -85,7 +86,7 @@ def command(
     chunks = read_chunks(text, Tokenizer.from_directory(path), chunk_size)[:max_chunks]
     options = {"max_model_len": chunk_size + 1, "max_num_batched_tokens": chunk_size, "enable_prefix_caching": False}
     engine = Engine(EngineConfig.from_options(model=str(path), num_threads=num_threads, max_num_seqs=1, **options))
-    observation = Observation(engine.model, architecture)
+    observation = Observation(engine.model, architecture, moved_columns(config))
     label = f"reading {sum(map(len, chunks)):,} tokens"
     try:
         with click.progressbar(chunks, label=label, file=sys.stderr, show_pos=True) as bar:

@@ -45,7 +45,7 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "embedding": ("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
     "values": (
         *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
-        *("c_attn", "Wqkv"),
+        *("c_attn", "Wqkv", "in_proj_qkv"),
     ),
     "keys": ("attn_k", "k_proj"),
     "attention output": ("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from pagewick.cli import cli
 from pagewick.cli.imatrix import read, read_chunks
 from pagewick.cli.quantizing.observation import Observation
+from pagewick.cli.quantizing.value_heads import moved_columns
 from pagewick.demo import MODEL_DIR
+from pagewick.engine.model_loading import read_model_config
 from pagewick.errors import ConfigError
 from pagewick.kernels import quantize_weight
 from pagewick.text.tokenizer import Tokenizer
@@ -29,7 +31,7 @@ from pagewick.weights.gguf.naming import architecture_named, gguf_name
 from pagewick.weights.opening import open_source
 from tests.models.answers import running
 from tests.models.checkpoints import save
-from tests.weights.gguf.models import VOCAB_SIZE, original
+from tests.weights.gguf.models import VOCAB_SIZE, original, write_file
 from tests.weights.gguf.written import write
 
 TEXT: Final = "Pagewick serves language models. It keeps keys and values in pages, and finds prefixes again. " * 40
@@ -97,6 +99,26 @@ def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:
         assert gate[0].shape == (num_experts, 96) and int(gate[1].sum()) == 70 * top_k and query[1].tolist() == [70]
         assert torch.equal(gate[0], up[0]) and torch.equal(gate[1], down[1]) and len(set(gate[1].tolist())) > 1
         assert (down[0][down[1] > 0] > 0).any(dim=1).all() and (down[0][down[1] == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
+def test_linear_attention_has_the_columns_of_files(name: str, tmp_path: Path) -> None:
+    save(original(name), tmp_path / "checkpoint")
+    chunk = torch.randint(2, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    found = []
+    for path in (tmp_path / "checkpoint", write_file(name, tmp_path)):
+        config = read_model_config(path)
+        with running(path, num_threads=1) as engine:
+            architecture = architecture_named(config.architecture)[1]
+            observation = Observation(engine.model, architecture, moved_columns(config))
+            read(engine, 0, chunk)
+            observation.close()
+        found.append(observation.sums)
+    assert found[0].keys() == found[1].keys() and "blk.0.ssm_out.weight" in found[0]
+    for key, (sums, counts) in found[0].items():
+        theirs, their_counts = found[1][key]
+        assert torch.equal(counts, their_counts), key
+        torch.testing.assert_close(sums, theirs, rtol=1e-2, atol=1e-4)
 
 
 def test_the_built_in_model(tmp_path: Path) -> None:

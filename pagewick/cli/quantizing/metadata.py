@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from pagewick.cli.quantizing.value_heads import state_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
@@ -27,14 +28,20 @@ _GROUPS: Final = ("expert_group_count", "expert_group_used_count")
 _SCALE: Final = "expert_weights_scale"
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_THETA: Final = "rope.freq_base_swa"
+# Pairs of Qwen3.5's heads that turn with time, row and column, if config.json does not say so.
+_AXES: Final = (11, 11, 10)
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
-_SPELLINGS: Final = frozenset({"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"})
+_SPELLINGS: Final = frozenset(
+    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "is_tiled"}
+)
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
 # Architectures that also see images -> that of their text part.
 _TEXT_PARTS: Final = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 
 _MINISTRAL: Final = "Ministral3ForCausalLM"
@@ -89,12 +96,25 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     slides = [layer.window is not None for layer in model.layers]
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
+    found |= _linear_attention(config, model)
     rope, factors = _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
     values = {f"{kind}.{key}": value for key, value in {**found, **rope, **architecture.fixed}.items()}
     return {"general.architecture": kind, "general.type": "model", **values}, factors
+
+
+def _linear_attention(config: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Return the size of all value heads, the layers that have a state, and the axes of images."""
+    if (state := state_of(model)) is None:
+        return {}
+    axes = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section", _AXES)
+    return {
+        "ssm.inner_size": state.num_value_heads * state.value_dim,
+        "attention.recurrent_layers": [layer.state is not None for layer in model.layers],
+        "rope.dimension_sections": [*axes, 0, 0, 0, 0][:4],
+    }
 
 
 def _latent_sizes(attention: MlaConfig) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,18 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.naming import gguf_name
 from pagewick.weights.loader import build_routes
 
+_OUTPUT: Final = ".ssm_out.weight"
+
 
 class Observation:
     """Observes a model from now on, until `close`. Steps must have too many tokens to be recorded (engine/graph/).
 
     architecture: gives weights their names in GGUF files. Others are not observed, such as the vocabulary head.
+    columns: of outputs of linear attention, in the order of such files; None: the model's own.
     """
 
-    def __init__(self, model: nn.Module, architecture: GgufArchitecture) -> None:
+    def __init__(self, model: nn.Module, architecture: GgufArchitecture, columns: Tensor | None = None) -> None:
+        self._columns = columns
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         routes = build_routes(model)
@@ -30,7 +35,10 @@ class Observation:
     @property
     def sums(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         """The sums of squares [experts, columns] and the number of tokens [experts] of each weight."""
-        return {name: (sums, self._counts[name]) for name, sums in self._sums.items()}
+        return {name: (self._in_order(name, sums), self._counts[name]) for name, sums in self._sums.items()}
+
+    def _in_order(self, name: str, sums: Tensor) -> Tensor:
+        return sums if self._columns is None or not name.endswith(_OUTPUT) else sums[:, self._columns]
 
     def _add(self, names: Names, x: Tensor, experts: Tensor | None) -> None:
         squares = x.float().square().cpu().double()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
+from pagewick.cli.quantizing.value_heads import in_order_of_files, state_of
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
@@ -132,7 +133,16 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
         notes.append(f"{name} is quantized already, as {rules.label}: its weights are rounded again")
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
-    assembly = Assembly(checkpoint.pieces, factors, lambda name: source.get(places[name]), source.release)
+    state = state_of(model)
+
+    def weight_of(name: str) -> Tensor:
+        found = source.get(places[name])
+        moved = in_order_of_files(name, found, state)
+        if moved is not found:
+            source.release(found)
+        return moved
+
+    assembly = Assembly(checkpoint.pieces, factors, weight_of, source.release)
     return values, stored, assembly.rows, model, notes
 
 

@@ -103,6 +103,8 @@ WITHOUT_ENDING: Final = {
     "ffn_gate_inp.scale": "",
     "ffn_down_exps.scale": "",
 }
+# The convolution of linear attention, [channels, 1, tokens] in checkpoints and [channels, tokens] in files.
+CONVOLUTION: Final = "ssm_conv1d"
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Granite's factors.
 FACTORS: Final = {

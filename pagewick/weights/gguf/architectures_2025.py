@@ -122,7 +122,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         harmless=_AXES,
-        is_written=False,
     ),
     "qwen35moe": GgufArchitecture(
         name="Qwen3_5MoeForCausalLM",
@@ -133,7 +132,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         harmless=_AXES,
-        is_written=False,
     ),
     "glm4moe": GgufArchitecture(
         name="Glm4MoeForCausalLM",

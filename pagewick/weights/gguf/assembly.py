@@ -66,4 +66,6 @@ def _stored_rows(piece: Piece | JoinedPiece, tensor: GgufTensor, weight: Tensor)
     rows = weight.reshape(piece.num_rows, piece.row_size)
     if piece.num_heads:
         rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
+    if piece.is_decay:
+        return -rows.float().exp()
     return rows.float() + piece.offset if piece.offset else rows

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTION, WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 
@@ -26,6 +26,8 @@ _SAME: Final = {
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"
@@ -64,10 +66,10 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
     if f"{theirs}.{leaf}" in architecture.layer.values():
         theirs = f"{theirs}.{leaf}"
         leaf = WITHOUT_ENDING[_key_of(architecture.layer, theirs)]
-    if theirs not in architecture.layer.values() or leaf not in ("weight", "bias"):
+    if theirs not in architecture.layer.values() or leaf not in ("weight", "bias", ""):
         return None
     place = int(numbers[1]) if len(numbers) > 1 else None
-    return f"blk.{numbers[0]}.{_key_of(architecture.layer, theirs)}.{leaf}", place
+    return f"blk.{numbers[0]}.{_key_of(architecture.layer, theirs)}.{leaf}".rstrip("."), place
 
 
 def gguf_shapes(
@@ -90,6 +92,8 @@ def gguf_shapes(
             counts[stored] = max(counts.get(stored, 0), index + 1)
         if stored.endswith(f".{_LATENTS}.weight"):
             found |= _latent_shapes(stored, shape, config)
+        elif stored.endswith(f".{CONVOLUTION}.weight"):
+            found[stored] = (shape[0], shape[-1])
         else:
             found[stored] = shape
     if unknown:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTION, WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
 # Tensors that are part of the config, or are computed.
@@ -27,8 +27,8 @@ _NAME: Final = re.compile(
     r"(blk\.(?P<layer>\d+)\.)?(?P<stem>[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?", re.ASCII
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
-# The convolution of linear attention, without its middle dimension; and its decay, stored as -exp of the number.
-_CONVOLUTION, _DECAY = "ssm_conv1d", "ssm_a"
+# The decay of linear attention, stored as -exp of the number.
+_DECAY: Final = "ssm_a"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
 _SCALE, _INPUT_SCALE = ".scale", ".input_scale"
 
@@ -174,7 +174,7 @@ class _Maker:
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
         shape = (1, *tensor.shape) if stem in self.architecture.rows and len(tensor.shape) == 1 else tensor.shape
-        if stem == _CONVOLUTION:
+        if stem == CONVOLUTION:
             shape = (*shape[:-1], 1, shape[-1])
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
