@@ -101,7 +101,7 @@ def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:
         assert (down[0][down[1] > 0] > 0).any(dim=1).all() and (down[0][down[1] == 0] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
 def test_linear_attention_has_the_columns_of_files(name: str, tmp_path: Path) -> None:
     save(original(name), tmp_path / "checkpoint")
     chunk = torch.randint(2, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()

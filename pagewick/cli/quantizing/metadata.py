@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -30,10 +30,11 @@ _WINDOW: Final = "attention.sliding_window"
 _WINDOW_THETA: Final = "rope.freq_base_swa"
 # Pairs of Qwen3.5's heads that turn with time, row and column, if config.json does not say so.
 _AXES: Final = (11, 11, 10)
+_SECTIONS: Final = "rope.dimension_sections"
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset(
-    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "is_tiled"}
+    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "is_tiled", "is_fused"}
 )
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
 # Architectures that also see images -> that of their text part.
@@ -96,7 +97,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     slides = [layer.window is not None for layer in model.layers]
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
-    found |= _linear_attention(config, model)
+    found |= _linear_attention(config, model, architecture.harmless)
     rope, factors = _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
@@ -105,16 +106,18 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     return {"general.architecture": kind, "general.type": "model", **values}, factors
 
 
-def _linear_attention(config: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Return the size of all value heads, the layers that have a state, and the axes of images."""
+def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Collection[str]) -> dict[str, Any]:
+    """Return the size of all value heads, the layers that have a state, and the axes of images if `keys` has them."""
     if (state := state_of(model)) is None:
         return {}
-    axes = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section", _AXES)
-    return {
+    found: dict[str, Any] = {
         "ssm.inner_size": state.num_value_heads * state.value_dim,
         "attention.recurrent_layers": [layer.state is not None for layer in model.layers],
-        "rope.dimension_sections": [*axes, 0, 0, 0, 0][:4],
     }
+    if _SECTIONS not in keys:
+        return found
+    axes = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section", _AXES)
+    return found | {_SECTIONS: [*axes, 0, 0, 0, 0][:4]}
 
 
 def _latent_sizes(attention: MlaConfig) -> dict[str, int]:

@@ -14,6 +14,8 @@ from pagewick.weights.gguf.naming import gguf_name
 from pagewick.weights.loader import build_routes
 
 _OUTPUT: Final = ".ssm_out.weight"
+_FUSED: Final = ".ssm_in.weight"
+_SEPARATE: Final = (".attn_qkv.weight", ".attn_gate.weight")
 
 
 class Observation:
@@ -35,7 +37,11 @@ class Observation:
     @property
     def sums(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         """The sums of squares [experts, columns] and the number of tokens [experts] of each weight."""
-        return {name: (self._in_order(name, sums), self._counts[name]) for name, sums in self._sums.items()}
+        return {
+            name: (self._in_order(observed, sums), self._counts[observed])
+            for observed, sums in self._sums.items()
+            for name in _names_in_files(observed)
+        }
 
     def _in_order(self, name: str, sums: Tensor) -> Tensor:
         return sums if self._columns is None or not name.endswith(_OUTPUT) else sums[:, self._columns]
@@ -49,3 +55,8 @@ class Observation:
                 self._counts[name] = torch.zeros(len(names), dtype=torch.int64)
             self._sums[name].index_add_(0, ids, squares)
             self._counts[name] += torch.bincount(ids, minlength=len(names))
+
+
+def _names_in_files(name: str) -> list[str]:
+    """Return the tensors that hold a weight of the checkpoint; several for a fused projection of linear attention."""
+    return [name.replace(_FUSED, part) for part in _SEPARATE] if name.endswith(_FUSED) else [name]

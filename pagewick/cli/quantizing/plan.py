@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
-from pagewick.cli.quantizing.value_heads import in_order_of_files, state_of
+from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
@@ -120,6 +120,8 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     values, factors = metadata_of(config)
     shapes = {name: source.shape(place) for name, place in places.items()}
     _check_tensors(shapes, model)
+    state = state_of(model)
+    shapes, places = separate_projections(shapes, places, state)
     stored = gguf_shapes(shapes, architecture, filled_config(config))
     # Some readers look for the rotary factors before they meet the first layer.
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
@@ -133,7 +135,6 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
         notes.append(f"{name} is quantized already, as {rules.label}: its weights are rounded again")
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
-    state = state_of(model)
 
     def weight_of(name: str) -> Tensor:
         found = source.get(places[name])

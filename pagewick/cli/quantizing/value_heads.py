@@ -1,6 +1,12 @@
-"""Value heads of linear attention in llama.cpp's order: the first one of each key head, then the second one of each."""
+"""Linear attention in llama.cpp's order, on its way into a GGUF file.
+
+Qwen3.5's value heads: the first one of each key head, then the second one of each. Qwen3-Next's fused projection, which
+has each key head's query, key, values and gates: all queries, all keys, all values; gates are a tensor of their own.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +19,26 @@ _OF_HEADS = ("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")
 _OF_VALUES = "in_proj_z.weight"
 _OF_CHANNELS = ("in_proj_qkv.weight", "conv1d.weight")
 _OUTPUT = "out_proj.weight"
+_FUSED = "in_proj_qkvz.weight"
+Shape = tuple[int, ...]
+
+
+def separate_projections(
+    shapes: Mapping[str, Shape], places: Mapping[str, str], state: DeltaConfig | None
+) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Return the tensors that files have in place of a checkpoint's: their shapes, and the tensors that hold them.
+
+    places: the checkpoint's names of `shapes` in its files.
+    """
+    found, sources = dict(shapes), dict(places)
+    for name in [name for name in shapes if state is not None and name.endswith(_FUSED)]:
+        assert state is not None
+        place, (_, columns) = sources.pop(name), found.pop(name)
+        sizes = {_OF_CHANNELS[0]: state.num_channels, _OF_VALUES: state.num_value_heads * state.value_dim}
+        for part, size in sizes.items():
+            found[name.replace(_FUSED, part)] = size, columns
+            sources[name.replace(_FUSED, part)] = place
+    return found, sources
 
 
 def in_order_of_files(name: str, weight: Tensor, state: DeltaConfig | None) -> Tensor:
@@ -21,6 +47,8 @@ def in_order_of_files(name: str, weight: Tensor, state: DeltaConfig | None) -> T
     state: None for a model without linear attention. The same tensor is returned if nothing moves.
     """
     part = name.partition(".linear_attn.")[2]
+    if state is not None and state.is_fused and part in (_OF_CHANNELS[0], _OF_VALUES):
+        return _separated(part, weight, state)
     if state is None or not part or not _moves(state):
         return weight
     if part == _OUTPUT:
@@ -46,6 +74,15 @@ def moved_columns(model: ModelConfig) -> Tensor | None:
 def state_of(model: ModelConfig) -> DeltaConfig | None:
     """Return the linear attention of a model, which is the same in all its layers; None: it has none."""
     return next((layer.state for layer in model.layers if layer.state is not None), None)
+
+
+def _separated(part: str, weight: Tensor, state: DeltaConfig) -> Tensor:
+    """Return the queries, keys and values of a fused projection, or its gates."""
+    values = state.num_value_heads // state.num_key_heads * state.value_dim
+    sizes = [state.key_dim, state.key_dim, values, values]
+    heads = torch.split(weight.reshape(state.num_key_heads, -1, weight.shape[-1]), sizes, dim=1)
+    kinds = heads[3:] if part == _OF_VALUES else heads[:3]
+    return torch.cat([kind.flatten(0, 1) for kind in kinds])
 
 
 def _moves(state: DeltaConfig) -> bool:

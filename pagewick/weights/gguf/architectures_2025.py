@@ -111,7 +111,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         layer={**_STATE, **_STATE_FUSED, **common.ROUTED, **common.SHARED},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
-        is_written=False,
     ),
     "qwen35": GgufArchitecture(
         name="Qwen3_5ForCausalLM",

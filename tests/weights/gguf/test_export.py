@@ -79,7 +79,7 @@ def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path
             assert written[key] == value, (key, open_gguf(ours).values[key], open_gguf(theirs).values[key])
     assert not [key for key in written.keys() - expected.keys() if _MORE.fullmatch(key) is None]
     assert contents(ours) == contents(theirs)
-    if name in TILED:
+    if name in TILED | {"qwen3-next"}:
         return
     with open_source(ours) as source, open_source(model) as original_source:
         assert set(source.names()) == set(original_source.names())
