@@ -22,6 +22,8 @@ from pagewick.weights.gguf.vocabulary import TokenType, end_token_ids
 
 _PREFIX: Final = "tokenizer.ggml."
 _SPACE: Final = "\u2581"
+# The score of every token where merges decide, as llama.cpp's converter writes it.
+_NO_SCORE: Final = -1000.0
 _BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 # Every two ways to split text that have a name in GGUF files differ in one of these lines.
 PROBE: Final = (
@@ -39,11 +41,14 @@ PROBE: Final = (
 )
 
 
-def gguf_vocabulary(directory: Path, vocab_size: int) -> tuple[dict[str, Any], list[str]]:
+def gguf_vocabulary(
+    directory: Path, vocab_size: int, *, keeps_merges: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """Return the key-values of a model's tokenizer and chat templates, and what readers of the file should know.
 
-    vocab_size: rows of the embedding; the file has a token for each. Raises ModelLoadError if the directory has no
-    usable tokenizer, or one that a GGUF file cannot describe.
+    vocab_size: rows of the embedding; the file has a token for each. keeps_merges: files of the architecture have the
+    merges of characters, as those of Gemma 4, and no scores. Raises ModelLoadError if the directory has no usable
+    tokenizer, or one that a GGUF file cannot describe.
     """
     backend, config, end_ids = read_tokenizer(directory)
     apply_config(backend, config)
@@ -54,8 +59,11 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> tuple[dict[str, Any], l
         raise _cannot(directory, f"is of the kind {model['type']}, and GGUF files have byte pair encoding only")
     if "ByteLevel" in json.dumps(state["pre_tokenizer"]):
         found: dict[str, Any] = {"model": "gpt2", "pre": _name_of_splitting(backend, directory), "tokens": tokens}
-        known = set(tokens)
-        found["merges"] = [" ".join(pair) for pair in merges if known.issuperset((*pair, "".join(pair)))]
+        found["merges"] = _known_merges(merges, tokens)
+    elif keeps_merges:
+        types = _sentencepiece_types(tokens, types, model.get("unk_token"))
+        found = {"model": "gemma4", "tokens": tokens, "scores": [_NO_SCORE] * len(tokens), "add_space_prefix": False}
+        found["merges"] = _known_merges(merges, tokens)
     else:
         types = _sentencepiece_types(tokens, types, model.get("unk_token"))
         found = {"model": "llama", "pre": "default", "tokens": tokens, "scores": _scores(tokens, merges)}
@@ -68,6 +76,11 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> tuple[dict[str, Any], l
     stored, stored_config = gguf_tokenizer(values, str(directory))
     apply_config(stored, stored_config)
     return values, list(_differences(stored, backend, directory))
+
+
+def _known_merges(merges: Sequence[tuple[str, str]], tokens: Sequence[str]) -> list[str]:
+    known = set(tokens)
+    return [" ".join(pair) for pair in merges if known.issuperset((*pair, "".join(pair)))]
 
 
 def _tokens(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[list[str], list[int]]:

@@ -15,6 +15,7 @@ from pagewick.demo import MODEL_DIR
 from pagewick.errors import ModelLoadError
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.gguf_tokenizer import gguf_tokenizer
+from pagewick.text.gguf_vocabulary import gguf_vocabulary
 from pagewick.text.pre_tokenizers import PRE_TOKENIZERS
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.weights.gguf.vocabulary import end_token_ids
@@ -129,6 +130,12 @@ def test_ids_are_those_of_a_tokenizer_like_that_of_gemma_4(tmp_path: Path) -> No
         found = ours.encode(text, add_special_tokens=False).ids
         assert found == theirs.encode(text, add_special_tokens=False), text
         assert ours.decode(found, skip_special_tokens=False) == theirs.decode(found, skip_special_tokens=False), text
+    written, _ = gguf_vocabulary(directory, len(tokens), keeps_merges=True)
+    for key in ("model", "tokens", "scores", "merges", "add_space_prefix"):
+        assert written[f"tokenizer.ggml.{key}"] == keys[key], key
+    again, _ = gguf_tokenizer(written, "m.gguf")
+    for text in HOSTILE:
+        assert again.encode(text, add_special_tokens=False).ids == ours.encode(text, add_special_tokens=False).ids, text
     with pytest.raises(ModelLoadError, match=r"has no tokenizer\.ggml\.merges"):
         gguf_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items() if key != "merges"}, "m.gguf")
 

@@ -17,7 +17,7 @@ from pagewick.cli.quantizing.value_heads import state_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
-from pagewick.models.config import ModelConfig, architecture_of
+from pagewick.models.config import AttentionConfig, ModelConfig, architecture_of
 from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.naming import architecture_named
 
@@ -30,6 +30,8 @@ _WINDOW: Final = "attention.sliding_window"
 _WINDOW_THETA: Final = "rope.freq_base_swa"
 # Pairs of Qwen3.5's heads that turn with time, row and column, if config.json does not say so.
 _AXES: Final = (11, 11, 10)
+# The factor of a pair's frequency that lets it stand still.
+_STILL: Final = 1e30
 _SECTIONS: Final = "rope.dimension_sections"
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
@@ -41,6 +43,8 @@ _TOLERANCE: Final = 1e-6  # of float32, which the file has
 _TEXT_PARTS: Final = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
@@ -98,7 +102,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
     found |= _linear_attention(config, model, architecture.harmless)
-    rope, factors = _rope(model)
+    rope, factors = _gemma4(model) if kind == "gemma4" else _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
@@ -118,6 +122,30 @@ def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Colle
         return found
     axes = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section", _AXES)
     return found | {_SECTIONS: [*axes, 0, 0, 0, 0][:4]}
+
+
+def _gemma4(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
+    """Heads of two sizes with rotary embeddings of their own, and what differs from layer to layer."""
+    slides = [layer.window is not None for layer in model.layers]
+    within, everywhere = model.layers[slides.index(True)], model.layers[slides.index(False)]
+    widths = [layer.mlp.intermediate_size for layer in model.layers]
+    kv_heads = [layer.attention.num_kv_heads for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
+    found: dict[str, Any] = {
+        "feed_forward_length": widths if len(set(widths)) > 1 else widths[0],
+        "attention.head_count_kv": kv_heads if len(set(kv_heads)) > 1 else kv_heads[0],
+        "attention.shared_kv_layers": sum(layer.lender is not None for layer in model.layers),
+        "embedding_length_per_layer_input": 0 if model.layer_inputs is None else model.layer_inputs.size,
+        f"{_WINDOW}_pattern": slides,
+    }
+    for layer, suffix in ((everywhere, ""), (within, "_swa")):
+        assert isinstance(layer.attention, AttentionConfig) and layer.rope is not None
+        found |= {f"attention.{part}_length{suffix}": layer.attention.head_dim for part in ("key", "value")}
+        found |= {
+            f"rope.dimension_count{suffix}": layer.attention.head_dim,
+            f"rope.freq_base{suffix}": layer.rope.theta,
+        }
+    pairs, turned = found["rope.dimension_count"] // 2, everywhere.rope.rotary_dim // 2 if everywhere.rope else 0
+    return found, {"rope_freqs.weight": (1.0,) * turned + (_STILL,) * (pairs - turned)}
 
 
 def _latent_sizes(attention: MlaConfig) -> dict[str, int]:

@@ -113,7 +113,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     rules = packed_rules(whole)
     config = text_config(whole)
     model = read_config(config)
-    _, architecture = architecture_named(model.architecture)
+    kind, architecture = architecture_named(model.architecture)
     _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)
     _drop_spare_biases(source, places, model)
@@ -127,7 +127,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
     values |= {"general.name": name, "general.size_label": size_label(stored)}
     values |= _sampling(source.generation_config())
-    vocabulary, remarks = gguf_vocabulary(path, model.vocab_size)
+    vocabulary, remarks = gguf_vocabulary(path, model.vocab_size, keeps_merges=kind == "gemma4")
     values |= vocabulary
     checkpoint = _as_read(values, stored, factors, str(path))
     notes = [*check_same(config, checkpoint.config), *remarks]

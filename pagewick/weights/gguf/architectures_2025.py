@@ -174,7 +174,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
         layer=_GEMMA4,
-        is_written=False,
     ),
     "granitemoe": GgufArchitecture(
         name="GraniteMoeForCausalLM",

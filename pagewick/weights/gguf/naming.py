@@ -25,6 +25,9 @@ _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
@@ -60,11 +63,11 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
     if stem in architecture.whole.values():
         return f"{_key_of(architecture.whole, stem)}.{leaf}", None
     numbers, pattern = _NUMBER.findall(f"{stem}."), _NUMBER.sub("{}", f"{stem}.")[:-1]
-    if not numbers or not pattern.startswith(architecture.layer_prefix):
+    if not numbers or not f"{pattern}.".startswith(architecture.layer_prefix):
         return None
-    theirs = pattern.removeprefix(architecture.layer_prefix)
-    if f"{theirs}.{leaf}" in architecture.layer.values():
-        theirs = f"{theirs}.{leaf}"
+    theirs, whole = (text.removeprefix(architecture.layer_prefix) for text in (pattern, f"{pattern}.{leaf}"))
+    if whole in architecture.layer.values():
+        theirs = whole
         leaf = WITHOUT_ENDING[_key_of(architecture.layer, theirs)]
     if theirs not in architecture.layer.values() or leaf not in ("weight", "bias", ""):
         return None

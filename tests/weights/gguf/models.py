@@ -116,7 +116,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 # Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
 DIFFERENT: Final = TILED | {"qwen3-next", "gemma-4-26b-a4b", "granite-moe", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
-_READ: Final = {"Gemma4Text", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
+_READ: Final = {"Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 

