@@ -15,6 +15,8 @@ from jinja2 import nodes
 
 # Filters that iterate over the parts of a list.
 _PART_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
+# Filters that give an object's keys with their values.
+_PAIR_FILTERS = frozenset({"dictsort", "items"})
 # How many assignments of a variable to another are followed. A hostile template could have very many.
 _MAX_ALIASES = 8
 
@@ -45,9 +47,11 @@ class TemplateReading:
         syntax = _Syntax(tree)
         content, arguments = _Uses(syntax, "content"), _Uses(syntax, "arguments")
         form = Arguments.OBJECT
-        if arguments.tests & {"string", "mapping"}:
+        if arguments.is_looped_over or arguments.has_members or arguments.filters & _PAIR_FILTERS:
+            pass  # written one by one, and a template that tests for a string, too, could do no more than print it
+        elif arguments.tests & {"string", "mapping"}:
             form = Arguments.AS_GIVEN
-        elif arguments.is_joined and not (arguments.filters or arguments.is_looped_over or arguments.has_members):
+        elif arguments.is_joined and not arguments.filters:
             form = Arguments.TEXT
         return cls(
             has_parts=content.is_looped_over or bool(content.filters & _PART_FILTERS),

@@ -71,6 +71,16 @@ def test_none(source: str, has_none: bool) -> None:
             "{% set a = c.arguments %}{% if a is mapping %}{{ a | tojson }}{% else %}{{ a }}{% endif %}",
             Arguments.AS_GIVEN,
         ),
+        # A string would be written where pairs belong, as in Gemma 4's template.
+        (
+            "{% if c.arguments is mapping %}{% for k, v in c.arguments | dictsort %}{{ k ~ v }}{% endfor %}"
+            "{% elif c.arguments is string %}{{ c.arguments }}{% endif %}",
+            Arguments.OBJECT,
+        ),
+        (
+            "{% if c.arguments is not string %}{% for k in c.arguments.items() %}{{ k }}{% endfor %}{% endif %}",
+            Arguments.OBJECT,
+        ),
     ],
 )
 def test_arguments(source: str, form: Arguments) -> None:
