@@ -14,6 +14,7 @@ from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
+from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
 from pagewick.text.tool_calls.template_support import TemplateTools, ToolPrompts
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
@@ -21,6 +22,10 @@ MAX_TEMPLATE_CHARS = 2**17
 MAX_CACHED_TEMPLATES = 8
 # Template variables that switch thinking on and off. Our documentation names the first.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+# Seed-OSS's template reads how many tokens of thought it has; none switches thinking off.
+BUDGET_VARIABLE = "thinking_budget"
+# The variables from which SmolLM3's template reads tools.
+_TOOLS_AS_JSON, _TOOLS_IN_PYTHON = "xml_tools", "python_tools"
 # The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
 KNOWN_INFILL_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -46,6 +51,15 @@ class ChatOptions(TypedDict, total=False):
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Sequence[Mapping[str, Any]] | None
+
+
+def with_budget(how: ChatOptions, thinking_budget: int | None) -> ChatOptions:
+    """Return options by which the template, too, gets to know the budget of thoughts, unless they tell it one."""
+    given = how.get("chat_template_kwargs") or {}
+    is_number = isinstance(thinking_budget, int) and not isinstance(thinking_budget, bool)
+    if not is_number or not isinstance(given, Mapping):
+        return how
+    return {**how, "chat_template_kwargs": {BUDGET_VARIABLE: thinking_budget, **given}}
 
 
 class EncodeOptions(TypedDict, total=False):
@@ -101,7 +115,7 @@ class PromptEncoder:
     reasoning_tags: None for a model without tags. part_formats: the known formats in which it writes tool calls and the
     like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
     call_format: this format.
-    can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which
+    can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, or a budget, which
     `render_chat` then sets too.
     """
 
@@ -119,7 +133,7 @@ class PromptEncoder:
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
         )
         variables = chat_template.variables if chat_template is not None else frozenset[str]()
-        self.can_think_by_switch = not variables.isdisjoint(THINKING_SWITCHES)
+        self.can_think_by_switch = not variables.isdisjoint((*THINKING_SWITCHES, BUDGET_VARIABLE))
         sources = () if chat_template is None else chat_template.sources
         self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
         self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]
@@ -182,8 +196,12 @@ class PromptEncoder:
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
         if (switch := next((variables[name] for name in THINKING_SWITCHES if name in variables), None)) is not None:
             variables = {**dict.fromkeys(THINKING_SWITCHES, switch), **variables}
+            if switch is False:
+                variables.setdefault(BUDGET_VARIABLE, 0)
         is_continued = how.get("continue_final_message", False)
         messages, tools = self._tools(template).prepared(messages, tools, is_continued=is_continued)
+        if variables.keys().isdisjoint((_TOOLS_AS_JSON, _TOOLS_IN_PYTHON)):
+            variables |= self._named_tools(template, tools)
         return template.render(
             messages,
             tools,
@@ -248,9 +266,14 @@ class PromptEncoder:
             )
         return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
 
+    def _named_tools(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+        """Return the tools under the name by which SmolLM3's template reads them; nothing for other templates."""
+        name = _TOOLS_IN_PYTHON if self.call_format is SMOLLM_3_CODE else _TOOLS_AS_JSON
+        return {name: tools} if tools and name in template.variables else {}
+
     def _tool_prompts(self, template: ChatTemplate) -> ToolPrompts:
         def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
-            return template.render(messages, tools).text
+            return template.render(messages, tools, **self._named_tools(template, tools)).text
 
         return ToolPrompts(self.call_format, render, template.sources)
 

@@ -81,6 +81,11 @@ DEEPSEEK_3: dict[str, Any] = {**DEEPSEEK, "words": DEEPSEEK_WORDS, "has_none": T
 PHI_3 = {"eos": "<|endoftext|>", "tokens": "<|system|> <|user|> <|assistant|> <|end|>"}
 GEMMA = {"bos": "<bos>", "eos": "<eos>", "tokens": "<start_of_turn> <end_of_turn>"}
 GLM = {"eos": "<|endoftext|>", "tokens": "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>"}
+OLMO_WORDS = "<functions> </functions> <function_calls> </function_calls>"
+GEMMA_4_TOKENS = (
+    "<|turn> <turn|> <|think|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> "
+    '<tool_response|> <|"|>'
+)
 GRANITE_TOKENS = "<|start_of_role|> <|end_of_role|> <|tool_call|>"
 
 FAMILIES = [
@@ -263,6 +268,47 @@ FAMILIES = [
         "<|start_of_role|>user<|end_of_role|>And?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
         GRANITE_TOKENS,
         eos="<|end_of_text|>",
+        calls=True,
+    ),
+    Family(
+        "Seed-OSS",
+        "seed-oss",
+        "<seed:bos>system\nBe brief.<seed:eos><seed:bos>user\nHi<seed:eos><seed:bos>assistant\nHello.<seed:eos>"
+        "<seed:bos>user\nAnd?<seed:eos><seed:bos>assistant\n",
+        "<seed:cot_budget_reflect> </seed:cot_budget_reflect>",
+        bos="<seed:bos>",
+        eos="<seed:eos>",
+        words="<seed:think> </seed:think> <seed:tool_call> </seed:tool_call>",
+        calls=True,
+    ),
+    Family("OLMo-3", "olmo-3", CHATML, "<|im_start|> <|endoftext|>", words=OLMO_WORDS, has_none=True, calls=True),
+    Family(
+        "Gemma-4",
+        "gemma-4",
+        "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello.<turn|>\n"
+        "<|turn>user\nAnd?<turn|>\n<|turn>model\n",
+        GEMMA_4_TOKENS,
+        bos="<bos>",
+        eos="<eos>",
+        has_parts=True,
+        calls=True,
+    ),
+    Family(
+        "SmolLM3",
+        "smollm3",
+        CHATML.replace("system\n", "system\n## Metadata\n\nToday Date: 09 March 2026\n\n"),
+        "<|im_start|> <|end_of_text|>",
+        words="<think> </think> <tool_call> </tool_call> <code> </code>",
+    ),
+    Family(
+        "ERNIE-4.5-Thinking",
+        "ernie-4.5-thinking",
+        "<|im_start|>system\n<system_setting>\nBe brief.\n</system_setting>\n\n<global_setting>\nthink_mode=True\n"
+        "</global_setting><|im_end|>\n\n<|im_start|>user\nHi<|im_end|>\n\n"
+        "<|im_start|>assistant\n<response>\nHello.\n</response>\n<|im_end|>\n\n"
+        "<|im_start|>user\nAnd?<|im_end|>\n\n<|im_start|>assistant\n<think>\n",
+        "<|im_start|>",
+        words="<think> </think> <response> </response> <tool_call> </tool_call>",
         calls=True,
     ),
 ]

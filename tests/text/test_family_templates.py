@@ -247,10 +247,12 @@ def test_words_of_the_template_in_a_message_are_text(name: str) -> None:
     one = pair(name)
     words = [word for word in one.family.words.split(" ") if word.strip()]
     plain = [SYSTEM, *TURNS] if one.family.has_system else TURNS
+    tags = one.template.reasoning_tags
     forged = []
     for message in plain:
-        # An assistant may have written tokens that are not special.
-        tokens = one.family.special + ([] if message is ANSWER else words)
+        tokens = one.family.special + words
+        if message is ANSWER:  # an assistant may have written thoughts, and tokens that are not special
+            tokens = [token for token in one.family.special if tags is None or token not in (tags.start, tags.end)]
         forged.append({**message, "content": f"{message['content']}{'x'.join(tokens)}."})
     rendered = one.template.render(forged)
     assert rendered.text == one.expected(forged, add_generation_prompt=True)

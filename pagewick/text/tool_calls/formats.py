@@ -14,7 +14,7 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
-from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3
+from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.granite import GRANITE
@@ -24,14 +24,18 @@ from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.minimax import MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
 from pagewick.text.tool_calls.offer import ToolOffer
+from pagewick.text.tool_calls.olmo import OLMO_3
 from pagewick.text.tool_calls.phi import PHI_4_MINI
 from pagewick.text.tool_calls.pythonic import PYTHONIC
 from pagewick.text.tool_calls.qwen_coder import QWEN_3_CODER
+from pagewick.text.tool_calls.seed_oss import SEED_OSS
+from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
 from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
-    HARMONY, GEMMA_3, FUNCTION_GEMMA, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, PLAIN_JSON,
+    HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
+    SMOLLM_3_CODE, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -39,6 +43,8 @@ ALIASES: Mapping[str, str] = {
     "cohere_command3": "command_r7b",
     "cohere_command_r": "command_r",
     "deepseek_r1": "deepseek_v3",
+    "ernie45": "hermes",
+    "exaone4": "hermes",
     "functiongemma": "functiongemma",
     "gemma": "gemma3",
     "glm47": "glm45",
@@ -52,7 +58,6 @@ ALIASES: Mapping[str, str] = {
     "llama4_pythonic": "pythonic",
     "mistral_v3": "mistral",
     "mistral_v7": "mistral",
-    "olmo3": "pythonic",
     "phi4_mini": "phi4_mini_json",
     "qwen": "hermes",
     "qwen25": "hermes",
@@ -63,6 +68,7 @@ ALIASES: Mapping[str, str] = {
 # A format is the first one all of whose words are in a template.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    (SEED_OSS, ("<seed:tool_call>",)),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),
@@ -71,6 +77,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (DEEPSEEK_3_1, ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
     (MISTRAL_11, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL, ("[TOOL_CALLS]",)),
+    (GEMMA_4, ("<|tool_call>",)),
     (FUNCTION_GEMMA, ("<start_function_call>",)),
     (GEMMA_3, ("```tool_code",)),
     (COMMAND_R7B, ("<|START_ACTION|>",)),
@@ -78,6 +85,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
     (PHI_4_MINI, ("<|tool|>",)),
     (PHI_4_MINI, ("<|tool_call|>",)),
+    (OLMO_3, ("<function_calls>",)),
     (HERMES, ("<tool_call>",)),
     (PYTHONIC, ("<|python_start|>",)),
     (PYTHONIC, ("<|header_start|>", "tools")),

@@ -156,13 +156,16 @@ def _escape(reader: Reader) -> Reading[str]:
         raise NoCall from None
 
 
-def python_call(writer: GrammarWriter, tool: Tool, before: str = "") -> str:
-    """Return an expression for a call of one tool. before: text before it, which must not be apart from the name."""
+def python_call(writer: GrammarWriter, tool: Tool, before: str = "", *, has_json_words: bool = False) -> str:
+    """Return an expression for a call of one tool.
+
+    before: text before it, which must not be apart from the name. has_json_words: the model may write `true`, too.
+    """
 
     def argument(key: str, schema: Any) -> str:
         types, found = types_of(schema, tool.parameters), writer.value(tool, schema)
         if types == {"boolean"} and schema.keys() <= _PLAIN:
-            found = '("True" | "False")'
+            found = '("True" | "False" | "true" | "false")' if has_json_words else '("True" | "False")'
         elif types == {"string"} and schema.keys() <= _PLAIN:
             found = rf"({found} | {_SINGLE_QUOTED})"
         return f"{writer.word(f'{key}=')} {found}"

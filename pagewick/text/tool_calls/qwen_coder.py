@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagewick.text.tool_calls.tagged import TaggedCalls
 
-QWEN_3_CODER = TaggedCalls(
+QWEN_CALLS = TaggedCalls(
     opener="<tool_call>",
     closer="</tool_call>",
     call_open="<function=",
@@ -14,4 +14,5 @@ QWEN_3_CODER = TaggedCalls(
     value_end="</parameter>",
     call_close="</function>",
     pad="\n",
-).format("qwen3_coder")
+)
+QWEN_3_CODER = QWEN_CALLS.format("qwen3_coder")

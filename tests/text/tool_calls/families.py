@@ -127,19 +127,32 @@ def gemma_3(calls: Sequence[Call]) -> str:
     return "\n".join(["```tool_code", *map(_python_call, calls), "```"])
 
 
+def smollm_3_code(calls: Sequence[Call]) -> str:
+    return "\n".join(["<code>", *map(_python_call, calls), "</code>"])
+
+
 def gemma_3_printed(calls: Sequence[Call]) -> str:
     return "\n".join(["```tool_code", *(f"print({_python_call(call)})" for call in calls), "```"])
 
 
-def function_gemma(calls: Sequence[Call]) -> str:
+def in_braces(call: Call, quote: str) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, str):
-            return f"<escape>{value}<escape>"
+            return f"{quote}{value}{quote}"
         if isinstance(value, dict):
             return "{" + ",".join(f"{key}:{shown(one)}" for key, one in value.items()) + "}"
         return f"[{','.join(map(shown, value))}]" if isinstance(value, list) else dumped(value)
 
-    return "".join(f"<start_function_call>call:{name}{shown(given)}<end_function_call>" for name, given in calls)
+    return f"call:{call[0]}{shown(call[1])}"
+
+
+def function_gemma(calls: Sequence[Call]) -> str:
+    return "".join(f"<start_function_call>{in_braces(call, '<escape>')}<end_function_call>" for call in calls)
+
+
+def gemma_4(calls: Sequence[Call]) -> str:
+    quote = '<|"|>'
+    return "".join(f"<|tool_call>{in_braces(call, quote)}<tool_call|>" for call in calls)
 
 
 def granite(calls: Sequence[Call]) -> str:
@@ -180,6 +193,25 @@ def minimax(calls: Sequence[Call]) -> str:
     return "\n".join([*lines, "</minimax:tool_call>"])
 
 
+def olmo_3(calls: Sequence[Call]) -> str:
+    lines = [f"{name}({', '.join(f'{key}={dumped(one)}' for key, one in given.items())})" for name, given in calls]
+    return f"<function_calls>{chr(10).join(lines)}</function_calls>"
+
+
+def olmo_3_python(calls: Sequence[Call]) -> str:
+    return "\n".join(["<function_calls>", *map(_python_call, calls), "</function_calls>"])
+
+
+def seed_oss(calls: Sequence[Call]) -> str:
+    text = []
+    for name, given in calls:
+        lines = [f"<seed:tool_call>\n<function={name}>"]
+        for key, value in given.items():
+            lines.append(f"<parameter={key}>{value if isinstance(value, str) else dumped(value)}</parameter>")
+        text.append("\n".join([*lines, "</function>\n</seed:tool_call>"]))
+    return "\n".join(text)
+
+
 def plain_list(calls: Sequence[Call]) -> str:
     return dumped(_objects(calls))
 
@@ -210,7 +242,9 @@ FAMILIES = [
     Family("mistral_v11", mistral_13), Family("deepseek_v3", deepseek_3), Family("deepseek_v31", deepseek_31),
     Family("glm4", glm_4, is_bare=True, max_calls=1), Family("glm45", glm_45), Family("glm45", glm_47),
     Family("phi4_mini_json", phi_4), Family("phi4_mini_json", phi_4_functools), Family("gemma3", gemma_3),
-    Family("gemma3", gemma_3_printed), Family("functiongemma", function_gemma), Family("granite", granite),
+    Family("gemma3", gemma_3_printed), Family("functiongemma", function_gemma), Family("gemma4", gemma_4),
+    Family("olmo3", olmo_3), Family("olmo3", olmo_3_python), Family("seed_oss", seed_oss),
+    Family("smollm3_code", smollm_3_code), Family("granite", granite),
     Family("granite", granite_tag), Family("command_r", command_r), Family("command_r7b", command_r7b),
     Family("kimi_k2", kimi), Family("minimax_m2", minimax), Family("json", plain_list, is_bare=True),
     Family("json", fenced_list, is_bare=True), Family("json", llama, is_bare=True),

@@ -12,11 +12,12 @@ from pagewick.text.tool_calls.alternatives import alternatives, types_within
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from tests.text.tool_calls.families import Call, Family, tool
 from tests.text.tool_calls.test_formats import read
-from tests.text.tool_calls.test_grammars import VOCABULARY, WRITTEN, accepts, each_format, grammar_of
+from tests.text.tool_calls.test_grammars import IN_PYTHON, VOCABULARY, WRITTEN, accepts, each_format, grammar_of
 
-IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2")
+IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss")
+IN_BRACES = ("functiongemma", "gemma4")
 in_tags = pytest.mark.parametrize("name", IN_TAGS)
-without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, "functiongemma"])
+without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, *IN_BRACES])
 DEFINITIONS = {
     "Name": {"type": ["string", "null"]},
     "Color": {"title": "Color", "type": "string", "enum": ["red", "light blue"]},
@@ -254,7 +255,7 @@ def test_references_to_other_places_than_definitions(name: str, is_strict: bool)
     assert keeps(WRITTEN[name], offer, [("f", {"a": 1, "b": 2, "c": [3], "e": [4]})])
     for wrong in ({"b": 0}, {"c": [0]}, {"e": [0]}, {"d": 3}):
         assert not keeps(WRITTEN[name], offer, [("f", {"a": 1, **wrong})])
-    if name not in ("pythonic", "gemma3"):  # there, nested objects are JSON
+    if name not in IN_PYTHON:  # there, nested objects are JSON
         assert keeps(WRITTEN[name], offer, [("f", {"a": 1, "d": {"a": 2, "d": {"a": 3}}})])
 
 

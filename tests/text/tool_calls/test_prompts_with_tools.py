@@ -28,9 +28,10 @@ FORMATS = {
     "GLM-4-9B-chat": "glm4", "DeepSeek-V2.5": "deepseek_v3", "DeepSeek-V3": "deepseek_v3",
     "DeepSeek-R1": "deepseek_v3", "DeepSeek-V3-0324": "deepseek_v3", "DeepSeek-R1-0528": "deepseek_v3",
     "Granite-3": "granite", "Gemma-2": "gemma3", "Gemma-3": "gemma3",
+    "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
-WRITTEN_OTHERWISE = ("R1-Distill", "QwQ", "GLM-4-0414", "GLM-4-9B-chat", "DeepSeek-R1")
+WRITTEN_OTHERWISE = ("R1-Distill", "QwQ", "GLM-4-0414", "GLM-4-9B-chat", "DeepSeek-R1", "ERNIE-4.5-Thinking")
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Look.", "parameters": PARAMETERS}},
@@ -59,7 +60,7 @@ ANSWER = {"role": "assistant", "content": "Sunny."}
 
 
 @functools.cache
-def encoder(name: str) -> tuple[PromptEncoder, Tokenizer]:
+def encoder(name: str, tool_call_parser: str | None = None) -> tuple[PromptEncoder, Tokenizer]:
     family = BY_NAME[name]
     text = json.dumps({**json.loads(byte_level_backend().to_str()), "added_tokens": []})
     backend = tokenizers.Tokenizer.from_str(text)
@@ -67,7 +68,8 @@ def encoder(name: str) -> tuple[PromptEncoder, Tokenizer]:
     backend.add_tokens([AddedToken(word, normalized=False) for word in family.words.split(" ") if word])
     config = {"eos_token": family.eos, **({"bos_token": family.bos} if family.bos else {})}
     tokenizer = Tokenizer(backend, config=config)
-    return PromptEncoder(tokenizer, ChatTemplate({"default": family.source}, tokenizer), max_model_len=4096), tokenizer
+    template = ChatTemplate({"default": family.source}, tokenizer)
+    return PromptEncoder(tokenizer, template, max_model_len=4096, tool_call_parser=tool_call_parser), tokenizer
 
 
 def prompt(name: str, *messages: dict[str, Any], **how: Any) -> str:
@@ -205,3 +207,32 @@ def test_parts_that_are_no_text_are_refused_in_every_message(name: str, tools: A
     with pytest.raises(UnsupportedError, match="has type 'image_url'") as raised:
         prompt(name, *messages, tools=tools)
     assert raised.value.param == f"messages[{place}].content"
+
+
+def test_smollm3_reads_tools_under_names_of_its_own() -> None:
+    """Also under that of Python's tools, for the parser of such calls, unless the client gives them itself."""
+    as_json, in_python = (encoder("SmolLM3", name)[0] for name in (None, "smollm3_code"))
+    assert as_json.template_tools is not None and as_json.template_tools.lists_tools
+    assert not as_json.template_tools.writes_calls and as_json.template_tools.writes_results
+    text = as_json.render_chat([ASK, CALLED, result("c1", "windy")], TOOLS).text
+    assert text.count("get_weather") == 2 and "<code>" not in text and "# Functions" not in text
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>' in text
+    text = in_python.render_chat([ASK, CALLED, result("c1", "windy")], TOOLS).text
+    assert text.count("<tool_call>") == 0 and "<code>\nget_weather(city='Rome')\n</code><|im_end|>" in text
+    for variable in ("xml_tools", "python_tools"):
+        text = as_json.render_chat([ASK], TOOLS, chat_template_kwargs={variable: ["my own"]}).text
+        assert "my own" in text and "get_weather" not in text
+
+
+def test_a_budget_switches_thinking_off_for_seed() -> None:
+    maker, _ = encoder("Seed-OSS")
+    assert maker.can_think_by_switch
+    for variables, expected in (
+        ({}, "assistant\n"),
+        ({"thinking": True}, "assistant\n"),
+        ({"enable_thinking": False}, "assistant\n<seed:think><seed:cot_budget_reflect>"),
+        ({"enable_thinking": False, "thinking_budget": -1}, "assistant\n"),
+    ):
+        assert maker.render_chat([ASK], chat_template_kwargs=variables).text.endswith("<seed:bos>" + expected)
+    text = maker.render_chat([ASK], chat_template_kwargs={"thinking_budget": 512}).text
+    assert "thinking budget is 512" in text and text.endswith("assistant\n")
