@@ -40,7 +40,7 @@ from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import Message
 from pagewick.text.grammars.constraint import GrammarCompiler
 from pagewick.text.grammars.limits import GrammarLimits
-from pagewick.text.prompts import ChatOptions, PromptEncoder
+from pagewick.text.prompts import ChatOptions, PromptEncoder, with_budget
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
@@ -149,6 +149,7 @@ class LLM:
         conversations = cast(Sequence[Sequence[Message]], messages if is_list else [messages])
         for conversation in conversations:
             check_conversation(conversation)
+        how = with_budget(how, thinking_budget)
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
         fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
         return self._run(self._jobs(encoded, sampling_params, options, priority, fields), use_tqdm)
@@ -195,7 +196,7 @@ class LLM:
         self._check_open()
         check_sampling_params(sampling_params)
         if is_chat := is_conversation(prompt):
-            encoded = self._encode_chat(prompt, tools, how)
+            encoded = self._encode_chat(prompt, tools, with_budget(how, thinking_budget))
         else:
             encoded = self._encode(cast(Prompt, prompt))
         params = sampling_params or self._default_params

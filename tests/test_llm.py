@@ -396,6 +396,17 @@ def test_a_stream_has_the_text_or_all_that_comes(thoughtful: tuple[LLM, Scripted
     assert not engine.has_work
 
 
+def test_a_budget_of_thought_reaches_the_template(thoughtful: tuple[LLM, ScriptedEngine]) -> None:
+    llm, _ = thoughtful
+    template = "{{ thinking_budget if thinking_budget is defined else 'none' }}"
+    for budget, variables, expected in ((5, None, "5"), (None, None, "none"), (5, {"thinking_budget": 3}, "3")):
+        how: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": variables}
+        (output,) = llm.chat(ASK, thinking_budget=budget, **how)
+        assert output.prompt == expected
+        (*_, last) = llm.stream_outputs(ASK, thinking_budget=budget, **how)
+        assert last.prompt == expected
+
+
 def test_a_budget_of_thought_reaches_the_engine(thoughtful: tuple[LLM, ScriptedEngine], tokenizer: Tokenizer) -> None:
     llm, engine = thoughtful
     llm.chat(ASK, thinking_budget=5)

@@ -14,6 +14,8 @@ from enum import IntEnum
 from typing import Self
 
 from pagewick.outputs import PartKind
+from pagewick.text.answer_tags import CLOSE_MARK, KNOWN_ANSWER_TAGS, OPEN_MARK, AnswerSplitter
+from pagewick.text.part_splitter import ChainedSplitter, PartSplitter
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tokenizer import Tokenizer
 
@@ -24,8 +26,9 @@ _TEXT, _REASONING, _DROPPED = PartKind.TEXT, PartKind.REASONING, PartKind.DROPPE
 # Dropped together with the tag that they surround.
 LINE_BREAKS = "\r\n"
 
-# A model uses the first pair of this list that it has. gpt-oss and Gemma 4 use channels instead of tags.
+# A model uses the first pair of this list that it has. gpt-oss uses channels instead of tags.
 KNOWN_TAGS = (
+    ("<|channel>", "<channel|>"),  # Gemma 4, whose templates also mention <|think|>
     ("<think>", "</think>"),  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Mistral
     ("<seed:think>", "</seed:think>"),
@@ -37,6 +40,10 @@ KNOWN_TAGS = (
     ("<reasoning>", "</reasoning>"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi-VL
 )
+# A word on a line of its own that a model writes behind the opening tag.
+LABELS = {"<|channel>": "thought"}
+# Tokens that a model writes within thoughts, so that they end no turn: Seed-OSS states how much of its budget is left.
+_INNER_TOKENS = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
 # Represent tags that are tokens of their own while an output is split. No decoded text has a lone surrogate.
 START_MARK, END_MARK = "\ud800", "\ud801"
 
@@ -45,7 +52,8 @@ START_MARK, END_MARK = "\ud800", "\ud801"
 class ReasoningTags:
     """A model's tags, as text and as the tokens that write them in the middle of a text.
 
-    are_tokens: each tag is one added token of the vocabulary; the same letters in other tokens are text.
+    are_tokens: each tag is one added token of the vocabulary; the same letters in other tokens are text. has_answer:
+    the model may put tags around what follows a thought, too. answer_ids: the ids of these, if they are tokens.
     """
 
     start: str
@@ -53,6 +61,12 @@ class ReasoningTags:
     start_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     are_tokens: bool
+    has_answer: bool = False
+    answer_ids: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.start, "")
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
@@ -63,7 +77,10 @@ class ReasoningTags:
         for start, end in (*mentioned, *(tags for tags in KNOWN_TAGS if added.keys() >= {*tags})):
             start_ids, end_ids = (tuple(tokenizer.encode_pieces(["", tag])) for tag in (start, end))
             are_tokens = added.keys() >= {start, end} and len(start_ids) == len(end_ids) == 1
-            return cls(start, end, start_ids, end_ids, are_tokens)
+            has_answer = any(all(tag in source for tag in KNOWN_ANSWER_TAGS) for source in sources)
+            answer_ids = [tokenizer.id_of(tag) for tag in KNOWN_ANSWER_TAGS if tag in added]
+            known_ids = tuple(one for one in answer_ids if one is not None)
+            return cls(start, end, start_ids, end_ids, are_tokens, has_answer, known_ids if len(known_ids) == 2 else ())
         return None
 
 
@@ -88,16 +105,19 @@ TextRun = tuple[PartKind, str]
 class ReasoningSplitter:
     """A PartSplitter for thoughts and text.
 
-    start, end: the tags, or their marks. stage: the stage at the end of the prompt. has_thought: whether there is a
-    thought, even an empty one.
+    start, end: the tags, or their marks. stage: the stage at the end of the prompt. label: see LABELS. has_thought:
+    whether there is a thought, even an empty one.
     """
 
-    def __init__(self, start: str, end: str, stage: Stage, marks: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, start: str, end: str, stage: Stage, marks: Mapping[int, str] | None = None, *, label: str = ""
+    ) -> None:
         self.marks = marks or {}
         self.stage = stage
         self.has_thought = stage in (Stage.OPENED, Stage.INSIDE)
         self._start = start
         self._end = end
+        self._label = label and f"{label}\n"
         # White space whose kind depends on the next word, and text that may become a tag. They are separate because the
         # white space may be very long and must not be searched again.
         self._blanks: list[str] = []
@@ -155,7 +175,11 @@ class ReasoningSplitter:
         if self._held.startswith(self._start):  # some models repeat what the template wrote
             self._take(runs, _DROPPED, len(self._start))
             return True
-        if self._start.startswith(self._held):
+        if self._label and self._held.startswith(self._label):
+            self._take(runs, _DROPPED, len(self._label))
+            self._label = ""
+            return True
+        if any(word.startswith(self._held) for word in (self._start, self._label)):
             return False
         self.stage = Stage.INSIDE
         return True
@@ -212,7 +236,8 @@ class Reasoning:
         A chat template's prompt ends with the beginning of the assistant's message. Tags in earlier messages do not
         count, and a tag that a user wrote consists of other tokens (see chat_template.py).
         """
-        special = tokenizer.special_token_ids - marks_of(tags).keys()
+        inner = {tokenizer.id_of(word) for word in _INNER_TOKENS}
+        special = tokenizer.special_token_ids - marks_of(tags).keys() - inner
         places = range(len(prompt_token_ids) - 1, -1, -1)
         last = next((place for place in places if prompt_token_ids[place] in special), None)
         opener = None if last is None else prompt_token_ids[last]
@@ -224,17 +249,21 @@ class Reasoning:
         if closed > opened:
             return cls(tags, Stage.OVER if text[closed + len(end) :].strip(BLANKS) else Stage.AWAITED)
         thought = text[opened + len(start) :].strip(BLANKS)
-        if not thought:
+        if thought in ("", tags.label):
             return cls(tags, Stage.OPENED)
         # A tag made of letters could be a user's text, unless a special token begins this turn.
         is_own = tags.are_tokens or opener not in (None, *tokenizer.edge_token_ids)
         return cls(tags, Stage.INSIDE if is_own else Stage.AWAITED)
 
-    def splitter(self) -> ReasoningSplitter:
+    def splitter(self) -> PartSplitter:
         """Make a splitter for one choice. It expects marks for tags that are tokens."""
-        if self.tags.are_tokens:
-            return ReasoningSplitter(START_MARK, END_MARK, self.stage, marks_of(self.tags))
-        return ReasoningSplitter(self.tags.start, self.tags.end, self.stage)
+        tags, marks = self.tags, marks_of(self.tags)
+        start, end = (START_MARK, END_MARK) if marks else (tags.start, tags.end)
+        thoughts = ReasoningSplitter(start, end, self.stage, marks, label=tags.label)
+        if not tags.has_answer:
+            return thoughts
+        around = (OPEN_MARK, CLOSE_MARK) if tags.answer_ids else KNOWN_ANSWER_TAGS
+        return ChainedSplitter(thoughts, AnswerSplitter(*around, lambda: thoughts.has_thought, tags.answer_ids))
 
 
 def marks_of(tags: ReasoningTags) -> dict[int, str]:

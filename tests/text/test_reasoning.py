@@ -427,3 +427,56 @@ def test_qwen_thinks_or_does_not() -> None:
     assert stage_of(QWEN_TEMPLATE, [ASK]) == Stage.AWAITED
     assert stage_of(QWEN_TEMPLATE, [ASK], enable_thinking=False) == Stage.AWAITED
     assert stage_of(QWEN_TEMPLATE + "{{ '<think>\n' }}", [ASK]) == Stage.OPENED
+
+
+# Families
+
+
+def family_tokenizer(*words: str) -> Tokenizer:
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken(word, normalized=False) for word in words])
+    return Tokenizer(backend, config={})
+
+
+GEMMA_4 = (
+    "{{ '<|turn>system\n<|think|>' }}{{ '<turn|>\n<|turn>model\n' }}"
+    "{% if not enable_thinking %}{{ '<|channel>thought\n<channel|>' }}{% endif %}"
+)
+
+
+def test_the_label_of_gemmas_channel_is_no_thought() -> None:
+    tokenizer = family_tokenizer("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>")
+    tags = tags_of(GEMMA_4, tokenizer)
+    assert (tags.start, tags.end, tags.are_tokens) == ("<|channel>", "<channel|>", True)
+    template = ChatTemplate({"default": GEMMA_4}, tokenizer)
+    for thinks in (True, False):
+        token_ids = tokenizer.encode_pieces(template.render([ASK], enable_thinking=thinks).pieces)
+        assert Reasoning.after(token_ids, tags, tokenizer).stage == Stage.AWAITED
+    for begun, stage in (("<|channel>thought\n", Stage.OPENED), ("<|channel>thought\nSo", Stage.INSIDE)):
+        token_ids = tokenizer.encode_pieces(["<|turn>model\n" + begun])
+        assert Reasoning.after(token_ids, tags, tokenizer).stage == stage
+    for text, reasoning in (
+        ("\ud800thought\n\nIt is a sum.\n\ud801Four.", "It is a sum."),
+        ("\ud800thoughts help\ud801Four.", "thoughts help"),
+        ("\ud800thought\n\ud801Four.", ""),
+    ):
+        for cut in range(len(text) + 1):
+            splitter = Reasoning(tags, Stage.AWAITED).splitter()
+            runs = [*splitter.feed(text[:cut]), *splitter.feed(text[cut:]), *splitter.flush()]
+            pairs = [one for one in runs if isinstance(one, tuple)]
+            shown = ["".join(one for kind, one in pairs if kind is wanted) for wanted in PartKind]
+            assert dict(zip(PartKind, shown, strict=True))[PartKind.REASONING] == reasoning, cut
+            assert dict(zip(PartKind, shown, strict=True))[PartKind.TEXT] == "Four.", cut
+
+
+@pytest.mark.parametrize("reflects", [False, True])
+def test_a_thought_of_seed_may_begin_with_its_budget(reflects: bool) -> None:
+    """The token that begins such a remark ends no turn, though it is special."""
+    tokenizer = family_tokenizer(
+        "<seed:bos>", "<seed:think>", "</seed:think>", "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
+    )
+    tags = tags_of("<seed:think>", tokenizer)
+    begun = "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>"
+    closed = f"{begun}None is left.</seed:cot_budget_reflect>\n</seed:think>"
+    token_ids = tokenizer.encode_pieces([closed if reflects else begun])
+    assert Reasoning.after(token_ids, tags, tokenizer).stage == (Stage.AWAITED if reflects else Stage.INSIDE)

@@ -48,6 +48,9 @@ def thinking_variables(thinking: Thinking, settings: ServerSettings) -> dict[str
     variables: dict[str, Any] = {} if wanted is None else dict.fromkeys(SWITCHES, wanted)
     if thinking.effort not in (None, "none"):
         variables["reasoning_effort"] = thinking.effort
+    limit = _limit_of(thinking, settings)
+    if limit != NO_LIMIT and wanted is not False:
+        variables["thinking_budget"] = limit
     return variables
 
 
@@ -64,11 +67,16 @@ def budget_of(thinking: Thinking, settings: ServerSettings, model: ThinkingModel
         return None
     if _is_wanted(thinking, settings) is False:
         return None if model.has_switch else 0
-    if given is None and thinking.effort is not None:
-        given = EFFORT_BUDGETS.get(thinking.effort, NO_LIMIT)
-    if given is None:
-        given = settings.thinking_budget
-    return None if given == NO_LIMIT else given
+    limit = _limit_of(thinking, settings)
+    return None if limit == NO_LIMIT else limit
+
+
+def _limit_of(thinking: Thinking, settings: ServerSettings) -> int:
+    if thinking.budget is not None:
+        return thinking.budget
+    if thinking.effort is not None:
+        return EFFORT_BUDGETS.get(thinking.effort, NO_LIMIT)
+    return NO_LIMIT if settings.thinking_budget is None else settings.thinking_budget
 
 
 def _is_wanted(thinking: Thinking, settings: ServerSettings) -> bool | None:

@@ -194,6 +194,27 @@ def test_contradictions_are_refused(fields: dict[str, Any], param: str) -> None:
     assert not api.client.requests
 
 
+@pytest.mark.parametrize(
+    ("fields", "settings", "expected"),
+    [
+        ({"thinking_budget": 512}, {}, "512"),
+        ({"thinking_budget": -1}, {"thinking_budget": 9}, "none"),
+        ({"reasoning_effort": "low"}, {}, str(EFFORT_BUDGETS["low"])),
+        ({}, {"thinking_budget": 9}, "9"),
+        ({}, {}, "none"),
+        ({"thinking": False, "thinking_budget": 512}, {}, "0"),
+        ({"thinking": True}, {}, "none"),
+        ({"thinking_budget": 512, "chat_template_kwargs": {"thinking_budget": 256}}, {}, "256"),
+    ],
+)
+def test_a_template_may_read_the_budget(fields: dict[str, Any], settings: dict[str, Any], expected: str) -> None:
+    """As that of Seed-OSS does, whose models are told how many tokens they have."""
+    api = Api(trust_request_chat_template=True, **settings)
+    template = "Budget: {{ thinking_budget if thinking_budget is defined else 'none' }}."
+    assert api.chat(chat_template=template, **fields).status_code == 200
+    assert f"Budget: {expected}." in api.prompt
+
+
 def test_past_thoughts_reach_the_template_under_either_name() -> None:
     for name in ("reasoning_content", "reasoning"):
         api = thinking_api()
