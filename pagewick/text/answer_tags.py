@@ -1,19 +1,25 @@
-"""AnswerSplitter: leaves out the tags that a model puts around its answer after it has thought.
+"""AnswerTags: the tags that a model puts around its answer. AnswerSplitter leaves them out.
 
-    </think>\\n\\n<response>\\nFour.\\n</response>\\n        text: "Four."
-
-ERNIE 4.5 Thinking and Granite 3.3 write such tags.
+</think>\\n\\n<response>\\nFour.\\n</response>\\n        text: "Four."
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from pagewick.outputs import PartKind
 from pagewick.text.stop_strings import partial_match_len
+from pagewick.text.tokenizer import Tokenizer
 
-KNOWN_ANSWER_TAGS = ("<response>", "</response>")
+# A model has the first pair that its chat template mentions. Only the tags of the first models could be a user's.
+KNOWN_ANSWER_TAGS = (
+    ("<response>", "</response>"),  # ERNIE 4.5 Thinking, Granite 3.3
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),  # Command R7B and A
+    ("<|START_TEXT|>", "<|END_TEXT|>"),  # Command A+
+)
 # Represent tags that are tokens of their own; reasoning.py has the marks before these.
 OPEN_MARK, CLOSE_MARK = "\ud802", "\ud803"
 # Line breaks beside the closing tag that are left out with it. More of them would be searched again and again.
@@ -23,6 +29,27 @@ _TEXT, _DROPPED = PartKind.TEXT, PartKind.DROPPED
 _LINE_BREAKS = "\r\n"
 
 _Run = tuple[PartKind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTags:
+    """start, end: the tags. ids: their ids, if they are tokens. follow_thoughts: they count behind a thought only."""
+
+    start: str
+    end: str
+    ids: tuple[int, ...] = ()
+    follow_thoughts: bool = True
+
+    @classmethod
+    def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
+        """Find a model's tags: the first known pair of which its chat template mentions both."""
+        sources = list(templates)
+        for start, end in KNOWN_ANSWER_TAGS:
+            if any(start in source and end in source for source in sources):
+                ids = [tokenizer.id_of(tag) for tag in (start, end) if tag in tokenizer.added_tokens]
+                known = tuple(one for one in ids if one is not None)
+                return cls(start, end, known if len(known) == 2 else (), start == KNOWN_ANSWER_TAGS[0][0])
+        return None
 
 
 class _Stage(IntEnum):
@@ -36,17 +63,15 @@ class _Stage(IntEnum):
 
 
 class AnswerSplitter:
-    """A PartSplitter for the text behind a thought.
+    """A PartSplitter for the text of an answer, which expects marks for tags that are tokens.
 
-    start, end: the tags, or their marks. is_awaited: whether there was a thought, asked when the first text comes. ids:
-    the tags' ids, if they are tokens. A closing tag of letters counts only at the end of the output, because the answer
-    may be about tags.
+    is_awaited: whether tags may come, asked when the first text does. A closing tag of letters counts only at the end
+    of the output, because the answer may be about tags.
     """
 
-    def __init__(self, start: str, end: str, is_awaited: Callable[[], bool], ids: Sequence[int] = ()) -> None:
-        self.marks: Mapping[int, str] = dict(zip(ids, (start, end), strict=True)) if ids else {}
-        self._start = start
-        self._end = end
+    def __init__(self, tags: AnswerTags, is_awaited: Callable[[], bool]) -> None:
+        self._start, self._end = (OPEN_MARK, CLOSE_MARK) if tags.ids else (tags.start, tags.end)
+        self.marks: Mapping[int, str] = dict(zip(tags.ids, (OPEN_MARK, CLOSE_MARK), strict=True)) if tags.ids else {}
         self._is_awaited = is_awaited
         self._stage = _Stage.AWAITED
         self._held = ""

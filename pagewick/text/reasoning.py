@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Self
 
 from pagewick.outputs import PartKind
-from pagewick.text.answer_tags import CLOSE_MARK, KNOWN_ANSWER_TAGS, OPEN_MARK, AnswerSplitter
+from pagewick.text.answer_tags import AnswerSplitter, AnswerTags
 from pagewick.text.part_splitter import ChainedSplitter, PartSplitter
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ KNOWN_TAGS = (
     ("<thought>", "</thought>"),  # EXAONE
     ("<reasoning>", "</reasoning>"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi-VL
+    ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
 # A word on a line of its own that a model writes behind the opening tag.
 LABELS = {"<|channel>": "thought"}
@@ -52,8 +53,8 @@ START_MARK, END_MARK = "\ud800", "\ud801"
 class ReasoningTags:
     """A model's tags, as text and as the tokens that write them in the middle of a text.
 
-    are_tokens: each tag is one added token of the vocabulary; the same letters in other tokens are text. has_answer:
-    the model may put tags around what follows a thought, too. answer_ids: the ids of these, if they are tokens.
+    are_tokens: each tag is one added token of the vocabulary; the same letters in other tokens are text. answer:
+    the tags that the model may put around its answer.
     """
 
     start: str
@@ -61,8 +62,7 @@ class ReasoningTags:
     start_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     are_tokens: bool
-    has_answer: bool = False
-    answer_ids: tuple[int, ...] = ()
+    answer: AnswerTags | None = None
 
     @property
     def label(self) -> str:
@@ -77,10 +77,7 @@ class ReasoningTags:
         for start, end in (*mentioned, *(tags for tags in KNOWN_TAGS if added.keys() >= {*tags})):
             start_ids, end_ids = (tuple(tokenizer.encode_pieces(["", tag])) for tag in (start, end))
             are_tokens = added.keys() >= {start, end} and len(start_ids) == len(end_ids) == 1
-            has_answer = any(all(tag in source for tag in KNOWN_ANSWER_TAGS) for source in sources)
-            answer_ids = [tokenizer.id_of(tag) for tag in KNOWN_ANSWER_TAGS if tag in added]
-            known_ids = tuple(one for one in answer_ids if one is not None)
-            return cls(start, end, start_ids, end_ids, are_tokens, has_answer, known_ids if len(known_ids) == 2 else ())
+            return cls(start, end, start_ids, end_ids, are_tokens, AnswerTags.find(tokenizer, sources))
         return None
 
 
@@ -260,10 +257,12 @@ class Reasoning:
         tags, marks = self.tags, marks_of(self.tags)
         start, end = (START_MARK, END_MARK) if marks else (tags.start, tags.end)
         thoughts = ReasoningSplitter(start, end, self.stage, marks, label=tags.label)
-        if not tags.has_answer:
+        answer = tags.answer
+        if answer is None:
             return thoughts
-        around = (OPEN_MARK, CLOSE_MARK) if tags.answer_ids else KNOWN_ANSWER_TAGS
-        return ChainedSplitter(thoughts, AnswerSplitter(*around, lambda: thoughts.has_thought, tags.answer_ids))
+        return ChainedSplitter(
+            thoughts, AnswerSplitter(answer, lambda: thoughts.has_thought or not answer.follow_thoughts)
+        )
 
 
 def marks_of(tags: ReasoningTags) -> dict[int, str]:

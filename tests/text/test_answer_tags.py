@@ -12,22 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.outputs import PartKind
-from pagewick.text.answer_tags import CLOSE_MARK, KNOWN_ANSWER_TAGS, OPEN_MARK, AnswerSplitter
+from pagewick.text.answer_tags import CLOSE_MARK, KNOWN_ANSWER_TAGS, OPEN_MARK, AnswerSplitter, AnswerTags
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import byte_level_backend
 
-START, END = "<a>", "</a>"
+LETTERS, TOKENS = AnswerTags("<a>", "</a>"), AnswerTags("<a>", "</a>", (1, 2))
+each_kind = pytest.mark.parametrize("tags", [LETTERS, TOKENS], ids=["letters", "tokens"])
 
 
-def label_all(text: str, *, are_tokens: bool) -> str:
-    """The definition, on a whole output: the kind of each character, t(ext) or d(ropped)."""
-    opening = re.match(rf"{START}[\r\n]*", text)
+def fed(tags: AnswerTags, text: str) -> str:
+    """The text that a splitter reads in place of this one."""
+    return text.replace(tags.start, OPEN_MARK).replace(tags.end, CLOSE_MARK) if tags.ids else text
+
+
+def label_all(tags: AnswerTags, text: str) -> str:
+    """The definition, on a whole output: the kind of each character that is fed, t(ext) or d(ropped)."""
+    start, end = (re.escape(fed(tags, tag)) for tag in (tags.start, tags.end))
+    opening = re.match(rf"{start}[\r\n]*", text)
     if opening is None:
         return "t" * len(text)
     begin = opening.end()
-    pattern = rf"[\r\n]{{0,8}}{END}[\r\n]*" if are_tokens else rf"[\r\n]{{0,8}}{END}[\r\n]{{0,8}}\Z"
-    closing = re.compile(pattern).search(text, begin)
+    behind = r"[\r\n]*" if tags.ids else r"[\r\n]{0,8}\Z"
+    closing = re.compile(rf"[\r\n]{{0,8}}{end}{behind}").search(text, begin)
     if closing is None:
         return "d" * begin + "t" * (len(text) - begin)
     rest = text[closing.end() :]
@@ -41,71 +48,86 @@ def labels(splitter: AnswerSplitter, pieces: Sequence[str]) -> str:
 
 
 PIECES = st.lists(
-    st.sampled_from([START, END, "<", "</", "a", ">", "\n", "\r\n", " ", "é😀", "x\n\n", "\n" * 5]), max_size=12
+    st.sampled_from(["<a>", "</a>", "<", "</", "a", ">", "\n", "\r\n", " ", "é😀", "x\n\n", "\n" * 5]), max_size=12
 )
 
 
-@given(PIECES.map("".join), st.lists(st.integers(1, 40)), st.booleans())
-def test_the_splitter_equals_the_definition(text: str, cuts: list[int], are_tokens: bool) -> None:
-    text = START + text
+@each_kind
+@given(PIECES.map("".join), st.lists(st.integers(1, 40)))
+def test_the_splitter_equals_the_definition(tags: AnswerTags, text: str, cuts: list[int]) -> None:
+    text = fed(tags, tags.start + text)
     borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    splitter = AnswerSplitter(START, END, lambda: True, (1, 2) if are_tokens else ())
-    found = labels(splitter, [text[begin:end] for begin, end in itertools.pairwise(borders)])
-    assert found == label_all(text, are_tokens=are_tokens)
+    found = labels(AnswerSplitter(tags, lambda: True), [text[one:two] for one, two in itertools.pairwise(borders)])
+    assert found == label_all(tags, text)
 
 
 def test_without_a_thought_or_an_opening_tag_everything_is_text() -> None:
-    text = f"{START}\nx\n{END}"
-    assert labels(AnswerSplitter(START, END, lambda: False), [text]) == "t" * len(text)
-    splitter = AnswerSplitter(START, END, lambda: True)
+    text = "<a>\nx\n</a>"
+    assert labels(AnswerSplitter(LETTERS, lambda: False), [text]) == "t" * len(text)
+    splitter = AnswerSplitter(LETTERS, lambda: True)
     assert splitter.feed("<") == [] and splitter.kind is None
     assert splitter.feed("b") == [(PartKind.TEXT, "<b")] and splitter.is_over and splitter.kind is PartKind.TEXT
     assert splitter.feed(text) == [(PartKind.TEXT, text)]
 
 
 def test_what_is_known_is_given_out_at_once() -> None:
-    splitter = AnswerSplitter(START, END, lambda: True)
-    assert splitter.feed(f"{START}\n") == [(PartKind.DROPPED, START), (PartKind.DROPPED, "\n")]
+    splitter = AnswerSplitter(LETTERS, lambda: True)
+    assert splitter.feed("<a>\n") == [(PartKind.DROPPED, "<a>"), (PartKind.DROPPED, "\n")]
     assert splitter.kind is PartKind.DROPPED
     assert splitter.feed("one\n") == [(PartKind.TEXT, "one")]
-    assert splitter.feed(f"two{END}") == [(PartKind.TEXT, "\ntwo")]
-    assert splitter.feed("?") == [(PartKind.TEXT, END), (PartKind.TEXT, "?")] and splitter.kind is PartKind.TEXT
+    assert splitter.feed("two</a>") == [(PartKind.TEXT, "\ntwo")]
+    assert splitter.feed("?") == [(PartKind.TEXT, "</a>"), (PartKind.TEXT, "?")] and splitter.kind is PartKind.TEXT
 
 
-@pytest.mark.parametrize("ids", [(), (1, 2)])
-def test_held_text_is_not_read_again_and_again(ids: tuple[int, ...]) -> None:
+@each_kind
+def test_held_text_is_not_read_again_and_again(tags: AnswerTags) -> None:
     begin = time.process_time()
-    splitter = AnswerSplitter(START, END, lambda: True, ids)
-    splitter.feed(f"{START}x")
+    splitter = AnswerSplitter(tags, lambda: True)
+    splitter.feed(fed(tags, "<a>x"))
     for _ in range(50_000):
         splitter.feed("\n")
-    splitter.feed(END)
+    splitter.feed(fed(tags, "</a>"))
     for _ in range(50_000):
         splitter.feed("\n")
     assert time.process_time() - begin < 5
 
 
-ERNIE = "{{ '<|im_start|>assistant\n<think>\n' }}{# <response> </response> #}"
+TEMPLATES = {
+    start: f"{{{{ '<|im_start|>assistant\n<think>\n' }}}}{{# {start} {end} #}}" for start, end in KNOWN_ANSWER_TAGS
+}
 
 
 @pytest.mark.parametrize("are_tokens", [False, True])
-def test_an_answer_behind_a_thought(are_tokens: bool) -> None:
+@pytest.mark.parametrize("pair", KNOWN_ANSWER_TAGS)
+def test_an_answer_behind_a_thought(pair: tuple[str, str], are_tokens: bool) -> None:
     backend = byte_level_backend()
-    backend.add_tokens([*KNOWN_ANSWER_TAGS] if are_tokens else [])
-    tokenizer = Tokenizer(backend, config={})
-    tags = ReasoningTags.find(tokenizer, [ERNIE])
-    assert tags is not None and tags.start == "<think>" and tags.has_answer and bool(tags.answer_ids) == are_tokens
-    text = "A sum.\n</think>\n\n<response>\nFour.\n</response>\n"
-    for cut in range(len(text)):
-        splitter = Reasoning(tags, Stage.OPENED).splitter()
-        spelled = text
-        marks = {"\ud801": "</think>"} if tags.are_tokens else {}
-        marks |= dict(zip((OPEN_MARK, CLOSE_MARK), KNOWN_ANSWER_TAGS, strict=True)) if are_tokens else {}
-        assert {*splitter.marks.values()} >= marks.keys()
-        for mark, tag in marks.items():
-            spelled = spelled.replace(tag, mark)
-        runs = [*splitter.feed(spelled[:cut]), *splitter.feed(spelled[cut:]), *splitter.flush()]
-        shown = {
-            kind: "".join(run[1] for run in runs if isinstance(run, tuple) and run[0] is kind) for kind in PartKind
-        }
-        assert (shown[PartKind.REASONING], shown[PartKind.TEXT]) == ("A sum.", "Four.")
+    backend.add_tokens([*pair] if are_tokens else [])
+    found = ReasoningTags.find(Tokenizer(backend, config={}), [TEMPLATES[pair[0]]])
+    assert found is not None and found.start == "<think>" and found.answer is not None
+    assert bool(found.answer.ids) == are_tokens
+    answer = f"{pair[0]}\nFour.\n{pair[1]}\n"
+    for text, stage, thought in (
+        (f"A sum.\n</think>\n\n{answer}", Stage.OPENED, "A sum."),
+        (f"\n<think>A sum.</think>{answer}", Stage.AWAITED, "A sum."),
+        (answer, Stage.AWAITED, ""),
+    ):
+        spelled = fed(found.answer, text)
+        if found.are_tokens:
+            spelled = spelled.replace("<think>", "\ud800").replace("</think>", "\ud801")
+        for cut in range(len(spelled)):
+            splitter = Reasoning(found, stage).splitter()
+            runs = [*splitter.feed(spelled[:cut]), *splitter.feed(spelled[cut:]), *splitter.flush()]
+            pairs = [run for run in runs if isinstance(run, tuple)]
+            reasoning, shown = (
+                "".join(one for kind, one in pairs if kind is wanted) for wanted in (PartKind.REASONING, PartKind.TEXT)
+            )
+            # Without a thought, <response> could be what the user wants.
+            is_kept = not thought and found.answer.follow_thoughts
+            assert (reasoning, shown) == (thought, spelled if is_kept else "Four.")
+
+
+def test_a_model_has_the_tags_of_its_template() -> None:
+    tokenizer = Tokenizer(byte_level_backend(), config={})
+    assert AnswerTags.find(tokenizer, ["<response>", "{{ messages }}"]) is None
+    found = AnswerTags.find(tokenizer, ["x", "<|START_RESPONSE|>{{ m }}<|END_RESPONSE|>"])
+    assert found == AnswerTags("<|START_RESPONSE|>", "<|END_RESPONSE|>", follow_thoughts=False)

@@ -139,7 +139,8 @@ class CallSplitter:
         self._parts.append(PartDelta(_TOOL_CALL, "", self._call))
 
     def write(self, arguments: str) -> None:
-        self._parts.append(PartDelta(_TOOL_CALL, arguments, self._call))
+        if arguments:
+            self._parts.append(PartDelta(_TOOL_CALL, arguments, self._call))
 
     def commit(self) -> None:
         self._is_committed = True

@@ -105,19 +105,29 @@ class OtherDialect(Dialect):
 class Served:
     """A server with this dialect and OpenAI's, over a model that writes parts in the fake format.
 
-    has_own_format: in the format of its chat template instead.
+    has_own_format: in the format of its chat template instead, or in the one that tool_call_parser names.
     """
 
-    def __init__(self, *, has_format: bool = True, has_own_format: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        has_format: bool = True,
+        has_own_format: bool = False,
+        tool_call_parser: str | None = None,
+        **settings: Any,
+    ) -> None:
         self.client = FakeClient()
         self.format = FakeFormat()
+        self._parser = tool_call_parser
         self._formats = None if has_own_format else [self.format] if has_format else []
         self._settings = ServerSettings(**{"served_model_name": ("org/fake-model",), **settings})
 
     def run(self, work: Callable[[httpx.AsyncClient], Awaitable[_Result]]) -> _Result:
         async def main() -> _Result:
             template = ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER)
-            engine = AsyncEngine(self.client, TOKENIZER, template, part_formats=self._formats)
+            engine = AsyncEngine(
+                self.client, TOKENIZER, template, part_formats=self._formats, tool_call_parser=self._parser
+            )
             app = build_app(engine, self._settings, dialects=(OpenAIApi, OtherDialect))
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

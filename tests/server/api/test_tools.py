@@ -15,6 +15,7 @@ from pagewick.text.grammars.vocabulary import make_small_vocabulary, special_tok
 from tests.fake_engine import END, TOKENIZER, FakeClient
 from tests.server.api.other_dialect import Served
 from tests.server.api_routes import CHAT, HELLO, events_of
+from tests.text.tool_calls.families import FAMILIES, Call, Family
 
 LOOK = {
     "name": "look",
@@ -113,6 +114,17 @@ def test_calls_of_a_response() -> None:
     assert first["function"] == {"name": "look", "arguments": ARGUMENTS}
     assert second["function"] == {"name": "wait", "arguments": "{}"}
     assert first["id"] != second["id"] and first["id"].startswith("call_")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.parser}-{family.name}")
+def test_calls_in_every_format(family: Family) -> None:
+    calls: list[Call] = [("look", {"at": 'é 😀 "x"'}), ("wait", {})][: family.max_calls]
+    before = "" if family.is_bare else "I look.\n\n"
+    server = served(before + family.write(calls), tool_call_parser=family.parser)
+    message, reason = message_of(server, tools=TOOLS)
+    assert message["content"] == (before.strip() or None) and reason == "tool_calls"
+    found = [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in message["tool_calls"]]
+    assert found == calls
 
 
 def test_arguments_come_in_pieces() -> None:
