@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +25,9 @@ MAX_NAMED = 16
 MAX_NAME_CHARS = 64
 # Upper limit of the characters of a body that an error repeats.
 MAX_QUOTED_CHARS = 200
+
+_KINDS_OF_PARTS = (b'"text"', b'"refusal"')
+_OBJECTS = list[dict[str, msgspec.Raw]]
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 
@@ -85,7 +88,7 @@ def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], known: 
     names += unknown_inside(values, _nested(kind, known))
     has_messages = "messages" in kind.__struct_fields__ and bytes(values.get("messages", b"null")) != b"null"
     if has_messages and known.in_messages:
-        names += _ignored_in_messages(values["messages"], known.in_messages)
+        names += _ignored_in_messages(values["messages"], known)
     return names
 
 
@@ -98,13 +101,20 @@ def _nested(kind: type[msgspec.Struct], known: KnownFields) -> Nested:
     return found
 
 
-def _ignored_in_messages(messages: msgspec.Raw, expected: Collection[str]) -> list[str]:
+def _ignored_in_messages(messages: msgspec.Raw, known: KnownFields) -> list[str]:
     names: dict[str, None] = {}
-    for message in msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]]):
-        for name, value in message.items():
-            if name not in expected and bytes(value) not in EMPTY:
-                names[f"messages[].{name}"] = None
+    for message in msgspec.json.decode(messages, type=_OBJECTS):
+        names |= dict.fromkeys(_unknown_in(message, known.in_messages, "messages[]"))
+        content = message.get("content", msgspec.Raw(b""))
+        if bytes(content).lstrip().startswith(b"["):
+            for part in msgspec.json.decode(content, type=_OBJECTS):
+                if bytes(part.get("type", b"")) in _KINDS_OF_PARTS:  # others are refused as such
+                    names |= dict.fromkeys(_unknown_in(part, known.in_parts, "messages[].content[]"))
     return list(names)
+
+
+def _unknown_in(values: Mapping[str, msgspec.Raw], expected: Collection[str], path: str) -> Iterator[str]:
+    return (f"{path}.{name}" for name, value in values.items() if name not in expected and bytes(value) not in EMPTY)
 
 
 def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequestError:

@@ -15,6 +15,20 @@ from typing import Any
 
 from pagewick.text.grammars.limits import cannot
 
+# All fields that the description may have, one of `structures`, and a format or tag, by its type. Those of a
+# response_format that describe it are among them.
+_TOP = frozenset({"type", "format", "structures", "triggers", "name", "description", "strict"})
+_STRUCTURE = frozenset({"begin", "schema", "end"})
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "const_string": frozenset({"type", "value"}),
+    "json_schema": frozenset({"type", "json_schema"}),
+    "regex": frozenset({"type", "pattern"}),
+    "any_text": frozenset({"type"}),
+    "sequence": frozenset({"type", "elements"}),
+    "or": frozenset({"type", "elements"}),
+    "tag": frozenset({"type", "begin", "content", "end"}),
+    "triggered_tags": frozenset({"type", "triggers", "tags", "at_least_one", "stop_after_first"}),
+}
 _JsonRule = Callable[[Any], str]
 _RegexRule = Callable[[str], str]
 
@@ -22,15 +36,21 @@ _RegexRule = Callable[[str], str]
 def lark_of_tags(given: Mapping[str, Any], json_rule: _JsonRule, regex_rule: _RegexRule) -> str:
     """Return the Lark of a structural tag. json_rule, regex_rule: make the right side of a rule.
 
-    Raises InvalidRequestError for a description that has another form.
+    Raises InvalidRequestError for a description that has another form, or a field that is unknown and not empty.
     """
+    _check_fields(given, _TOP, "")
     maker = _Maker(json_rule, regex_rule)
     kind, form = given.get("type", "structural_tag"), given.get("format")
     if kind != "structural_tag":
         raise cannot(f"structural_tag has the type {str(kind)[:32]!r}; it must be 'structural_tag'")
     if form is None:
         structures = _entries(given, "structures")
-        tags = [{**one, "content": {"type": "json_schema", "json_schema": one.get("schema", {})}} for one in structures]
+        for one in structures:
+            _check_fields(one, _STRUCTURE, " in structures")
+        tags = [
+            {**_ends_of(one), "content": {"type": "json_schema", "json_schema": one.get("schema", {})}}
+            for one in structures
+        ]
         form = {"type": "triggered_tags", "triggers": given.get("triggers"), "tags": tags}
     return "\n".join([f"start: {maker.make(form)}", *maker.rules])
 
@@ -47,6 +67,8 @@ class _Maker:
     def make(self, form: Any) -> str:
         """Return the right side of a rule for a format."""
         kind = form.get("type") if isinstance(form, Mapping) else None
+        if isinstance(kind, str) and kind in _FIELDS:
+            _check_fields(form, _FIELDS[kind], f" in a format of type {kind}")
         match kind:
             case "const_string":
                 return _literal(_text(form, "value"))
@@ -80,6 +102,8 @@ class _Maker:
         triggers, tags = form.get("triggers"), _entries(form, "tags")
         if not isinstance(triggers, list) or not triggers or not all(isinstance(one, str) and one for one in triggers):
             raise cannot("structural_tag needs triggers, a list of texts")
+        for tag in tags:
+            _check_fields(tag, _FIELDS["tag"], " in tags")
         choices = []
         for trigger in triggers:
             rest = [
@@ -107,6 +131,18 @@ class _Maker:
         name = f"{'PART' if is_terminal else 'part'}_{self._num_names}"
         self.rules.append(f"{name}{attribute}: {rule}")
         return name
+
+
+def _check_fields(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Raise InvalidRequestError for an unknown field, which would restrict less than the client thinks."""
+    for name, value in given.items():
+        if name not in known and value not in (None, False, "", [], {}):
+            message = f"structural_tag has the unknown field {str(name)[:64]!r}{where}"
+            raise cannot(f"{message}; leave it out, or give one of {', '.join(sorted(known))}")
+
+
+def _ends_of(structure: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: structure[name] for name in ("begin", "end") if name in structure}
 
 
 def _literal(text: str) -> str:

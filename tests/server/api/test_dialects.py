@@ -289,6 +289,32 @@ def test_unknown_fields_of_messages_are_named_too() -> None:
     assert error_of(Api(strict=True).chat(messages=messages))["param"] == "messages[].prefix"
 
 
+def test_unknown_fields_of_a_messages_parts_are_named_too() -> None:
+    text = {"type": "text", "text": "hi", "annotations": [], "cache_control": {"type": "ephemeral"}, "citations": None}
+    for part in (text, {"type": "refusal", "refusal": "no"}):
+        assert "x-pagewick-ignored" not in Api().chat(messages=[{"role": "user", "content": [part]}]).headers
+    messages = [{"role": "user", "content": [text, {**text, "lang": "de", "x y": 1}]}]
+    response = Api().chat(messages=messages)
+    assert response.status_code == 200
+    assert response.headers["x-pagewick-ignored"] == "messages[].content[].lang, messages[].content[].x?y"
+    assert error_of(Api(strict=True).chat(messages=messages))["param"] == "messages[].content[].lang"
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
+    assert "image_url" in error_of(Api(strict=True).chat(messages=[{"role": "user", "content": [image]}]))["message"]
+
+
+def test_an_unknown_field_of_a_structural_tag_is_refused() -> None:
+    """Unlike others, by every server: it could say what the response must not be."""
+    form = {
+        "type": "triggered_tags",
+        "triggers": ["<"],
+        "tags": [{"begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}],
+    }
+    asked = {"type": "structural_tag", "format": form, "name": "x", "description": None}
+    assert "x-pagewick-ignored" not in Api().chat(response_format=asked).headers
+    error = error_of(Api().chat(response_format={**asked, "format": {**form, "excludes": ["x"]}}))
+    assert error["param"] == "response_format" and "'excludes' in a format of type triggered_tags" in error["message"]
+
+
 FUNCTION = {"name": "f", "description": "x", "parameters": {"type": "object", "anything": 1}, "strict": True}
 
 

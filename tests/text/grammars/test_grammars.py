@@ -185,6 +185,9 @@ def test_a_form_that_no_text_has_is_refused(maker: RequestMaker, given: dict[str
         check(maker, **given)
 
 
+TAGS: dict[str, Any] = {"structures": [{"begin": "<f=a>", "schema": {"const": 7}, "end": "</f>"}], "triggers": ["<f="]}
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -201,6 +204,14 @@ def test_a_form_that_no_text_has_is_refused(maker: RequestMaker, given: dict[str
         ({"json": {"patternProperties": {"[a": {}}}}, "the regular expression [a is wrong: unclosed character class"),
         ({"json": {}, "whitespace_pattern": "*"}, "* is wrong: repetition operator missing expression"),
         ({"structural_tag": {"format": {"type": "regex", "pattern": "(a"}}}, "(a is wrong: unclosed group"),
+        ({"structural_tag": {**TAGS, "stop": 1}}, "the unknown field 'stop'; leave it out, or give one of"),
+        ({"structural_tag": {**TAGS, "structures": [{**TAGS["structures"][0], "schma": {}, "x": 1}]}},
+         "the unknown field 'x' in structures; leave it out, or give one of begin, end, schema"),
+        ({"structural_tag": {"format": {"type": "or", "elements": [{"type": "any_text", "excludes": ["a"]}]}}},
+         "the unknown field 'excludes' in a format of type any_text; leave it out, or give one of type"),
+        ({"structural_tag": {"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [
+            {"begin": "<a", "content": {"type": "any_text"}, "end": ">", "z": 1}]}}},
+         "the unknown field 'z' in tags; leave it out, or give one of begin, content, end, type"),
         ({"regex": "a\ud800"}, "it has half of a surrogate pair"),
         ({"grammar": 'root ::= "\udfff"'}, "it has half of a surrogate pair"),
         ({"grammar": 'start: "\udfff"'}, "it has half of a surrogate pair"),
@@ -290,9 +301,6 @@ def test_other_forms(maker: RequestMaker, given: dict[str, Any], pattern: str) -
     for seed in range(4):
         text = written(constraint(form(**given)), seed, 5000)
         assert text is None or re.fullmatch(pattern, text)
-
-
-TAGS = {"structures": [{"begin": "<f=a>", "schema": {"const": 7}, "end": "</f>"}], "triggers": ["<f="]}
 
 
 @pytest.mark.parametrize(
