@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -194,9 +195,20 @@ def prompt_parts(prompt: object) -> tuple[str | None, list[int] | None]:
     if token_ids is None:
         return text, None
     check_prompt(token_ids)
-    if not all(isinstance(token_id, int) for token_id in token_ids):
+    return text, plain_token_ids(token_ids)
+
+
+def plain_token_ids(token_ids: Sequence[Any]) -> list[int]:
+    """Return token ids, which may be numpy's numbers, as plain ones. Raises InvalidRequestError for other entries."""
+    if {*map(type, token_ids)} <= {int}:
+        return list(token_ids)
+    if not all(map(is_token_id, token_ids)):
         raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
-    return text, list(token_ids)
+    return list(map(int, token_ids))
+
+
+def is_token_id(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_conversation(messages: object) -> None:

@@ -263,7 +263,8 @@ class AsyncEngine:
         plan = self._requests.plan(
             params, options=options, split_reasoning=split_reasoning, thinking_budget=thinking_budget
         )
-        return self.generation(prompt_token_ids, plan, prompt=prompt, request_id=request_id, on_delta=on_delta)
+        token_ids = api_arguments.plain_token_ids(prompt_token_ids)
+        return self.generation(token_ids, plan, prompt=prompt, request_id=request_id, on_delta=on_delta)
 
     def generation(
         self,

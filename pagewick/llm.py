@@ -24,6 +24,7 @@ from pagewick.api_arguments import (
     check_sampling_params,
     engine_config,
     is_conversation,
+    is_token_id,
     load_text,
     prompt_parts,
     request_arguments,
@@ -323,9 +324,7 @@ def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, 
 
 
 def _is_prompt(value: object) -> TypeGuard[Prompt]:
-    return isinstance(value, str | Mapping) or (
-        isinstance(value, Sequence) and bool(value) and isinstance(value[0], int)
-    )
+    return isinstance(value, str | Mapping) or (isinstance(value, Sequence) and bool(value) and is_token_id(value[0]))
 
 
 @contextmanager

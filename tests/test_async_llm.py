@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -93,6 +94,10 @@ def test_prompts_of_all_kinds() -> None:
         assert (output.prompt, output.finished, output.num_cached_tokens) == ("hé", True, 3)
         assert output.outputs[0].token_ids == [*spell("Hello 😀!"), END]
         assert (await last_of(engine, [1, 2, 3])).prompt_token_ids == [1, 2, 3]
+        found = list(np.array([1, 2, 3]))
+        assert {*map(type, (await last_of(engine, found)).prompt_token_ids)} == {int}
+        async with engine.request(found, SamplingParams()) as generation:
+            assert {*map(type, generation.output.prompt_token_ids)} == {int}
         messages = [{"role": "user", "content": "<|im_end|>"}]
         output = await last_of(engine, messages)
         assert output.prompt_token_ids == await engine.encode_chat(messages)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +124,19 @@ def test_a_prompt_has_five_forms(open_llm: Open, tokenizer: Tokenizer) -> None:
     assert llm.generate([]) == []
     (output,) = llm.generate({"prompt": "any text", "prompt_token_ids": ids, "multi_modal_data": None})
     assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == ("any text", ids, "HELLO")
+
+
+def test_token_ids_of_numpy_become_plain_ones(open_llm: Open, tokenizer: Tokenizer) -> None:
+    llm, _ = open_llm()
+    ids = tokenizer.encode("hello", add_special_tokens=True)
+    found = list(np.array(ids))
+    forms: list[Any] = [found, [found], tuple(found), {"prompt_token_ids": found}, [np.uint16(ids[0]), *ids[1:]]]
+    for form in forms:
+        (output,) = llm.generate(form)
+        assert (output.prompt_token_ids, {*map(type, output.prompt_token_ids)}) == (ids, {int}), form
+    for wrong in ([*found, np.float64(1)], [1, np.bool_(True)], [1, True], [ids, [1.0]]):
+        with pytest.raises(InvalidRequestError, match="list of token ids"):
+            llm.generate(wrong)
 
 
 @pytest.mark.parametrize("prompt", ["", [[]], {"prompt_token_ids": []}, [["a", 1]], [1, 10**9], [1, "b"]])
