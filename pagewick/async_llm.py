@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,7 @@ class AsyncEngine:
         tags, vocab_size = self._prompts.reasoning_tags, client.info.vocab_size
         self._requests = RequestMaker(tokenizer, tags, vocab_size, formats, limits=grammar_limits)
         self.default_params = default_params or SamplingParams()
+        self.chosen_defaults: Collection[str] = ()  # the names of those that a user chose instead of the model's
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
         self._is_closed = False

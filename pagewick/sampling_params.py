@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -274,15 +274,21 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingPar
         raise ModelLoadError(f"the model's generation_config.json is wrong: {error}\n  correct or remove it") from error
 
 
-def with_changes(defaults: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+def with_changes(
+    defaults: SamplingParams, changes: Mapping[str, Any], kept: Collection[str] = frozenset()
+) -> SamplingParams:
     """Apply a user's values to a model's defaults.
 
-    If the user requests mirostat or beam search, conflicting defaults are dropped, but never a value of the user.
-    Raises InvalidRequestError as SamplingParams does.
+    If the user requests mirostat or beam search, conflicting defaults are dropped, but never a value of the user. So is
+    a temperature of 0 if the user requests a way of sampling, unless it is among `kept`, the defaults that the
+    operator chose. Raises InvalidRequestError as SamplingParams does.
     """
     dropped: tuple[str, ...] = ()
     if changes.get("use_beam_search", defaults.use_beam_search):
         dropped = ("temperature", *_NOT_WITH_BEAMS)
     elif changes.get("mirostat", defaults.mirostat):
         dropped = _TRUNCATIONS
+    is_sampled = any(changes.get(name, _DEFAULTS[name]) != _DEFAULTS[name] for name in ("mirostat", *_TRUNCATIONS))
+    if is_sampled and defaults.temperature == 0 and "temperature" not in kept:
+        dropped += ("temperature",)
     return replace(defaults, **{**{name: _DEFAULTS[name] for name in dropped}, **changes})

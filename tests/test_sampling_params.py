@@ -372,6 +372,24 @@ def test_without_do_sample_the_default_is_greedy(others: dict[str, Any]) -> None
         assert default_sampling_params({"do_sample": given}).temperature == 1
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"mirostat": 2}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"typical_p": 0.9}, {"top_n_sigma": 1.0},
+     {"xtc_probability": 0.5}],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_who_wants_a_way_of_sampling_samples(changes: dict[str, Any]) -> None:
+    """Also where the model's default is greedy: the same words give the same SamplingParams in Python."""
+    defaults = default_sampling_params({"do_sample": False, "repetition_penalty": 1.05})
+    assert with_changes(defaults, changes) == SamplingParams(**changes, repetition_penalty=1.05)
+    assert with_changes(defaults, {**changes, "temperature": 0}).temperature == 0
+    assert with_changes(defaults, changes, kept={"temperature"}).temperature == 0
+    assert with_changes(replace(defaults, temperature=0.6), changes).temperature == 0.6
+    nothing = {name: getattr(SamplingParams(), name) for name in changes}
+    for others in ({}, nothing, {"presence_penalty": 1.0, "seed": 3}):
+        assert with_changes(defaults, others).temperature == 0
+
+
 def test_a_model_s_defaults_give_way_to_what_replaces_them() -> None:
     defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
     assert with_changes(defaults, {"top_k": 5}) == replace(defaults, top_k=5)

@@ -128,6 +128,7 @@ class _Server:
             engine = await first_done(starting, stop.wait())
             if isinstance(engine, AsyncEngine):
                 engine.default_params = with_changes(engine.default_params, self.sampling)
+                engine.chosen_defaults = frozenset(self.sampling)
                 await self._serve(engine, serving, stop, hurry)
         finally:
             http.leave()

@@ -129,7 +129,7 @@ class Core:
             raise InvalidRequestError(message, param="truncate_prompt_tokens")
         texts = bias_texts(request.sampling)
         spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
-        params = sampling_params(request, self.engine.default_params, spelled)
+        params = sampling_params(request, self.engine.default_params, spelled, self.engine.chosen_defaults)
         options = options_of(request.serving)
         if self.engine.default_params.max_tokens is not None and "max_tokens" not in request.sampling:
             # A limit of the server's is no reason to refuse a request.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pagewick.errors import InvalidRequestError
@@ -28,10 +28,14 @@ def bias_texts(sampling: Mapping[str, Any]) -> list[str]:
 
 
 def sampling_params(
-    request: TextRequest, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]]
+    request: TextRequest,
+    defaults: SamplingParams,
+    spelled: Mapping[str, Sequence[int]],
+    kept: Collection[str] = frozenset(),
 ) -> SamplingParams:
-    """Return the defaults, changed as the request says. spelled: the tokens of each of `bias_texts`.
+    """Return the defaults, changed as the request says.
 
+    spelled: the tokens of each of `bias_texts`. kept: the defaults that the operator chose.
     Raises InvalidRequestError for a value out of range.
     """
     changes = dict(request.sampling)
@@ -40,7 +44,7 @@ def sampling_params(
     check_stop(changes.get("stop") or ())
     if isinstance(pairs := changes.get("logit_bias"), list):
         changes["logit_bias"] = _biases(pairs, spelled)
-    return with_changes(defaults, changes)
+    return with_changes(defaults, changes, kept)
 
 
 def _biases(pairs: Iterable[BiasPair], spelled: Mapping[str, Sequence[int]]) -> dict[int, float]:

@@ -125,6 +125,7 @@ class ApiProcess:
         parser = settings.tool_call_parser
         engine = AsyncEngine.over(client, setup.config, text, seed=seed, tool_call_parser=parser)
         engine.default_params = with_changes(engine.default_params, setup.sampling)
+        engine.chosen_defaults = frozenset(setup.sampling)
         if setup.number == 0:
             warn_without_effect(settings, ThinkingModel.of(engine))
         self._stage.app = build_app(

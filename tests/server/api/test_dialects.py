@@ -427,3 +427,30 @@ def test_defaults_of_the_server_are_for_requests_that_do_not_say(path: str, monk
     assert (own.params, own.options.lowers_max_tokens) == (replace(defaults, temperature=1.5, max_tokens=3), False)
     assert request(n_predict=-1).params.max_tokens is None
     assert request(truncate_prompt_tokens=-1).prompt_token_ids == request().prompt_token_ids
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [((), 1), (("temperature",), 0)], ids=["the model's", "the operator's"]
+)
+def test_a_request_for_a_way_of_sampling_is_no_greedy_one(
+    path: str, chosen: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the operator chose a temperature of 0."""
+    api = Api()
+
+    def greedy_engine(client: FakeClient) -> AsyncEngine:
+        engine = fake_engine(client)
+        engine.default_params, engine.chosen_defaults = SamplingParams(temperature=0), chosen
+        return engine
+
+    monkeypatch.setattr(tests.server.api_routes, "fake_engine", greedy_engine)
+    for fields, temperature in (
+        ({"top_p": 0.9}, expected),
+        ({"mirostat": 2}, expected),
+        ({"top_p": 1}, 0),
+        ({"top_p": 0.9, "temperature": 0}, 0),
+        ({}, 0),
+    ):
+        assert ask(api, path, **fields).status_code == 200
+        assert api.client.requests[-1].params.temperature == temperature
