@@ -249,6 +249,15 @@ FAMILIES = [
         calls=True,
     ),
     Family(
+        "DeepSeek-V3.2",
+        "deepseek-v3.2",
+        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello.<｜end▁of▁sentence｜>"
+        "<｜User｜>And?<｜Assistant｜><think>",
+        **DEEPSEEK,
+        words="<｜User｜> <｜Assistant｜> <think> </think> ｜DSML｜",
+        calls=True,
+    ),
+    Family(
         "StarCoder2-instruct",
         "starcoder2-instruct",
         "<|endoftext|>You are an exceptionally intelligent coding assistant that consistently delivers accurate and "

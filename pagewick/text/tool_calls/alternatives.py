@@ -42,6 +42,27 @@ def choices_of(alternative: Mapping[str, Any]) -> list[Any] | None:
     return [one for one in values if type_of(one) in declared]
 
 
+def strings_and_others(schema: Any, root: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the schemas of the strings and of the other values that fit a schema; empty if none do."""
+    strings: list[Mapping[str, Any]] = []
+    others: list[Mapping[str, Any]] = []
+    for one in alternatives(schema, root):
+        choices, types = choices_of(one), types_within(one)
+        if choices is not None:
+            chosen = [value for value in choices if isinstance(value, str)]
+            strings += [{"enum": chosen}] * bool(chosen)
+            others += [{"enum": [value for value in choices if not isinstance(value, str)]}] * (chosen != choices)
+            continue
+        strings += [{**one, "type": "string"}] * ("string" in types)
+        kept = sorted(types - {"string", "integer"} if "number" in types else types - {"string"})
+        others += [{**one, "type": kept}] * bool(kept)
+    return _any_of(strings), _any_of(others)
+
+
+def _any_of(schemas: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
+
+
 def properties_of(alternative: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schemas of an object's properties by their names."""
     found = alternative.get("properties")

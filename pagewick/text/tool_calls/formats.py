@@ -14,6 +14,7 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
+from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2
 from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
 from pagewick.text.tool_calls.grammar import GrammarWriter
@@ -35,7 +36,7 @@ from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
-    SMOLLM_3_CODE, PLAIN_JSON,
+    SMOLLM_3_CODE, DEEPSEEK_3_2, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -73,6 +74,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),
     (KIMI_K2, ("<|tool_calls_section_begin|>",)),
+    (DEEPSEEK_3_2, ("\uff5cDSML\uff5c", "function_calls", "string=")),
     (DEEPSEEK_3, ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
     (DEEPSEEK_3_1, ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
     (MISTRAL_11, ("[TOOL_CALLS]", "[ARGS]")),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagewick.text.tool_calls.alternatives import strings_and_others
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.reading import END, Reader, Reading, escaped
@@ -15,6 +16,7 @@ from pagewick.text.tool_calls.written import WrittenCall, as_text
 
 _MAX_NAME = 160
 _MAX_KEY = 1000
+_STRINGS = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,8 @@ class TaggedCalls:
     """A call is call_open, name, name_end, arguments, call_close; an argument key_open, key, key_end, value, value_end.
 
     opener, closer: around each call, or around all of them if is_section. call_close may be the closer. key_end:
-    several markers may have white space between them. pad: line break around a value. line: white space between the
-    parts.
+    several markers may have white space between them. kinds: two markers in place of key_end, before strings
+    and before other values. pad: line break around a value. line: white space between the parts.
     """
 
     opener: str
@@ -37,6 +39,7 @@ class TaggedCalls:
     pad: str = ""
     line: str = "\n"
     is_section: bool = False
+    kinds: tuple[str, ...] = ()
 
     def read(self, reader: Reader, offer: ToolOffer) -> Reading[None]:
         first = yield from reader.blanks()
@@ -66,20 +69,23 @@ class TaggedCalls:
             if mark == self.call_close:
                 write("}" if separator != "{" else "{}")
                 return
-            key = (yield from reader.until(self.key_end[:1], limit=_MAX_KEY)).strip()
+            key = (yield from reader.until(self.kinds or self.key_end[:1], limit=_MAX_KEY)).strip()
+            is_string = reader.ended_by in self.kinds[:1]
             for marker in self.key_end[1:]:
                 yield from reader.blanks()
                 yield from reader.word(marker)
             write(f'{separator}"{escaped(key)}": ')
-            yield from self._value(reader, offer.by_name[name], key)
+            yield from self._value(reader, offer.by_name[name], key, is_string=is_string)
             mark, separator = "", ", "
 
-    def _value(self, reader: Reader, tool: Tool, key: str) -> Reading[None]:
+    def _value(self, reader: Reader, tool: Tool, key: str, *, is_string: bool) -> Reading[None]:
         write, ends = reader.calls.write, (self.pad + self.value_end, self.value_end)
         if self.pad and (yield from reader.peek()) == self.pad:
             yield from reader.take()
         types = types_of(tool.properties.get(key), tool.parameters)
-        if types != {"string"}:
+        if self.kinds:
+            types = (types & _STRINGS if is_string else types - _STRINGS) or types
+        if types != _STRINGS:
             write(json_of((yield from reader.until(ends)), types))
             return
         write('"')
@@ -90,7 +96,7 @@ class TaggedCalls:
         bodies = []
         for call in calls:
             pairs = [
-                f"{self.key_open}{key}{self.line.join(self.key_end)}{self.pad}{as_text(value)}{self.pad}"
+                f"{self.key_open}{key}{self._key_end(value)}{self.pad}{as_text(value)}{self.pad}"
                 f"{self.value_end}{self.line}"
                 for key, value in call.pairs.items()
             ]
@@ -100,6 +106,9 @@ class TaggedCalls:
         ends = self.line + self.closer if self.call_close != self.closer else ""
         before = self.line if self.call_open else ""
         return "\n".join(f"{self.opener}{before}{body}{ends}" for body in bodies)
+
+    def _key_end(self, value: Any) -> str:
+        return self.kinds[not isinstance(value, str)] if self.kinds else self.line.join(self.key_end)
 
     @property
     def _behind_name(self) -> str:
@@ -120,11 +129,21 @@ class TaggedCalls:
     def _call_grammar(self, writer: GrammarWriter, tool: Tool) -> str:
         def argument(key: str, schema: Any) -> str:
             opening = writer.words(self.key_open, key, *_between(self.key_end, self.line))
-            return f"{opening} {writer.tagged(tool, schema, self.pad, self.value_end)} {writer.word(self.line)}"
+            return f"{opening} {self._value_grammar(writer, tool, schema)} {writer.word(self.line)}"
 
         pairs = [(argument(key, schema), is_required) for key, schema, is_required in writer.named_arguments(tool)]
         opening = writer.words(*[self.call_open] * bool(self.call_open), tool.name, self._behind_name)
         return f"{opening} {writer.sequence(pairs, '')} {writer.word(self.call_close)}"
+
+    def _value_grammar(self, writer: GrammarWriter, tool: Tool, schema: Any) -> str:
+        if not self.kinds:
+            return writer.tagged(tool, schema, self.pad, self.value_end)
+        strings, others = strings_and_others(schema, tool.parameters)
+        ways = [f"{writer.word(self.kinds[0])} {writer.tagged(tool, strings, '', self.value_end)}"] if strings else []
+        if others or not ways:
+            value = writer.value(tool, others or schema)
+            ways.append(f"{writer.word(self.kinds[1])} {value} {writer.word(self.value_end)}")
+        return writer.rule(" | ".join(ways))
 
     def format(self, name: str) -> CallFormat:
         words = dict.fromkeys((

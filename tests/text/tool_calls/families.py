@@ -95,6 +95,17 @@ def deepseek_31(calls: Sequence[Call]) -> str:
     return f"<｜tool▁calls▁begin｜>{''.join(blocks)}<｜tool▁calls▁end｜>"
 
 
+def deepseek_32(calls: Sequence[Call]) -> str:
+    lines = ["<｜DSML｜function_calls>"]
+    for name, given in calls:
+        lines.append(f'<｜DSML｜invoke name="{name}">')
+        for key, value in given.items():
+            kind, shown = ("true", value) if isinstance(value, str) else ("false", dumped(value))
+            lines.append(f'<｜DSML｜parameter name="{key}" string="{kind}">{shown}</｜DSML｜parameter>')
+        lines.append("</｜DSML｜invoke>")
+    return "\n".join([*lines, "</｜DSML｜function_calls>"])
+
+
 def glm_4(calls: Sequence[Call]) -> str:
     ((name, given),) = calls
     return f"{name}\n{dumped(given)}"
@@ -240,6 +251,7 @@ FAMILIES = [
     Family("pythonic", pythonic, is_bare=True), Family("pythonic", llama_4),
     Family("mistral", mistral), Family("mistral", mistral_7), Family("mistral_v11", mistral_11),
     Family("mistral_v11", mistral_13), Family("deepseek_v3", deepseek_3), Family("deepseek_v31", deepseek_31),
+    Family("deepseek_v32", deepseek_32),
     Family("glm4", glm_4, is_bare=True, max_calls=1), Family("glm45", glm_45), Family("glm45", glm_47),
     Family("phi4_mini_json", phi_4), Family("phi4_mini_json", phi_4_functools), Family("gemma3", gemma_3),
     Family("gemma3", gemma_3_printed), Family("functiongemma", function_gemma), Family("gemma4", gemma_4),

@@ -15,9 +15,10 @@ from tests.text.tool_calls.test_formats import read
 from tests.text.tool_calls.test_grammars import IN_PYTHON, VOCABULARY, WRITTEN, accepts, each_format, grammar_of
 
 IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss")
-IN_BRACES = ("functiongemma", "gemma4")
+# Those that tell strings from other values.
+WITH_KINDS = ("functiongemma", "gemma4", "deepseek_v32")
 in_tags = pytest.mark.parametrize("name", IN_TAGS)
-without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, *IN_BRACES])
+without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, *WITH_KINDS])
 DEFINITIONS = {
     "Name": {"type": ["string", "null"]},
     "Color": {"title": "Color", "type": "string", "enum": ["red", "light blue"]},
@@ -156,14 +157,21 @@ def test_a_strict_tool_with_what_texts_cannot_keep_is_refused(name: str, schema:
     assert takes(name, schema, "xx")
 
 
-def test_strings_between_markers_keep_other_types_exactly() -> None:
+@pytest.mark.parametrize("name", WITH_KINDS)
+def test_strings_that_are_told_from_others_leave_other_types_exact(name: str) -> None:
     with pytest.raises(UnsupportedError, match="'pattern' cannot be kept"):
-        grammar_of(WRITTEN["functiongemma"], with_argument({"anyOf": [{"$ref": "#/$defs/Code"}]}, is_strict=True))
+        grammar_of(WRITTEN[name], with_argument({"anyOf": [{"$ref": "#/$defs/Code"}]}, is_strict=True))
     positive = {"type": ["string", "integer"], "minimum": 1}
-    assert takes("functiongemma", positive, "0", is_strict=True) and takes("functiongemma", positive, 1, is_strict=True)
-    assert not takes("functiongemma", positive, 0, is_strict=True)
+    assert takes(name, positive, "0", is_strict=True) and takes(name, positive, 1, is_strict=True)
+    assert not takes(name, positive, 0, is_strict=True)
     nested = {"type": "array", "items": {"type": "object", "properties": {"c": {"$ref": "#/$defs/Color"}}}}
-    assert takes("functiongemma", nested, [{"c": "red"}]) and not takes("functiongemma", nested, [{"c": "green"}])
+    assert takes(name, nested, [{"c": "red"}]) and not takes(name, nested, [{"c": "green"}])
+
+
+@pytest.mark.parametrize("name", WITH_KINDS)
+def test_strings_that_look_like_other_values_stay_strings(name: str) -> None:
+    for value in ("12", "null", "[1]", "true"):
+        assert takes(name, {}, value) and takes(name, {"type": ["string", "null"]}, value)
 
 
 def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:

@@ -28,7 +28,7 @@ FORMATS = {
     "GLM-4-9B-chat": "glm4", "DeepSeek-V2.5": "deepseek_v3", "DeepSeek-V3": "deepseek_v3",
     "DeepSeek-R1": "deepseek_v3", "DeepSeek-V3-0324": "deepseek_v3", "DeepSeek-R1-0528": "deepseek_v3",
     "Granite-3": "granite", "Gemma-2": "gemma3", "Gemma-3": "gemma3",
-    "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
+    "DeepSeek-V3.2": "deepseek_v32", "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = ("R1-Distill", "QwQ", "GLM-4-0414", "GLM-4-9B-chat", "DeepSeek-R1", "ERNIE-4.5-Thinking")
