@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,8 +17,10 @@ from pagewick.structured_outputs import StructuredOutputsParams
 from pagewick.text.grammars.grammar import Grammar, whole_grammar
 from pagewick.text.grammars.grammar import grammar_of as form_grammar_of
 from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.grammars.vocabulary import make_small_vocabulary
+from pagewick.text.tool_calls.formats import ToolCallFormat, format_named
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
-from tests.text.tool_calls.families import CALLS, FAMILIES, TOOLS, Family, format_with, tool
+from tests.text.tool_calls.families import CALLS, FAMILIES, TOOLS, AllTokens, Family, format_with, tool
 from tests.text.tool_calls.test_formats import read
 
 VOCABULARY = LLTokenizer("byte")
@@ -61,6 +64,31 @@ def test_calls_in_the_familys_form_are_accepted(name: str, is_required: bool) ->
     assert accepts(family, offer, "No call here: { [ <t") is not is_required
     if not family.is_bare:
         assert accepts(family, offer, "I look.\n" + text) is not is_required
+
+
+@each_format
+@pytest.mark.parametrize("is_required", [False, True])
+def test_markers_that_are_tokens(name: str, is_required: bool) -> None:
+    """Only the tokens count then, and not their letters."""
+    family = WRITTEN[name]
+    words = [word for word in format_with(family, has_tokens=False).form.words if re.fullmatch(r"[<\[]\S+[>\]]", word)]
+    tokenizer: Any = AllTokens(words)
+    ids = {word: tokenizer.id_of(word) for word in words}
+    vocabulary = make_small_vocabulary({token_id: word.encode() for word, token_id in ids.items()}, 200)
+    offer = ToolOffer(TOOLS, is_required=is_required)
+    grammar = ToolCallFormat(format_named(family.parser), tokenizer).grammar(offer, GrammarLimits())
+    text = "I look." * (not is_required and not family.is_bare)
+    text += family.write(CALLS[:2] if name in IN_PYTHON else CALLS[: family.max_calls])
+    for are_tokens in (True, False) if words else (True,):
+        made = LLMatcher(vocabulary, grammar)
+        assert not made.is_error(), made.get_error()
+        token_ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, words))})", text) if words else [text]:
+            token_ids += [ids[part]] if part in words and are_tokens else [200 + byte for byte in part.encode()]
+        num_taken = made.try_consume_tokens(token_ids)
+        is_accepted = num_taken == len(token_ids) and made.is_accepting()
+        is_free = not is_required and not family.is_bare  # letters are text
+        assert is_accepted is (are_tokens or is_free or not any(word in text for word in words))
 
 
 @each_format
