@@ -26,10 +26,11 @@ _TEXT, _REASONING, _DROPPED = PartKind.TEXT, PartKind.REASONING, PartKind.DROPPE
 # Dropped together with the tag that they surround.
 LINE_BREAKS = "\r\n"
 
+USUAL_TAGS = ("<think>", "</think>")
 # A model uses the first pair of this list that it has. gpt-oss uses channels instead of tags.
 KNOWN_TAGS = (
     ("<|channel>", "<channel|>"),  # Gemma 4, whose templates also mention <|think|>
-    ("<think>", "</think>"),  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
+    USUAL_TAGS,  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Mistral
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere

@@ -16,11 +16,9 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, EngineError
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.reasoning import KNOWN_TAGS, ReasoningSplitter, Stage, TextRun
+from pagewick.text.reasoning import USUAL_TAGS, ReasoningSplitter, Stage, TextRun
 
 MAX_EVENT_BYTES = 2**20
-# Some servers leave the thoughts in the text, between the tags of the model; most models have these.
-_TAGS = KNOWN_TAGS[0]
 
 
 class RemoteModel:
@@ -57,7 +55,8 @@ class RemoteModel:
             **settings.as_request_fields(),
         }
         connection = self._address.connect()
-        splitter = ReasoningSplitter(*_TAGS, Stage.AWAITED)
+        # Some servers leave the thoughts in the text, between the tags of the model, which are mostly these.
+        splitter = ReasoningSplitter(*USUAL_TAGS, Stage.AWAITED)
         try:
             for chunk in self._events(connection, body):
                 yield from self._pieces(chunk, splitter)
