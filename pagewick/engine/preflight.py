@@ -73,7 +73,7 @@ class FoundModel:
         kept = model_tensors(self.config, self.names, num_ranks=num_ranks) if self.at_load else ()
         return most_quantizing_bytes(kept, self.at_load, self.dtypes)
 
-    def cut_inside_block(self, num_ranks: int) -> str:
+    def unshared(self, num_ranks: int) -> str:
         """Return what `num_ranks` ranks cannot share, a tensor cut inside a block included; empty if they can."""
         if num_ranks > 1 and self.config.unshared:
             return self.config.unshared
@@ -111,7 +111,7 @@ def choose_quantization(config: EngineConfig, free: FreeMemory) -> EngineConfig:
 
     def bytes_in(mix: str | None) -> int | None:
         found = FoundModel.of(description, mix)
-        if num_ranks > 1 and found.cut_inside_block(num_ranks):
+        if num_ranks > 1 and found.unshared(num_ranks):
             return None
         return WeightBytes.of(config, num_ranks, [found]).all
 
@@ -145,10 +145,10 @@ def _check_ranks(models: Sequence[FoundModel], num_ranks: int) -> None:
     """Raise ConfigError, naming the sizes that work, if these ranks cannot share the model, or the draft model."""
     for model, owner in zip(models, ("model", "draft model"), strict=False):
         check_tensor_parallel(model.config.num_heads, num_ranks, owner)
-        if num_ranks > 1 and (cut := model.cut_inside_block(num_ranks)):
+        if num_ranks > 1 and (cut := model.unshared(num_ranks)):
             num_heads = gcd(*(each.config.num_heads for each in models))
             sizes = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
-            working = ", ".join(str(size) for size in sizes if not any(each.cut_inside_block(size) for each in models))
+            working = ", ".join(str(size) for size in sizes if not any(each.unshared(size) for each in models))
             raise ConfigError(
                 f"--tensor-parallel-size {num_ranks} does not fit the {owner}'s {cut}\n  sizes that work: {working}"
             )

@@ -236,7 +236,7 @@ def test_768_columns_are_cut_at_256_and_not_at_384() -> None:
     found = describe(MODEL_DIR)
     tensors = (replace(tensor, dtype="Q4_K") if "mlp" in tensor.name else tensor for tensor in found.tensors)
     model = FoundModel.of(replace(found, tensors=tuple(tensors)))
-    assert not model.cut_inside_block(3) and model.cut_inside_block(2).endswith("the first rank would get 384")
+    assert not model.unshared(3) and model.unshared(2).endswith("the first rank would get 384")
 
 
 def test_a_vector_in_blocks_is_refused(tmp_path: Path) -> None:

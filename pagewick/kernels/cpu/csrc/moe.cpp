@@ -194,8 +194,8 @@ void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, cons
     const int64_t end_row = std::min(num_rows(used), row + division.rows);
     if (args.is_quantized)
       kernels.quantized->multiply(quantized_product(args, expert, start, num_rows(used)),
-                                  {rows, prepared.ids == nullptr ? nullptr : prepared.ids + start, nullptr}, panel, end_panel,
-                                  row, end_row);
+                                  {rows, prepared.ids == nullptr ? nullptr : prepared.ids + start, nullptr}, panel,
+                                  end_panel, row, end_row);
     else
       kernels.matrix->multiply(product<LinearArgs>(args, expert, rows, args.x_stride, start, num_rows(used)), rows,
                                panel, end_panel, row, end_row);

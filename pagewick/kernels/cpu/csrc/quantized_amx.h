@@ -1,5 +1,5 @@
-// What products with quantized weights on the tile registers of AMX share. Sixteen rows of x and sixteen of the weight
-// are multiplied at a time.
+// The parts that all products with quantized weights on the tile registers of AMX share. A tile register takes sixteen
+// rows of x, and another one sixteen rows of the weight.
 //
 // Rows of x and expanded levels are arranged so that a tile register finds its rows one after the other: those of x in
 // steps, which are as many columns as a tile is deep, and the levels of sixteen rows of the weight behind each other.
@@ -28,12 +28,14 @@ using InTileRegisters = Kernel;
 
 using TileSums = int32_t[kRegisterRows][kLanes];
 
-// A chunk of sixteen rows of x. Values of missing rows may be any, since their sums are not stored.
+// A chunk of sixteen rows of x. Values of missing rows may be any, since their sums are not stored. kLeastRows: the
+// fewest rows that take tiles.
 template <class Prepared>
 struct ArrangedRows;
 
 template <>
 struct ArrangedRows<PreparedBlock<32>> {
+  static constexpr int64_t kLeastRows = kRegisterRows;
   static constexpr int64_t kColumns = kMaxColumns, kUnits = kColumns / kUnitColumns;
 
   int8_t values[kUnits][kRegisterRows][kUnitColumns];
@@ -56,6 +58,7 @@ struct ArrangedRows<PreparedBlock<32>> {
 
 template <>
 struct ArrangedRows<PreparedBlock<256>> {
+  static constexpr int64_t kLeastRows = kRegisterRows;
   static constexpr int64_t kColumns = kMaxColumns, kDepth = 64;
 
   int8_t values[kColumns / kDepth][kRegisterRows][kDepth];
@@ -81,6 +84,7 @@ struct ArrangedRows<PreparedBlock<256>> {
 
 template <>
 struct ArrangedRows<PreparedWide> {
+  static constexpr int64_t kLeastRows = 1;
   static constexpr int64_t kColumns = 128;
 
   Wide values[kColumns / kUnitColumns][kRegisterRows][kUnitColumns];
@@ -118,7 +122,8 @@ class ArrangedChunks {
   // Prepares the rows that are missing to a multiple of sixteen.
   void clear_rows_from(int64_t row) {
     for (; row % kRegisterRows != 0; ++row)
-      for (int64_t i = 0; i < num_chunks_; ++i) chunks_[row / kRegisterRows * num_chunks_ + i].clear_row(row % kRegisterRows);
+      for (int64_t i = 0; i < num_chunks_; ++i)
+        chunks_[row / kRegisterRows * num_chunks_ + i].clear_row(row % kRegisterRows);
   }
 
   // Those from `row` on, a multiple of sixteen.
@@ -138,18 +143,40 @@ class ArrangedChunks {
   int64_t num_chunks_ = 0, num_columns_ = 0;
 };
 
-// The rows of x that are multiplied together, from row `first` of all rows on.
-template <class Prepared>
-ArrangedChunks<Prepared> arranged_rows(const PreparedRows& x, const Prepared* const* rows, int64_t first, int64_t count,
-                                       int64_t num_columns) {
-  using Chunks = ArrangedChunks<Prepared>;
-  if (x.arranged != nullptr) return Chunks(x.arranged, num_columns).from(first);
-  const size_t num_bytes = static_cast<size_t>(Chunks::num_bytes(count, num_columns));
-  Chunks chunks(thread_scratch(Scratch::kKernel, num_bytes), num_columns);
-  for (int64_t row = 0; row < count; ++row) chunks.copy_row(row, rows[row]);
-  chunks.clear_rows_from(count);
-  return chunks;
-}
+// The part that all products in tile registers share: the registers, and the rows of x.
+template <class PreparedRow>
+class RowsInRegisters {
+ public:
+  using Prepared = PreparedRow;
+  using Rows = ArrangedRows<Prepared>;
+
+  static bool takes_rows(int64_t count) { return count >= Rows::kLeastRows; }
+
+  // One to three rows that would need a tile of their own do without, unless all rows take tiles.
+  static int64_t num_taken(int64_t count) {
+    return Rows::kLeastRows > 1 && count % kRegisterRows < 4 ? count - count % kRegisterRows : count;
+  }
+
+  // Takes the rows of x that are multiplied together, from row `first` of all rows on. They are arranged here unless
+  // they have been for all panels.
+  void take_rows(const PreparedRows& x, const Prepared* const* rows, int64_t first, int64_t count,
+                 int64_t num_columns) {
+    using Chunks = ArrangedChunks<Prepared>;
+    if (!takes_rows(count)) return;
+    if (x.arranged != nullptr) {
+      rows_ = Chunks(x.arranged, num_columns).from(first);
+      return;
+    }
+    const size_t num_bytes = static_cast<size_t>(Chunks::num_bytes(count, num_columns));
+    rows_ = Chunks(thread_scratch(Scratch::kKernel, num_bytes), num_columns);
+    for (int64_t row = 0; row < count; ++row) rows_.copy_row(row, rows[row]);
+    rows_.clear_rows_from(count);
+  }
+
+ protected:
+  TileRegisters registers_;
+  ArrangedChunks<Prepared> rows_;
+};
 
 inline IntVec load_sums(const TileSums& sums, int64_t row) { return load_words(sums[row]); }
 

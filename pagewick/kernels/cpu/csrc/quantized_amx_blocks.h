@@ -20,7 +20,7 @@ namespace {
 typedef uint16_t PairVec __attribute__((vector_size(4 * kLanes)));
 
 template <QuantizedFormat kName>
-class BlocksInRegisters {
+class BlocksInRegisters : public RowsInRegisters<PreparedBlock<256>> {
   using L = Layout<kName>;
   static constexpr bool kIsOneByte = kName == QuantizedFormat::kQ2_K || kName == QuantizedFormat::kQ3_K;
   static constexpr bool kIsTurned = kName == QuantizedFormat::kQ3_K;
@@ -34,21 +34,12 @@ class BlocksInRegisters {
   static constexpr int64_t kMinimaAt = kScalesAt + kWordsBytes, kPairsAt = kMinimaAt + kWordsBytes;
 
  public:
-  using Prepared = PreparedBlock<256>;
   static constexpr int64_t kBytes = L::kBlock.has_minimum() ? kPairsAt + 2 * kWords * kWordsBytes : kMinimaAt;
 
-  static bool takes_rows(int64_t count) { return count >= kRegisterRows; }
   static bool takes(const Chunk&, int64_t count) { return takes_rows(count); }
-  // One to three rows that would need a tile of their own do without.
-  static int64_t num_taken(int64_t count) { return count % kRegisterRows < 4 ? count - count % kRegisterRows : count; }
 
   // How often multiply prefetches a share of the next chunk.
   static int64_t num_shares(int64_t count) { return kPanelRows / (2 * kLanes) * count / kRegisterRows; }
-
-  void take_rows(const PreparedRows& x, const Prepared* const* rows, int64_t first, int64_t count,
-                 int64_t num_columns) {
-    if (takes_rows(count)) rows_ = arranged_rows(x, rows, first, count, num_columns);
-  }
 
   static void expand(const Chunk& chunk, uint8_t* bytes) {
     for (int64_t col = 0; col < kPanelRows; col += kLanes) {
@@ -68,7 +59,7 @@ class BlocksInRegisters {
   }
 
   // Adds the products of `count` rows with a chunk, which is a block, to sums. bytes: those that expand wrote.
-  void multiply(const Prepared* const*, int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
+  void multiply(int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
                 float (*sums)[kPanelRows]) {
     if (!registers_.is_configured()) configure();
     TileRegisters::finish_writes();
@@ -77,7 +68,7 @@ class BlocksInRegisters {
       for (int64_t row = 0; row < count; row += kRegisterRows) {
         chunk.next->prefetch_share();
         alignas(64) TileSums products[2][kPlanes];
-        const ArrangedRows<Prepared>& rows = rows_.at(row, chunk_index);
+        const Rows& rows = rows_.at(row, chunk_index);
         multiply_slices(rows, bytes + col / kLanes * kPlanes * kSliceBytes, products);
         const int64_t rows_left = minimum(kRegisterRows, count - row);
         for (int64_t i = 0; i < 2; ++i)
@@ -131,7 +122,8 @@ class BlocksInRegisters {
       const PairVec products = (((PairVec)levels & kLow) * scale & kLow) | ((PairVec)levels & kHigh) * scale;
       memcpy(bytes, &products, sizeof(products));
     } else {
-      const PairVec even = (PairVec)even_bytes((IntVec)levels) * scale, odd = (PairVec)odd_bytes((IntVec)levels) * scale;
+      const PairVec even = (PairVec)even_bytes((IntVec)levels) * scale;
+      const PairVec odd = (PairVec)odd_bytes((IntVec)levels) * scale;
       const PairVec low = (even & kLow) | odd << 8, high = even >> 8 | (odd & kHigh);
       memcpy(bytes, &low, sizeof(low));
       memcpy(bytes + kSliceBytes, &high, sizeof(high));
@@ -139,9 +131,9 @@ class BlocksInRegisters {
   }
 
   // Tiles 0 to 3 hold the sums of two slices, and of their planes.
-  static void multiply_slices(const ArrangedRows<Prepared>& rows, const uint8_t* bytes,
+  static void multiply_slices(const Rows& rows, const uint8_t* bytes,
                               TileSums (&products)[2][kPlanes]) {
-    constexpr int64_t kDepth = ArrangedRows<Prepared>::kDepth, kStepBytes = kDepth / kQuad * kQuadBytes;
+    constexpr int64_t kDepth = Rows::kDepth, kStepBytes = kDepth / kQuad * kQuadBytes;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -174,7 +166,7 @@ class BlocksInRegisters {
     }
   }
 
-  static void add_products(const ArrangedRows<Prepared>& rows, int64_t count, const uint8_t* bytes, int64_t col,
+  static void add_products(const Rows& rows, int64_t count, const uint8_t* bytes, int64_t col,
                            const TileSums (&products)[kPlanes], float (*sums)[kPanelRows]) {
     const Vec scale = load(reinterpret_cast<const float*>(bytes + kScalesAt) + col);
     for (int64_t row = 0; row < count; ++row) {
@@ -185,8 +177,8 @@ class BlocksInRegisters {
       Vec sum = madd(__builtin_convertvector(whole, Vec), scale * x_scale, load(sums[row] + col));
       if constexpr (L::kBlock.has_minimum()) {
         const Vec minimum = load(reinterpret_cast<const float*>(bytes + kMinimaAt) + col);
-        const Vec weighted = __builtin_convertvector(-weigh(rows.template sums_of<kGroups>(row), bytes + kPairsAt + col * kQuad), Vec);
-        sum = madd(weighted, minimum * x_scale, sum);
+        const IntVec weighted = weigh(rows.template sums_of<kGroups>(row), bytes + kPairsAt + col * kQuad);
+        sum = madd(__builtin_convertvector(-weighted, Vec), minimum * x_scale, sum);
       }
       store(sums[row] + col, sum);
     }
@@ -203,9 +195,6 @@ class BlocksInRegisters {
     }
     return weighted;
   }
-
-  TileRegisters registers_;
-  ArrangedChunks<Prepared> rows_;
 };
 
 }  // namespace

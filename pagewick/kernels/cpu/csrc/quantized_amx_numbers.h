@@ -12,25 +12,17 @@ namespace {
 
 // Tile: Fp8Tile.
 template <class Tile>
-class NumbersInRegisters {
-  using Rows = ArrangedRows<PreparedWide>;
+class NumbersInRegisters : public RowsInRegisters<PreparedWide> {
   static constexpr int64_t kPairBytes = sizeof(IntVec), kUnitBytes = kUnitColumns / 2 * kPairBytes;
   // Bytes of sixteen rows of the weight for a chunk.
   static constexpr int64_t kNumbersBytes = Rows::kColumns / 2 * kPairBytes;
 
  public:
-  using Prepared = PreparedWide;
   static constexpr int64_t kBytes = kPanelRows / kLanes * kNumbersBytes;
 
   static bool takes(const Chunk&, int64_t) { return true; }
-  static int64_t num_taken(int64_t count) { return count; }
 
   static int64_t num_shares(int64_t) { return 1; }
-
-  void take_rows(const PreparedRows& x, const Prepared* const* rows, int64_t first, int64_t count,
-                 int64_t num_columns) {
-    rows_ = arranged_rows(x, rows, first, count, num_columns);
-  }
 
   static void expand(const Chunk& chunk, uint8_t* bytes) {
     for (int64_t block = 0; block < chunk.num_blocks; ++block) {
@@ -47,7 +39,7 @@ class NumbersInRegisters {
   }
 
   // Adds the products of `count` rows with a chunk to sums. bytes: those that expand wrote.
-  void multiply(const Prepared* const*, int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
+  void multiply(int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
                 float (*sums)[kPanelRows]) {
     configure(minimum(count, kRegisterRows));
     TileRegisters::finish_writes();
@@ -98,9 +90,7 @@ class NumbersInRegisters {
     _tile_stored(3, products[3], kPairBytes);
   }
 
-  TileRegisters registers_;
   int64_t num_rows_ = 0;
-  ArrangedChunks<Prepared> rows_;
 };
 
 }  // namespace

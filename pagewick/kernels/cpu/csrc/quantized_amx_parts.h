@@ -14,7 +14,7 @@ namespace {
 
 // Products of parts of units. Tile: SmallTile or Int4Tile, which says where scales are.
 template <class Tile>
-class PartsInRegisters {
+class PartsInRegisters : public RowsInRegisters<PreparedBlock<32>> {
   static constexpr int64_t kPartQuads = Tile::kPartQuads, kPartColumns = kPartQuads * kQuad;
   static constexpr int64_t kMaxParts = kMaxColumns / kPartColumns;
   // Behind the levels of a chunk: the scales of its parts, then the minima of its units.
@@ -23,21 +23,12 @@ class PartsInRegisters {
   static constexpr int64_t kTiles = 4;
 
  public:
-  using Prepared = PreparedBlock<32>;
   static constexpr int64_t kBytes = kMinimaAt + (Tile::kHasMinimum ? kMaxColumns / kUnitColumns * kWordsBytes : 0);
 
-  static bool takes_rows(int64_t count) { return count >= kRegisterRows; }
   static bool takes(const Chunk& chunk, int64_t count) { return takes_rows(count) && Tile::is_centrable(chunk); }
-  // One to three rows that would need a tile of their own do without.
-  static int64_t num_taken(int64_t count) { return count % kRegisterRows < 4 ? count - count % kRegisterRows : count; }
 
   // How often multiply prefetches a share of the next chunk.
   static int64_t num_shares(int64_t count) { return kPanelRows / kLanes * count / kRegisterRows; }
-
-  void take_rows(const PreparedRows& x, const Prepared* const* rows, int64_t first, int64_t count,
-                 int64_t num_columns) {
-    if (takes_rows(count)) rows_ = arranged_rows(x, rows, first, count, num_columns);
-  }
 
   static void expand(const Chunk& chunk, uint8_t* bytes) {
     for (int64_t block = 0; block < chunk.num_blocks; ++block) {
@@ -53,7 +44,7 @@ class PartsInRegisters {
   }
 
   // Adds the products of `count` rows with a chunk to sums. bytes: those that expand wrote.
-  void multiply(const Prepared* const*, int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
+  void multiply(int64_t count, int64_t chunk_index, const Chunk& chunk, const uint8_t* bytes,
                 float (*sums)[kPanelRows]) {
     if (!registers_.is_configured()) configure();
     TileRegisters::finish_writes();
@@ -67,8 +58,6 @@ class PartsInRegisters {
   }
 
  private:
-  using Rows = ArrangedRows<Prepared>;
-
   static float* floats(uint8_t* bytes) { return reinterpret_cast<float*>(bytes); }
   static int64_t num_parts(const Chunk& chunk) { return chunk.num_blocks * chunk.num_units * kUnitQuads / kPartQuads; }
 
@@ -147,9 +136,6 @@ class PartsInRegisters {
         total[row] = madd(set1(rows.sums[unit][row]), minimum * set1(rows.scales[unit][row]), total[row]);
     }
   }
-
-  TileRegisters registers_;
-  ArrangedChunks<Prepared> rows_;
 };
 
 }  // namespace

@@ -119,9 +119,10 @@ void prepare(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row
 
 #if defined(PW_HAS_AMX)
 int64_t arranged_bytes(const QuantizedLinearArgs& args) {
-  if (args.num_rows < kRegisterRows && !block_format(args.format).is_fp8) return 0;
   return with_block(args.format, [&](auto* block) {
-    return ArrangedChunks<Element<decltype(block)>>::num_bytes(args.num_rows, args.in_features);
+    using Block = Element<decltype(block)>;
+    if (args.num_rows < ArrangedRows<Block>::kLeastRows) return int64_t{0};
+    return ArrangedChunks<Block>::num_bytes(args.num_rows, args.in_features);
   });
 }
 

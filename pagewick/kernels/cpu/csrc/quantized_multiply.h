@@ -110,7 +110,7 @@ class Product {
       NextChunk next(chunk.heads + num_bytes, is_shared ? num_bytes : 0, maximum(1, num_shares));
       chunk.next = &next;
       int64_t i = 0;
-      if (is_in_registers) i = multiply_in_registers(chunk, block / chunk_blocks, rows, count, registers, sums);
+      if (is_in_registers) i = multiply_in_registers(chunk, block / chunk_blocks, count, registers, sums);
       else if (count >= kLeastExpanded) i = multiply_expanded(chunk, rows, count, sums);
       for (int64_t tile = 0; i < count; i += tile, chunk.is_reading = false) {
         tile = tile_rows(count - i);
@@ -144,15 +144,15 @@ class Product {
   }
 
   // Multiplies rows in tile registers, and returns their number.
-  static int64_t multiply_in_registers(const Chunk& chunk, int64_t chunk_index, const Prepared** rows, int64_t count,
-                                       InRegisters& registers, float (*sums)[kPanelRows]) {
+  static int64_t multiply_in_registers(const Chunk& chunk, int64_t chunk_index, int64_t count, InRegisters& registers,
+                                       float (*sums)[kPanelRows]) {
     if constexpr (kIsSame<InRegisters, NoTileRegisters>) {
       return 0;
     } else {
       alignas(64) uint8_t bytes[InRegisters::kBytes];
       InRegisters::expand(chunk, bytes);
       const int64_t num_taken = InRegisters::num_taken(count);
-      registers.multiply(rows, num_taken, chunk_index, chunk, bytes, sums);
+      registers.multiply(num_taken, chunk_index, chunk, bytes, sums);
       return num_taken;
     }
   }
@@ -171,7 +171,7 @@ constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 // By format: those with blocks of 32 columns, and the K types.
 extern const Multiply kSmallProducts[];
 extern const Multiply kLargeProducts[];
-// These two serve all int4 formats and all fp8 formats.
+// The first two serve all int4 formats and all fp8 formats; the last is MXFP4's.
 extern const Multiply kInt4Product;
 extern const Multiply kFp8Product;
 extern const Multiply kFp4Product;

@@ -117,17 +117,17 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
   else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
 }
 
-// How a tile gets its levels: as the weight has them, from bytes, or as the weight has them while it stores them as bytes
-// for the tiles of other rows.
-enum class Levels { kPacked, kExpanded, kExpanding };
-
-// The same, which codes stand for if kIsFp4.
+// The same, for which codes are stored if kIsFp4.
 template <int kBits, bool kIsFp4>
 inline IntVec decoded_levels(const uint8_t* unit, int64_t quad) {
   const IntVec levels = quad_levels<kBits>(unit, quad);
   if constexpr (kIsFp4) return fp4_levels(kFp4Levels, levels);
   else return levels;
 }
+
+// How a tile gets its levels: as the weight has them, from bytes, or as the weight has them while it stores them as bytes
+// for the tiles of other rows.
+enum class Levels { kPacked, kExpanded, kExpanding };
 
 // The levels of 32 columns, stored with kBits bits each: a vector of a quad. unit: their words.
 template <int kBits, bool kIsFp4 = false>
