@@ -595,7 +595,7 @@ def test_the_http_process_never_imports_torch(module: str) -> None:
 
 
 NEVER_CLOSED = """
-import asyncio, sys
+import asyncio, sys, threading
 from pagewick import AsyncEngine, SamplingParams
 
 async def main():
@@ -605,8 +605,12 @@ async def main():
     print(*engine._client._client.child.process_ids, flush=True)
     return engine, outputs
 
-if sys.argv[1] == "run":
+if sys.argv[1].startswith("run"):
     asyncio.run(main())
+    if sys.argv[1] == "run and go on":
+        for thread in threading.enumerate():
+            if thread.name.startswith("asyncio-waitpid"):  # asyncio waits there for the end of a process
+                thread.join(20)
 else:
     loop = asyncio.new_event_loop()
     kept = loop.run_until_complete(main())
@@ -615,7 +619,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("way", ["run", "open loop", "closed loop"])
+@pytest.mark.parametrize("way", ["run", "run and go on", "open loop", "closed loop"])
 def test_an_engine_that_nobody_closes_ends_quietly_with_the_program(way: str) -> None:
     environment = {**os.environ, "PAGEWICK_LOG_LEVEL": "WARNING"}
     done = subprocess.run(

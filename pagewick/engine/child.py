@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -27,6 +28,22 @@ _RANKS_INTERVAL_S = 0.02
 _KILLED_GRACE_S = 20.0
 
 _logger = get_logger(__name__)
+
+
+class _LateEnds(logging.Filter):
+    """Drops asyncio's warning that an engine process ended after its event loop, as it does if nobody closes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pids: set[int] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_late = str(record.msg).startswith("Loop %r that handles pid") and isinstance(record.args, tuple)
+        return not is_late or self.pids.isdisjoint(arg for arg in record.args or () if isinstance(arg, int))
+
+
+_late_ends = _LateEnds()
+logging.getLogger("asyncio").addFilter(_late_ends)
 
 
 class EngineChild:
@@ -120,13 +137,15 @@ class EngineChild:
 async def _spawn(module: str, connection: socket.socket, progress: Progress) -> Process:
     assert progress.file is not None, "its file is open until the child has it"
     inherited = (connection.fileno(), progress.file)
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *(*module_command(), module, str(connection.fileno()), str(os.getpid())),
         # In a separate session, so that Ctrl-C reaches this process only, which then ends the engine properly.
         start_new_session=True,
         pass_fds=inherited,
         env={**os.environ, **child_environment(), PROGRESS_VARIABLE: str(progress.file)},
     )
+    _late_ends.pids.add(process.pid)
+    return process
 
 
 def _is_running(process: psutil.Process) -> bool:
