@@ -31,7 +31,7 @@ from pagewick.kernels.quantized import QuantizedMatrix
 NUM_OUTPUTS, NUM_INPUTS = 3072, 1024
 TOTAL_BYTES = 192 << 20
 # The number of float32 scales with which a block begins, and the byte of a block of an int4 format with its zero point.
-FLOAT32_SCALES = {name: 1 for name in BLOCKS if name.startswith(("int8_g32", "int4", "fp8"))} | {"int8_g16": 2}
+FLOAT32_SCALES = {name: 2 if name.endswith("_g16") else 1 for name in BLOCKS if "_g" in name}
 ZERO_POINT_AT = 4
 
 

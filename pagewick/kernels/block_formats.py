@@ -1,13 +1,13 @@
 """Unpacks block formats, ggml's and others. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
 
 A block's numbers are small whole numbers, the levels, with a scale in float16, and perhaps with a minimum. In the K
-types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own. In MXFP4, a
-block of 32 has codes of levels, numbers in E2M1, and a power of two, in E8M0.
+types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own. In MXFP4 and
+IQ4_NL, a block of 32 has codes of four bits, which stand for levels (CODEBOOKS). MXFP4's scale is a power of two, E8M0.
 
-The other formats are not ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow; int8_g16
-has two scales for 32 bytes. In int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255, and then
-levels of four bits, 32 after 32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128, numbers
-in E4M3 follow, a byte each; none is NaN.
+The other formats are not ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow. In
+int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255, and then levels of four bits, 32 after
+32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128, numbers in E4M3 follow, a byte each;
+none is NaN. In the others of CODEBOOKS, 32 codes follow as in Q4_0, after a second scale if groups have 16 columns.
 
 Source of ggml's formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning); of E2M1
 and E8M0: the Open Compute Project's specification of microscaling formats.
@@ -24,6 +24,27 @@ from torch import Tensor
 
 # The numbers in E2M1, doubled, by code; scales are halved.
 FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# The coordinates of ggml's grids; codes from 8 on stand for the same with a minus sign. Codes with the level 0 are
+# unused.
+_IQ3_VALUES: Final = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+_IQ3S_VALUES: Final = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+_IQ2_VALUES: Final = (8, 25, 43, *[0] * 5, -8, -25, -43, *[0] * 5)
+# Eight times a coordinate -1, 0 or 1, plus one; from 8 on, minus one.
+_IQ1_VALUES: Final = (-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5)
+# The levels of formats with codes of four bits, by code.
+CODEBOOKS: Final[Mapping[str, tuple[int, ...]]] = {
+    "MXFP4": FP4_VALUES,
+    "IQ4_NL": _IQ4_VALUES,
+    "iq4_g32": _IQ4_VALUES,
+    "iq3_g32": _IQ3_VALUES,
+    "iq3s_g32": _IQ3S_VALUES,
+    "iq2_g32": _IQ2_VALUES,
+    "iq2_g16": _IQ2_VALUES,
+    "iq1_g32": _IQ1_VALUES,
+    "iq1_g16": _IQ1_VALUES,
+    "fp4_g16": FP4_VALUES,
+}
 
 
 class Blocks(NamedTuple):
@@ -117,9 +138,19 @@ def unpack_q8_0(rows: Tensor) -> Blocks:
 
 def unpack_mxfp4(rows: Tensor) -> Blocks:
     exponents, qs = fields(rows, 1, 16)
-    values = torch.tensor(FP4_VALUES, dtype=torch.int8, device=rows.device)
+    return Blocks(_decoded("MXFP4", qs), _halves_of_powers(exponents))
+
+
+def unpack_iq4_nl(rows: Tensor) -> Blocks:
+    scales, qs = fields(rows, 2, 16)
+    return Blocks(_decoded("IQ4_NL", qs), halves(scales))
+
+
+def _decoded(name: str, qs: Tensor) -> Tensor:
+    """Return the levels of 32 codes in each 16 bytes [N, B, 16]: [N, B, 32] int8."""
+    values = torch.tensor(CODEBOOKS[name], dtype=torch.int8, device=qs.device)
     codes = parts(qs, 4, 16)
-    return Blocks(values.index_select(0, codes.flatten().int()).view(codes.shape), _halves_of_powers(exponents))
+    return values.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def _halves_of_powers(exponents: Tensor) -> Tensor:
@@ -165,10 +196,11 @@ def unpack_int8_g32(rows: Tensor) -> Blocks:
     return Blocks(levels.contiguous().view(torch.int8), _floats(scales).squeeze(-1))
 
 
-def unpack_int8_g16(rows: Tensor) -> Blocks:
-    """Blocks of 32 bytes after two scales; the two halves of each become blocks of their own."""
-    scales, levels = fields(rows, 8, 32)
-    return Blocks(torch.unflatten(levels, -1, (2, 16)).flatten(1, 2).view(torch.int8), _floats(scales).flatten(1))
+def _unpack_codes(name: str, group: int, rows: Tensor) -> Blocks:
+    """Blocks of 32 numbers; where these have two scales, the halves become blocks of their own."""
+    scales, qs = fields(rows, 128 // group, 16)
+    levels = torch.unflatten(_decoded(name, qs), -1, (32 // group, group)).flatten(1, 2)
+    return Blocks(levels, _floats(scales).flatten(1))
 
 
 def _unpack_int4(group: int, rows: Tensor) -> Blocks:
@@ -202,13 +234,14 @@ UNPACK: Final[Mapping[str, Callable[[Tensor], Blocks]]] = {
     "Q5_1": unpack_q5_1,
     "Q8_0": unpack_q8_0,
     "MXFP4": unpack_mxfp4,
+    "IQ4_NL": unpack_iq4_nl,
     "Q2_K": unpack_q2_k,
     "Q3_K": unpack_q3_k,
     "Q4_K": unpack_q4_k,
     "Q5_K": unpack_q5_k,
     "Q6_K": unpack_q6_k,
     "int8_g32": unpack_int8_g32,
-    "int8_g16": unpack_int8_g16,
     **{f"int4_g{group}": partial(_unpack_int4, group) for group in (32, 64, 128)},
     **{f"fp8_g{group}": partial(_unpack_fp8, group) for group in (32, 128)},
+    **{name: partial(_unpack_codes, name, int(name[-2:])) for name in CODEBOOKS if name.endswith(("_g32", "_g16"))},
 }

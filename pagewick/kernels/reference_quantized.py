@@ -69,7 +69,7 @@ def _add_scaled(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
     """Return total [T, N] plus the product with x, whose blocks are at least as large as those of weights."""
     size, num_blocks = right.levels.shape[-1], right.levels.shape[1]
     left = quantize_rows(x, max(size, BLOCK))
-    # A block of int8_g16 is half of one of x.
+    # A block of 16 columns is half of one of x.
     left_levels = left.levels.reshape(len(x), num_blocks, size)
     left_scales = left.scales.repeat_interleave(max(size, BLOCK) // size, dim=1)
     right_levels = _whole_numbers(right)

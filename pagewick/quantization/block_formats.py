@@ -10,16 +10,17 @@ from typing import Final
 
 from pagewick.errors import ConfigError
 
-# Formats that are not ggml's, with a float32 scale for each group: signed bytes, four bits with a zero point, and E4M3.
-# kernels/block_formats.py describes them.
+# Formats that are not ggml's, with a float32 scale for each group: signed bytes, four bits with a zero point, E4M3, and
+# codes of four bits. kernels/block_formats.py describes them.
 OWN_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "int8_g32": (32, 36),
-    "int8_g16": (32, 40),
     "int4_g32": (32, 21),
     "int4_g64": (64, 37),
     "int4_g128": (128, 69),
     "fp8_g32": (32, 36),
     "fp8_g128": (128, 132),
+    **dict.fromkeys(("iq4_g32", "iq3_g32", "iq3s_g32", "iq2_g32", "iq1_g32"), (32, 20)),
+    **dict.fromkeys(("iq2_g16", "iq1_g16", "fp4_g16"), (32, 24)),
 }
 # Block formats that can be multiplied (ggml.py): name -> numbers and bytes of a block.
 BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
@@ -29,6 +30,7 @@ BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "Q5_1": (32, 24),
     "Q8_0": (32, 34),
     "MXFP4": (32, 17),
+    "IQ4_NL": (32, 18),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_K": (256, 144),
@@ -38,18 +40,17 @@ BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
 }
 # ggml's types that are kept in another of these formats, with the same numbers (expansion.py).
 EXPANSIONS: Final[Mapping[str, str]] = {
-    "IQ1_S": "int8_g32",
-    "IQ1_M": "int8_g16",
-    "IQ2_XXS": "int8_g32",
-    "IQ2_XS": "int8_g16",
-    "IQ2_S": "int8_g16",
-    "IQ3_XXS": "int8_g32",
-    "IQ3_S": "int8_g32",
-    "IQ4_NL": "Q8_0",
-    "IQ4_XS": "int8_g32",
-    "TQ1_0": "Q8_0",
-    "TQ2_0": "Q8_0",
-    "NVFP4": "int8_g16",
+    "IQ1_S": "iq1_g32",
+    "IQ1_M": "iq1_g16",
+    "IQ2_XXS": "iq2_g32",
+    "IQ2_XS": "iq2_g16",
+    "IQ2_S": "iq2_g16",
+    "IQ3_XXS": "iq3_g32",
+    "IQ3_S": "iq3s_g32",
+    "IQ4_XS": "iq4_g32",
+    "TQ1_0": "Q4_0",
+    "TQ2_0": "Q4_0",
+    "NVFP4": "fp4_g16",
 }
 # Numbers and bytes of the blocks that these types have in files.
 EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
@@ -60,7 +61,6 @@ EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "IQ2_S": (256, 82),
     "IQ3_XXS": (256, 98),
     "IQ3_S": (256, 110),
-    "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "TQ1_0": (256, 54),
     "TQ2_0": (256, 66),

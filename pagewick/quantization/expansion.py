@@ -1,7 +1,9 @@
-"""ggml's types that have no product of their own. At load, they become signed bytes with scales, bit for bit the same.
+"""ggml's types that have no product of their own. At load, they become codes of four bits with scales.
 
-N: rows; B: blocks of a row. Before and after, a number is scale * level in float32: a level is one of a few values, or
-a coordinate of a grid's point with its sign. block_formats.py names the source of the layouts.
+N: rows; B: blocks of a row. Before and after, a number is scale * level in float32, with the same bits: a level is one
+of a few values, or a coordinate of a grid's point with its sign, and there are never more than sixteen. The format that
+a type becomes says which code stands for which level (CODEBOOKS); in Q4_0 it is the level plus 8.
+kernels/block_formats.py names the source of the layouts.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from pagewick.quantization.grids import grid_points
 
 # Numbers that are expanded at a time; temporary memory is a few times as many bytes.
 _CHUNK_SIZE: Final = 2**19
-_IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Where codes stand for a coordinate and a sign, this bit is the sign. The code of a level in Q4_0 is the level plus 8.
+_MINUS: Final = 8
 
 Decoded = tuple[Tensor, Tensor]
-"""Levels in int8 and their scales in float32; both in the order of the columns, in any shape that begins with N."""
+"""Codes in uint8 and their scales in float32; both in the order of the columns, in any shape that begins with N."""
 
 
 def expand(name: str, rows: Tensor, num_columns: int, factor: Tensor | None = None) -> Tensor:
@@ -32,15 +35,16 @@ def expand(name: str, rows: Tensor, num_columns: int, factor: Tensor | None = No
     """
     target = EXPANSIONS[name]
     numbers, num_bytes = BLOCK_FORMATS[target]
-    scale_dtype = torch.float16 if target == "Q8_0" else torch.float32
+    scale_dtype = torch.float16 if target == "Q4_0" else torch.float32
     found = torch.empty((len(rows), num_columns // numbers, num_bytes), dtype=torch.uint8)
     step = max(1, _CHUNK_SIZE // num_columns)
     for first in range(0, len(rows), step):
         chunk = found[first : first + step]
-        levels, scales = _DECODE[name](rows[first : first + step].contiguous())
+        codes, scales = _DECODE[name](rows[first : first + step].contiguous())
         scales = scales if factor is None else scales * factor
-        chunk[..., -numbers:] = levels.reshape(*chunk.shape[:2], numbers).view(torch.uint8)
-        chunk[..., :-numbers] = scales.reshape(*chunk.shape[:2], -1).to(scale_dtype).view(torch.uint8)
+        lower, upper = codes.reshape(*chunk.shape[:2], 2, numbers // 2).unbind(2)
+        chunk[..., -numbers // 2 :] = lower | upper << 4
+        chunk[..., : -numbers // 2] = scales.reshape(*chunk.shape[:2], -1).to(scale_dtype).view(torch.uint8)
     return found.flatten(1)
 
 
@@ -51,20 +55,15 @@ def fp4_values(stored: Tensor) -> Tensor:
     return table.index_select(0, pairs.flatten().int()).view(pairs.shape)
 
 
-def _decode_iq4_nl(rows: Tensor) -> Decoded:
-    scales, qs = fields(rows, 2, 16)
-    return _nibbles(_IQ4_VALUES, qs, 16), halves(scales)
-
-
 def _decode_iq4_xs(rows: Tensor) -> Decoded:
     scales, upper, lower, qs = fields(rows, 2, 2, 4, 128)
     group_scales = (parts(lower, 4, 1) | parts(upper, 2, 1) << 4).view(torch.int8) - 32
-    return _nibbles(_IQ4_VALUES, qs, 16), halves(scales).unsqueeze(-1) * group_scales
+    return parts(qs, 4, 16), halves(scales).unsqueeze(-1) * group_scales
 
 
 def _decode_nvfp4(rows: Tensor) -> Decoded:
     scales, qs = fields(rows, 4, 32)
-    return _nibbles(FP4_VALUES, qs, 8), _e4m3_halves()[scales.int()]
+    return parts(qs, 4, 8), _e4m3_halves()[scales.int()]
 
 
 def _decode_tq1_0(rows: Tensor) -> Decoded:
@@ -73,12 +72,12 @@ def _decode_tq1_0(rows: Tensor) -> Decoded:
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8).view(-1, 1)
     sizes = ((first, 5), (second, 5), (qh, 4))
     digits = torch.cat([(part.unsqueeze(-2) * powers[:count]).flatten(-2) for part, count in sizes], dim=-1)
-    return ((digits.short() * 3) >> 8).to(torch.int8) - 1, halves(scales).repeat_interleave(8, dim=1)
+    return ((digits.short() * 3) >> 8).to(torch.uint8) + 7, halves(scales).repeat_interleave(8, dim=1)
 
 
 def _decode_tq2_0(rows: Tensor) -> Decoded:
     qs, scales = fields(rows, 64, 2)
-    return parts(qs, 2, 32).view(torch.int8) - 1, halves(scales).repeat_interleave(8, dim=1)
+    return parts(qs, 2, 32) + 7, halves(scales).repeat_interleave(8, dim=1)
 
 
 def _decode_iq2_xxs(rows: Tensor) -> Decoded:
@@ -86,42 +85,41 @@ def _decode_iq2_xxs(rows: Tensor) -> Decoded:
     # For 32 numbers, four bytes with an index each, and a word with four times seven bits of signs and a scale.
     indices, words = torch.split(torch.unflatten(groups, -1, (8, 8)), 4, -1)
     signs, group_scales = _signs_and_scales(words.flatten(-2))
-    return _points("IQ2_XXS", indices.flatten(-2)) * signs, _odd_multiples(scales, group_scales) / 8
+    return _points("IQ2_XXS", indices.flatten(-2)) | signs, _odd_multiples(scales, group_scales) / 8
 
 
 def _decode_iq2_xs(rows: Tensor) -> Decoded:
     scales, qs, group_scales = fields(rows, 2, 64, 8)
     words = _words(qs)
-    levels = _points("IQ2_XS", words & 511) * _look_up(_even_signs(), words >> 9)
-    return levels, _odd_multiples(scales, parts(group_scales, 4, 1)) / 8
+    codes = _points("IQ2_XS", words & 511) | _look_up(_even_signs(), words >> 9)
+    return codes, _odd_multiples(scales, parts(group_scales, 4, 1)) / 8
 
 
 def _decode_iq2_s(rows: Tensor) -> Decoded:
     scales, qs, signs, qh, group_scales = fields(rows, 2, 32, 32, 8, 8)
-    levels = _points("IQ2_S", qs.int() | parts(qh, 2, 1).int() << 8) * _look_up(_signs(), signs)
-    return levels, _odd_multiples(scales, parts(group_scales, 4, 1)) / 8
+    codes = _points("IQ2_S", qs.int() | parts(qh, 2, 1).int() << 8) | _look_up(_signs(), signs)
+    return codes, _odd_multiples(scales, parts(group_scales, 4, 1)) / 8
 
 
 def _decode_iq3_xxs(rows: Tensor) -> Decoded:
     scales, qs, words = fields(rows, 2, 64, 32)
     signs, group_scales = _signs_and_scales(words)
-    return _points("IQ3_XXS", qs) * signs, _odd_multiples(scales, group_scales) / 4
+    return _points("IQ3_XXS", qs) | signs, _odd_multiples(scales, group_scales) / 4
 
 
 def _decode_iq3_s(rows: Tensor) -> Decoded:
     scales, qs, qh, signs, group_scales = fields(rows, 2, 64, 8, 32, 4)
-    levels = _points("IQ3_S", qs.int() | parts(qh, 1, 1).int() << 8) * _look_up(_signs(), signs)
-    return levels, _odd_multiples(scales, parts(group_scales, 4, 1))
+    codes = _points("IQ3_S", qs.int() | parts(qh, 1, 1).int() << 8) | _look_up(_signs(), signs)
+    return codes, _odd_multiples(scales, parts(group_scales, 4, 1))
 
 
 def _decode_iq1_s(rows: Tensor) -> Decoded:
-    """Numbers are a point's coordinates plus or minus an eighth: levels count eighths."""
+    """Numbers are a point's coordinates plus or minus an eighth."""
     scales, qs, qh = fields(rows, 2, 32, 16)
     words = _words(qh)
     upper = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9], dtype=torch.int32)) & 7
     points = _points("IQ1_S", qs.int() | upper.flatten(-2) << 8)
-    shifts = 1 - 2 * (words >> 15).to(torch.int8)
-    return _eighths(points, shifts), _odd_multiples(scales, words >> 12 & 7) / 8
+    return _shifted(points, words >> 15), _odd_multiples(scales, words >> 12 & 7) / 8
 
 
 def _decode_iq1_m(rows: Tensor) -> Decoded:
@@ -132,8 +130,7 @@ def _decode_iq1_m(rows: Tensor) -> Decoded:
     scales = pieces.sum(-1).short().view(torch.uint8).view(*pieces.shape[:2], 2)
     group_scales = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9], dtype=torch.int32)) & 7
     points = _points("IQ1_S", qs.int() | (nibbles & 7) << 8)
-    shifts = 1 - 2 * (nibbles >> 3).to(torch.int8)
-    return _eighths(points, shifts), _odd_multiples(scales, group_scales.flatten(-2)) / 8
+    return _shifted(points, nibbles >> 3), _odd_multiples(scales, group_scales.flatten(-2)) / 8
 
 
 _DECODE: Final[Mapping[str, Callable[[Tensor], Decoded]]] = {
@@ -144,26 +141,11 @@ _DECODE: Final[Mapping[str, Callable[[Tensor], Decoded]]] = {
     "IQ2_S": _decode_iq2_s,
     "IQ3_XXS": _decode_iq3_xxs,
     "IQ3_S": _decode_iq3_s,
-    "IQ4_NL": _decode_iq4_nl,
     "IQ4_XS": _decode_iq4_xs,
     "TQ1_0": _decode_tq1_0,
     "TQ2_0": _decode_tq2_0,
     "NVFP4": _decode_nvfp4,
 }
-
-
-def _nibbles(values: tuple[int, ...], data: Tensor, width: int) -> Tensor:
-    """Return the values for the lower and upper halves of bytes [N, B, n]: for each `width`, all lower ones first."""
-    found = _select(_pairs(values), _words(data)).view(torch.int16)
-    return torch.unflatten(found, -1, (-1, width // 2, 2)).transpose(-1, -2).flatten(-3).view(torch.int8)
-
-
-@cache
-def _pairs(values: tuple[int, ...]) -> Tensor:
-    """For each two bytes, the values for their two lower halves, then those for the upper ones: [65536] int32."""
-    words = torch.arange(2**16, dtype=torch.int32).unsqueeze(-1)
-    indices = words >> torch.tensor([0, 8, 4, 12], dtype=torch.int32) & 15
-    return torch.tensor(values, dtype=torch.int8)[indices].view(torch.int32).squeeze(-1)
 
 
 def _words(data: Tensor) -> Tensor:
@@ -172,9 +154,9 @@ def _words(data: Tensor) -> Tensor:
 
 
 def _look_up(table: Tensor, indices: Tensor) -> Tensor:
-    """Return rows of a table [m, 4 or 8] int8 for indices [N, B, n]: [N, B, 4 n or 8 n]."""
+    """Return rows of a table [m, 4 or 8] uint8 for indices [N, B, n]: [N, B, 4 n or 8 n]."""
     words = table.view(torch.int64 if table.shape[1] == 8 else torch.int32).squeeze(-1)
-    return _select(words, indices).view(torch.int8)
+    return _select(words, indices).view(torch.uint8)
 
 
 def _select(table: Tensor, indices: Tensor) -> Tensor:
@@ -183,6 +165,7 @@ def _select(table: Tensor, indices: Tensor) -> Tensor:
 
 
 def _points(name: str, indices: Tensor) -> Tensor:
+    """Return the points of a grid: for each coordinate, which of the grid's values it is."""
     return _look_up(grid_points(name), indices)
 
 
@@ -191,9 +174,11 @@ def _odd_multiples(scales: Tensor, group_scales: Tensor) -> Tensor:
     return halves(scales).unsqueeze(-1) * (2 * group_scales.int() + 1)
 
 
-def _eighths(points: Tensor, shifts: Tensor) -> Tensor:
-    """Return points [N, B, n] in eighths, plus the shifts [N, B, m] of n / m neighbours."""
-    return torch.unflatten(points, -1, (shifts.shape[-1], -1)) * 8 + shifts.unsqueeze(-1)
+def _shifted(points: Tensor, signs: Tensor) -> Tensor:
+    """Return the codes of points [N, B, n] plus an eighth, or minus an eighth for neighbours with a sign [N, B, m]."""
+    return (
+        torch.unflatten(points, -1, (signs.shape[-1], -1)) | (signs.to(torch.uint8) * _MINUS).unsqueeze(-1)
+    ).flatten(2)
 
 
 def _signs_and_scales(data: Tensor) -> Decoded:
@@ -205,16 +190,16 @@ def _signs_and_scales(data: Tensor) -> Decoded:
 
 @cache
 def _signs() -> Tensor:
-    """1 or -1 for each bit of a byte: [256, 8] int8."""
+    """A sign for each bit of a byte, 0 or _MINUS: [256, 8] uint8."""
     bits = torch.arange(256).unsqueeze(-1) >> torch.arange(8) & 1
-    return (1 - 2 * bits).to(torch.int8)
+    return (_MINUS * bits).to(torch.uint8)
 
 
 @cache
 def _even_signs() -> Tensor:
-    """Signs of eight numbers, an even number of which are negative, so that seven bits determine all: [128, 8] int8."""
+    """Signs of eight numbers, of which an even number are negative, so that seven bits tell all: [128, 8] uint8."""
     signs = _signs()[:128].clone()
-    signs[:, 7] = signs[:, :7].prod(dim=-1)
+    signs[:, 7] = (signs[:, :7] // _MINUS).sum(dim=-1) % 2 * _MINUS
     return signs
 
 

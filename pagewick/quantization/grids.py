@@ -1,8 +1,8 @@
 """Grids of ggml's IQ types: the points that an index in a file can stand for.
 
-A grid is a subset of all points whose coordinates each are one of a few values. It is kept as a bit for each point, in
-base 85: point 0 has the first value in all coordinates, and the first coordinate changes fastest. An index in a file
-counts the points of the grid in this order.
+A grid is a subset of all points whose coordinates each are one of a few values (kernels/block_formats.py). It is kept
+as a bit for each point, in base 85: point 0 has the lowest value in all coordinates, and the first coordinate changes
+fastest. An index in a file counts the points of the grid in this order.
 
 Source: https://github.com/ggml-org/ggml, ggml-common.h.
 """
@@ -18,28 +18,30 @@ from torch import Tensor
 
 
 class Grid(NamedTuple):
-    """values: of a coordinate. dimensions: number of coordinates. points: a bit for each, whether it is in the grid."""
+    """num_values: of a coordinate. dimensions: coordinates of a point. points: a bit for each, whether it belongs."""
 
-    values: tuple[int, ...]
+    num_values: int
     dimensions: int
     points: str
 
 
 @cache
 def grid_points(name: str) -> Tensor:
-    """Return the points of the grid of a type: [number of points, dimensions] int8."""
+    """Return the points of the grid of a type: [number of points, dimensions] uint8.
+
+    Coordinates are 0, 1, ...: they count the values that a coordinate may have, from the lowest on.
+    """
     grid = GRIDS[name]
     data = torch.frombuffer(bytearray(base64.b85decode(grid.points)), dtype=torch.uint8)
     bits = (data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
     points = bits.flatten().nonzero()
-    base = len(grid.values)
-    digits = points // base ** torch.arange(grid.dimensions) % base
-    return torch.tensor(grid.values, dtype=torch.int8)[digits]
+    digits = points // grid.num_values ** torch.arange(grid.dimensions) % grid.num_values
+    return digits.to(torch.uint8)
 
 
 GRIDS: Final = {
     "IQ1_S": Grid(
-        (-1, 0, 1),
+        3,
         8,
         "RV5UKpaMcs2t_fdh9HWf8VD*N6opU}f*?diB^3pr0)ilj7yt-@paUwPh`Xu^kg5v+A^-}ijDnyDKv4)qA&7ub6hcu5iZBS6pa_5}2t^?jg&;"
         "^mRR~1^EW)55iY5RmB&e#Q2;#2@2q-83paMcDswg0+fFKH+2)VkbAj+<ZqOPhseCz7EyMhk5BD%`c4w3>Q03sl$in<Dd0tf&qO5mb9A|NZG0"
@@ -53,7 +55,7 @@ GRIDS: Final = {
         "@Swf=CG{=@bAFOGQxtMFFS+P!vK@2#6#Ih$sp`2mnO^6a}CHKv4)q0R",
     ),
     "IQ2_XXS": Grid(
-        (8, 25, 43),
+        3,
         8,
         "RTUIf5JW*i00b0701yBG00ck)6aYW~00004002-BKtT}z0Tcv4Py|2#5C8xL5C8yB0003106+i$K@<c)6chje1ONa8000C40000000a;K000"
         "000000K1P~AaKmY_000aRL06;(h0RR91000350000001yN~1V8`)1ONa401yBG01yBG06+i`00000000001pxpA002M$000pH00000000010"
@@ -67,7 +69,7 @@ GRIDS: Final = {
         "000000000000000000000C4000001ONa40000000000000000000000",
     ),
     "IQ2_XS": Grid(
-        (8, 25, 43),
+        3,
         8,
         "RaI3{RYgG+MFCV*RZvAi5Cs7MR8bH>K?DE+0RT`{ML`u60TcuPP(?ui1px#E002Ni01yQL06+i$Kve}16a)bf06;(m0RRL506-7`009650RR"
         "9101yFGRZ&nyK|loo08~*BKtTWi0Z;%?5dc5{0096108m9i07U^11ONa)K>z>&0000006+i)00031000001qA>EKmY&)000pH000001ONa40"
@@ -81,7 +83,7 @@ GRIDS: Final = {
         "0000000006+i$1OPw)MF0Q*002M`1ONa4000050000000jU5000310R",
     ),
     "IQ2_S": Grid(
-        (8, 25, 43),
+        3,
         8,
         "RaI3{RYg@51rb$MQBXxy6a^I&R8bI6RRjPL5fD&SMO9T*6;wr0P*qhFRaF#JQ4l~?1OQPK1W*tFKowOHRaH?C0Rcb-RRly)5I{fx009&b1rP"
         "uL06+j#RZ&qzRTULc6jW7JMO76ARTKbF6hT1*1ppKT08m9$6jfCeR8bH>RTTwQ6a-KZ06-K40TcuP5C8x`RZ#>~Q4l}@0031K1W*tF5C8xK5"
@@ -95,7 +97,7 @@ GRIDS: Final = {
         "000000001ONa4002M$KmY&$0000100000KmY&)002M%6afGL01yBG0R",
     ),
     "IQ3_XXS": Grid(
-        (4, 12, 20, 28, 36, 44, 52, 62),
+        8,
         4,
         "6^aD{1ONai3I!qs0uTTJ6#@l{0D=G@f(0M|0000100;np5P$$Ef&c&n00aO40000W000mG08sz{2mk^A3Iz%kfB^si1p);C000003IzfI000"
         "041pom8Kmb4hA^-pY00961000pHKmY&&AOHXW00000000C40RR911qww11ONa4Dg^=o004*q1%d^D0U!VX0ucZJ0000H0000W00;m82mpWp0"
@@ -105,7 +107,7 @@ GRIDS: Final = {
         "00008000002mk^A00000r~v>300aO4002M$0RR9100aO4AOrva0U!Vf00031000620ssI21pp8L0000000001000000000000000",
     ),
     "IQ3_S": Grid(
-        (1, 3, 5, 7, 9, 11, 13, 15),
+        8,
         4,
         "r&l8gr3wX-7bA%x5C9?sqe&tWqzV8D2qFba5CwoD0f-U=2?78C6aYmCq5wb$Knef?00aO66#zvD01*HH7pnzQ08j!1OA!JI0tEm;0i+QG2_O"
         "Lkk_mzl0ssU7C=>t+L=gZ00to^I00IC2005ByPyhe`3Izfn0ssU7t5u2xDg}Tk1&JgQ1Ofm6k^l;U0*C+-B?1%*1OY$*f&d950ssIc5CQ~%0"

@@ -217,14 +217,14 @@ class TestGguf:
         report = described(open_checkpoint(str(path), {}))
         assert not report.verdict.runs and "stored as Q8_1" in report.verdict.reason
 
-    def test_a_type_that_is_expanded(self, tmp_path: Path) -> None:
+    def test_a_type_with_codes(self, tmp_path: Path) -> None:
         path = tmp_path / "tiny.gguf"
         path.write_bytes(tiny_gguf(block=(20, 18)))
         checkpoint = open_checkpoint(str(path), {})
         report = described(checkpoint)
         assert checkpoint.num_bytes == NUM_IN_MATRICES // 32 * 18 + 4 * NUM_IN_NORMS  # it is IQ4_NL
-        # Kept as Q8_0; vectors in bfloat16.
-        assert report.plan is not None and report.plan.weights == NUM_IN_MATRICES // 32 * 34 + 2 * NUM_IN_NORMS
+        # Kept as it is; vectors in bfloat16.
+        assert report.plan is not None and report.plan.weights == NUM_IN_MATRICES // 32 * 18 + 2 * NUM_IN_NORMS
         assert report.verdict.runs
 
     @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ LAYOUTS: Final = {
     "Q5_1": (32, 24, (0, 2)),
     "Q8_0": (32, 34, (0,)),
     "MXFP4": (32, 17, ()),
+    "IQ4_NL": (32, 18, (0,)),
     "Q2_K": (256, 84, (80, 82)),
     "Q3_K": (256, 110, (108,)),
     "Q4_K": (256, 144, (0, 2)),
@@ -30,7 +31,6 @@ EXPANDED: Final = {
     "IQ2_S": (256, 82, (0,)),
     "IQ3_XXS": (256, 98, (0,)),
     "IQ3_S": (256, 110, (0,)),
-    "IQ4_NL": (32, 18, (0,)),
     "IQ4_XS": (256, 136, (0,)),
     "TQ1_0": (256, 54, (52,)),
     "TQ2_0": (256, 66, (64,)),
@@ -39,12 +39,19 @@ EXPANDED: Final = {
 # Formats that are no types of ggml's: numbers and bytes of a block, and how many float32 scales it begins with.
 OWN: Final = {
     "int8_g32": (32, 36, 1),
-    "int8_g16": (32, 40, 2),
     "int4_g32": (32, 21, 1),
     "int4_g64": (64, 37, 1),
     "int4_g128": (128, 69, 1),
     "fp8_g32": (32, 36, 1),
     "fp8_g128": (128, 132, 1),
+    "iq4_g32": (32, 20, 1),
+    "iq3_g32": (32, 20, 1),
+    "iq3s_g32": (32, 20, 1),
+    "iq2_g32": (32, 20, 1),
+    "iq2_g16": (32, 24, 2),
+    "iq1_g32": (32, 20, 1),
+    "iq1_g16": (32, 24, 2),
+    "fp4_g16": (32, 24, 2),
 }
 # Numbers of other bytes that are scales: the first of a block, their usual values, and extreme ones, with which no
 # number overflows.

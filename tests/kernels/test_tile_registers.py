@@ -50,7 +50,8 @@ def num_tile_products(name: str, num_rows: int, *, zero: int = 8) -> int:
 
 # A panel has four tiles beside each other.
 @pytest.mark.parametrize(
-    ("name", "per_tile"), [("Q8_0", 16), ("Q5_1", 16), ("MXFP4", 16), ("int4_g64", 16), ("int8_g16", 32)]
+    ("name", "per_tile"),
+    [("Q8_0", 16), ("Q5_1", 16), ("MXFP4", 16), ("int4_g64", 16), ("iq3_g32", 16), ("fp4_g16", 32)],
 )
 def test_parts_of_units_have_a_product_each(name: str, per_tile: int) -> None:
     assert [num_tile_products(name, num_rows) for num_rows in (1, 15)] == [0, 0]

@@ -29,8 +29,8 @@ BLOCKS: Final = {
     "Q5_1": (32, 24),
     "Q8_0": (32, 34),
     "MXFP4": (32, 17),
+    "IQ4_NL": (32, 18),
     "int8_g32": (32, 36),
-    "int8_g16": (32, 40),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_K": (256, 144),
@@ -41,6 +41,14 @@ BLOCKS: Final = {
     "int4_g128": (128, 69),
     "fp8_g32": (32, 36),
     "fp8_g128": (128, 132),
+    "iq4_g32": (32, 20),
+    "iq3_g32": (32, 20),
+    "iq3s_g32": (32, 20),
+    "iq2_g32": (32, 20),
+    "iq2_g16": (32, 24),
+    "iq1_g32": (32, 20),
+    "iq1_g16": (32, 24),
+    "fp4_g16": (32, 24),
 }
 FORMATS: Final = {name: QuantizedFormat[name.upper()].value for name in BLOCKS}
 _LINEAR = Operation("quantized_linear", QuantizedLinearArgs)

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -46,8 +46,9 @@ class Truncation(IntEnum):
     MIN_P = 0; SIGMAS = 1; TYPICAL_P = 2; TOP_P = 3; XTC = 4; SURPRISE = 5
 
 class QuantizedFormat(IntEnum):
-    Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
-    Q5_K = 10; Q6_K = 11; INT4_G32 = 12; INT4_G64 = 13; INT4_G128 = 14; FP8_G32 = 15; FP8_G128 = 16; MXFP4 = 17
+    Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; Q2_K = 6; Q3_K = 7; Q4_K = 8; Q5_K = 9; Q6_K = 10
+    INT4_G32 = 11; INT4_G64 = 12; INT4_G128 = 13; FP8_G32 = 14; FP8_G128 = 15; MXFP4 = 16; IQ4_NL = 17; IQ4_G32 = 18
+    IQ3_G32 = 19; IQ3S_G32 = 20; IQ2_G32 = 21; IQ2_G16 = 22; IQ1_G32 = 23; IQ1_G16 = 24; FP4_G16 = 25
 
 class Scoring(IntEnum):
     SOFTMAX = 0; SIGMOID = 1

@@ -65,11 +65,13 @@ def tile_of(kind: str, name: str) -> Tile:
 
 
 def _constants(form: layouts.Format) -> dict[str, int]:
+    codebook_low, codebook_high = form.codebook_words
     return {
         # Larger groups are two of 64, so that a tile need not have 128 columns.
         "LEVELS": form.levels, "BLOCK": form.block, "GROUP": min(64, form.group), "LOW_BITS": form.low_bits,
-        "HIGH_BITS": form.high_bits, "OFFSET": form.offset, "SCALE_BYTES": 2 if form.is_half else 4,
-        "GROUP_SCALES": form.group_scales, "MINIMA": form.minima,
+        "HIGH_BITS": form.high_bits, "OFFSET": form.offset, "CODEBOOK_LOW": codebook_low,
+        "CODEBOOK_HIGH": codebook_high, "SCALE_BYTES": 2 if form.is_half else 4, "GROUP_SCALES": form.group_scales,
+        "MINIMA": form.minima,
     }  # fmt: skip
 
 

@@ -7,8 +7,8 @@ neighbouring words:
 
 Levels count from 0 on and lie in the order of the columns, from the lowest bits of a byte on. Each plane begins at a
 multiple of 16 bytes. A number is scale * group_scale * (level - offset) - minimum * group_minimum; in int4 formats, the
-offset of a group is its zero point, which lies in the plane of minima; levels of fp8 formats are E4M3, and those of
-MXFP4 E2M1.
+offset of a group is its zero point, which lies in the plane of minima; levels of fp8 formats are E4M3, those of MXFP4
+E2M1, and those of other formats with a codebook are codes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagewick.kernels.block_formats import Blocks, fields, parts, unpack
+from pagewick.kernels.block_formats import CODEBOOKS, Blocks, fields, parts, unpack
 from pagewick.kernels.dispatch import QuantizedLayout
 
 ALIGNMENT: Final = 16
 # Bytes of blocks that are packed at a time. Levels of 32 bits and their sums take up to 48 times as many on the GPU,
 # which at the end of loading has no more room than a step needs.
 _BYTES_AT_ONCE: Final = 2**22
-# Kinds of levels: numbers as they are, whole numbers, E4M3, E2M1.
-PLAIN, WHOLE, E4M3, E2M1 = range(4)
+_CODES_OF_BLOCK: Final = 32
+# Kinds of levels: numbers as they are, whole numbers, E4M3, E2M1, codes.
+PLAIN, WHOLE, E4M3, E2M1, CODES = range(5)
 # Kinds of scales of groups: none; bytes 0 to 63; signed bytes; bytes of a scale and a minimum of four bits each; powers
 # of two in E8M0, in place of scales of blocks.
 NO_SCALES, BYTES, SIGNED_BYTES, NIBBLES, POWERS = range(5)
@@ -42,7 +43,7 @@ class Format:
     """How a format's numbers are stored.
 
     block, group: columns that share a scale, and a scale of groups. low_bits, high_bits: of a level. offset: is taken
-    from levels. is_half: whether scales of blocks are float16, else float32.
+    from levels. is_half: whether scales of blocks are float16, else float32. codebook: the levels of codes.
     """
 
     block: int
@@ -54,6 +55,13 @@ class Format:
     group_scales: int = NO_SCALES
     minima: int = NO_MINIMA
     is_half: bool = True
+    codebook: tuple[int, ...] = (0,) * 16
+
+    @property
+    def codebook_words(self) -> tuple[int, int]:
+        """The codebook as the bytes of two signed words of 64 bits, the first level in the lowest bits."""
+        data = bytes(level & 0xFF for level in self.codebook)
+        return int.from_bytes(data[:8], "little", signed=True), int.from_bytes(data[8:], "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,17 @@ class Planes:
     row_bytes: int
 
 
-def _own(group: int, bits: int, levels: int = WHOLE, **other: int) -> Format:
-    return Format(group, group, bits, levels=levels, is_half=False, **other)
+def _own(
+    group: int, bits: int, levels: int = WHOLE, *, offset: int = 0, group_scales: int = NO_SCALES,
+    minima: int = NO_MINIMA,
+) -> Format:  # fmt: skip
+    return Format(
+        group, group, bits, offset=offset, levels=levels, group_scales=group_scales, minima=minima, is_half=False
+    )
+
+
+def _codes(name: str) -> Format:
+    return Format(int(name[-2:]), int(name[-2:]), 4, levels=CODES, is_half=False, codebook=CODEBOOKS[name])
 
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -83,11 +100,12 @@ FORMATS: Final[Mapping[str, Format]] = {
     "Q4_K": Format(256, 32, 4, group_scales=BYTES, minima=OF_GROUPS),
     "Q5_K": Format(256, 32, 4, 1, group_scales=BYTES, minima=OF_GROUPS),
     "Q6_K": Format(256, 16, 4, 2, offset=32, group_scales=SIGNED_BYTES),
+    "IQ4_NL": Format(32, 32, 4, levels=CODES, codebook=CODEBOOKS["IQ4_NL"]),
     "MXFP4": _own(32, 4, E2M1, group_scales=POWERS),
     "int8_g32": _own(32, 8, offset=128),
-    "int8_g16": _own(16, 8, offset=128),
     **{f"int4_g{group}": _own(group, 4, minima=ZERO_POINTS) for group in (32, 64, 128)},
     **{f"fp8_g{group}": _own(group, 8, E4M3) for group in (32, 128)},
+    **{name: _codes(name) for name in CODEBOOKS if name not in ("MXFP4", "IQ4_NL")},
 }
 
 
@@ -155,11 +173,12 @@ def _pack(name: str, form: Format, rows: Tensor, target: Tensor) -> None:
 
 
 def _levels(name: str, form: Format, rows: Tensor, blocks: Blocks) -> Tensor:
-    """Return levels from 0 on, or E4M3 bytes or codes of E2M1: [n, K] int32."""
+    """Return levels from 0 on, or E4M3 bytes, or codes: [n, K] int32."""
     if form.levels == E4M3:
         return fields(rows, 4, form.group)[1].flatten(1).int()
-    if form.levels == E2M1:
-        return parts(fields(rows, 1, 16)[1], 4, 16).flatten(1).int()
+    if form.levels in (E2M1, CODES):
+        scale_bytes = 1 if form.levels == E2M1 else (2 if form.is_half else 4) * (_CODES_OF_BLOCK // form.group)
+        return parts(fields(rows, scale_bytes, _CODES_OF_BLOCK // 2)[1], 4, 16).flatten(1).int()
     levels = blocks.levels.int()
     if form.minima == ZERO_POINTS:
         zeros = fields(rows, 4, 1, form.group // 2)[1]

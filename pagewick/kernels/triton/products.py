@@ -23,6 +23,7 @@ from pagewick.kernels.triton import layouts
 _PLAIN = tl.constexpr(layouts.PLAIN)
 _E4M3 = tl.constexpr(layouts.E4M3)
 _E2M1 = tl.constexpr(layouts.E2M1)
+_CODES = tl.constexpr(layouts.CODES)
 _BYTES = tl.constexpr(layouts.BYTES)
 _SIGNED_BYTES = tl.constexpr(layouts.SIGNED_BYTES)
 _NIBBLES = tl.constexpr(layouts.NIBBLES)
@@ -98,8 +99,9 @@ def decode(
     words, codes, scales, row, is_row, first, num_columns,
     row_words, high_at, group_scales_at, group_minima_at, scales_at, minima_at,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr, IS_CENTERED: tl.constexpr,
+    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, CODEBOOK_LOW: tl.constexpr,
+    CODEBOOK_HIGH: tl.constexpr, SCALE_BYTES: tl.constexpr, GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Return levels [BLOCK_N, G, GROUP], scales and minima [BLOCK_N, G] of a tile of a weight, G groups of columns.
 
@@ -142,6 +144,12 @@ def decode(
             half = ((bits & 8) << 12) | ((bits & 7) << 9)
             levels = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
             scale *= 16384.0
+        elif LEVELS == _CODES:
+            # The bytes of two words are the levels. Loads from a table would each cost as much as some shifts.
+            low = tl.full([1, 1, 1], CODEBOOK_LOW, tl.int64)
+            high = tl.full([1, 1, 1], CODEBOOK_HIGH, tl.int64)
+            word = tl.where(bits < 8, low, high)
+            levels = (word >> ((bits & 7) * 8).to(tl.int64)).to(tl.int8).to(tl.float32)
         else:
             levels = bits.to(tl.float32)
             if MINIMA == _ZERO_POINTS:
@@ -182,8 +190,8 @@ def rows_kernel(
     x, words, codes, scales, bias, out, expert_ids, num_rows, num_columns, num_experts, choices_per_row, num_biases,
     x_stride, out_stride, row_words, high_at, group_scales_at, group_minima_at, scales_at, minima_at,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
+    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, CODEBOOK_LOW: tl.constexpr,
+    CODEBOOK_HIGH: tl.constexpr, SCALE_BYTES: tl.constexpr, GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
 ):  # fmt: skip
     """Multiply one row of x [T, K] by BLOCK_N rows of a weight: BLOCK_N numbers of out [T, N].
 
@@ -206,7 +214,7 @@ def rows_kernel(
         levels, scale, minimum = decode(
             words, codes, scales, row, is_row, first, num_columns, row_words, high_at, group_scales_at,
             group_minima_at, scales_at, minima_at, BLOCK_N, BLOCK_K, LEVELS, BLOCK, GROUP, LOW_BITS, HIGH_BITS, OFFSET,
-            SCALE_BYTES, GROUP_SCALES, MINIMA, False,
+            CODEBOOK_LOW, CODEBOOK_HIGH, SCALE_BYTES, GROUP_SCALES, MINIMA, False,
         )  # fmt: skip
         total += _sums_of_products(levels, of_x, BLOCK_N, BLOCK_K, GROUP) * scale
         if MINIMA != _NO_MINIMA or OFFSET > 0:
@@ -223,7 +231,8 @@ def tiles_kernel(
     num_biases, x_stride, out_stride, row_words, high_at, group_scales_at, group_minima_at, scales_at, minima_at,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr,
-    SCALE_BYTES: tl.constexpr, GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
+    CODEBOOK_LOW: tl.constexpr, CODEBOOK_HIGH: tl.constexpr, SCALE_BYTES: tl.constexpr, GROUP_SCALES: tl.constexpr,
+    MINIMA: tl.constexpr,
 ):  # fmt: skip
     """Multiply BLOCK_M rows of x by BLOCK_N rows of a weight: a tile of out. Arguments as in rows_kernel.
 
@@ -257,7 +266,7 @@ def tiles_kernel(
             levels, scale, minimum = decode(
                 words, codes, scales, row, is_row, first, num_columns, row_words, high_at, group_scales_at,
                 group_minima_at, scales_at, minima_at, BLOCK_N, BLOCK_K, LEVELS, BLOCK, GROUP, LOW_BITS, HIGH_BITS,
-                OFFSET, SCALE_BYTES, GROUP_SCALES, MINIMA, True,
+                OFFSET, CODEBOOK_LOW, CODEBOOK_HIGH, SCALE_BYTES, GROUP_SCALES, MINIMA, True,
             )  # fmt: skip
             right = levels * scale[:, :, None] - minimum[:, :, None]
             right = tl.reshape(right, [BLOCK_N, BLOCK_K]).to(x.dtype.element_ty)
@@ -273,8 +282,8 @@ def gather_kernel(
     row_ids, words, codes, scales, out, num_rows, num_columns,
     row_words, high_at, group_scales_at, group_minima_at, scales_at, minima_at,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
+    LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, CODEBOOK_LOW: tl.constexpr,
+    CODEBOOK_HIGH: tl.constexpr, SCALE_BYTES: tl.constexpr, GROUP_SCALES: tl.constexpr, MINIMA: tl.constexpr,
 ):  # fmt: skip
     """Store BLOCK_K numbers of a row in out [n, K]. BLOCK_N is 1. Grid: [n, K / BLOCK_K].
 
@@ -286,7 +295,7 @@ def gather_kernel(
     levels, scale, minimum = decode(
         words, codes, scales, tl.where(is_row, row, 0), is_row, first, num_columns, row_words, high_at, group_scales_at,
         group_minima_at, scales_at, minima_at, BLOCK_N, BLOCK_K, LEVELS, BLOCK, GROUP, LOW_BITS, HIGH_BITS, OFFSET,
-        SCALE_BYTES, GROUP_SCALES, MINIMA, True,
+        CODEBOOK_LOW, CODEBOOK_HIGH, SCALE_BYTES, GROUP_SCALES, MINIMA, True,
     )  # fmt: skip
     numbers = tl.reshape(levels * scale[:, :, None] - minimum[:, :, None], [BLOCK_N, BLOCK_K])
     numbers = tl.where(is_row[:, None], numbers, float("nan"))

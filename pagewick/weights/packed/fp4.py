@@ -6,9 +6,10 @@ For a weight of N rows and C columns, ModelOpt and compressed-tensors have these
     .weight_scale    .weight_scale         [N, C / 16] E4M3
     .weight_scale_2  .weight_global_scale  one number: ModelOpt multiplies scales by it, compressed-tensors divides them
 
+Such weights are kept as fp4_g16, whose scales are in float32, since a product with the third tensor rounds them.
+
 MXFP4 has groups of 32, whose scales are powers of two (E8M0, perhaps stored as bytes), and no third tensor; its blocks
-become ggml's MXFP4. No format of 4 bits that can be multiplied has NVFP4's groups of 16, which are kept as signed bytes
-with scales.
+become ggml's MXFP4.
 
 Source: https://github.com/NVIDIA/TensorRT-Model-Optimizer, https://github.com/vllm-project/compressed-tensors, and the
 Open Compute Project's specification of microscaling formats.
@@ -73,27 +74,31 @@ class Fp4Format(PackedFormat):
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._kind(columns), self, parts)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        import torch
+
         from pagewick.quantization.expansion import fp4_values
-        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, mxfp4_rows, scale_numbers
+        from pagewick.weights.packed.scaled_bytes import check_symmetric, encode, fp4_rows, scale_numbers
 
         if ZERO_POINTS in weight.parts:
             check_symmetric(weight.part(ZERO_POINTS, get))
         packed = weight.part(self.packed, get)
         if weight.stored_type == "MXFP4":
-            return mxfp4_rows(packed, weight.part(".weight_scale", get))
+            return fp4_rows(packed, weight.part(".weight_scale", get).view(torch.uint8))
         scales = scale_numbers(weight.part(".weight_scale", get))
         if self.factor:
             factor = weight.part(self.factor, get).view(())
             scales = scales / factor if self.is_divisor else scales * factor
-        # fp4_values doubles the numbers.
+        # Levels are twice the numbers.
         scales = scales / 2
+        if weight.stored_type == "fp4_g16":
+            return fp4_rows(packed, scales)
         block = (1, self.group_size)
         return encode(weight.stored_type, weight.shape, lambda first, end: fp4_values(packed[first:end]), scales, block)
 
     def _kind(self, columns: int) -> str:
         if columns % _COLUMNS_OF_BLOCK:
             return NUMBERS
-        return "int8_g16" if self.group_size % _COLUMNS_OF_BLOCK else "MXFP4"
+        return "fp4_g16" if self.group_size % _COLUMNS_OF_BLOCK else "MXFP4"
 
 
 MODELOPT_NVFP4: Final = Fp4Format("NVFP4", ".weight", 16, ("F8_E4M3",), ".weight_scale_2")

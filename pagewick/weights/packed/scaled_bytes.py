@@ -32,8 +32,7 @@ def encode(kind: str, shape: tuple[int, int], values: Values, scales: Tensor, bl
     if not bool(scales.isfinite().all()):
         raise ModelLoadError("a scale is infinite or NaN\n  download the file again")
     numbers, num_bytes = (1, 4) if kind == NUMBERS else BLOCK_FORMATS[kind]
-    width = 16 if kind == "int8_g16" else numbers
-    columns = torch.arange(0, num_columns, width) // block[1]
+    columns = torch.arange(0, num_columns, numbers) // block[1]
     found = torch.empty(num_rows, num_columns // numbers, num_bytes, dtype=torch.uint8)
     step = max(1, _CHUNK_SIZE // num_columns)
     for first in range(0, num_rows, step):
@@ -46,7 +45,7 @@ def encode(kind: str, shape: tuple[int, int], values: Values, scales: Tensor, bl
 
 
 def _write(kind: str, found: Tensor, values: Tensor, scales: Tensor) -> None:
-    """Write blocks [n, B, bytes] for values [n, C] and float32 scales, of which each block has one or two."""
+    """Write blocks [n, B, bytes] for values [n, C] and float32 scales, of which each block has one."""
     if kind == NUMBERS:
         found.copy_((values.float() * scales).unsqueeze(-1).view(torch.uint8))
         return
@@ -77,14 +76,15 @@ def scale_numbers(stored: Tensor) -> Tensor:
     return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
 
 
-def mxfp4_rows(stored: Tensor, exponents: Tensor) -> Tensor:
-    """Return rows of MXFP4 blocks [n, bytes] uint8: 32 codes, the lower half first, after their exponent.
+def fp4_rows(stored: Tensor, scales: Tensor) -> Tensor:
+    """Return rows of blocks [n, bytes] uint8: 32 codes, the lower half first, after their scale or scales.
 
-    stored: bytes [n, C / 2] that hold two codes, the lower half first. exponents: E8M0 [n, C / 32], also as bytes.
-    Raises ModelLoadError for an exponent that is NaN.
+    stored: bytes [n, C / 2] that hold two codes, the lower half first. scales: E8M0 bytes [n, C / 32], or float32
+    numbers [n, C / 16]. Raises ModelLoadError for a scale that is infinite or NaN.
     """
-    scales = exponents.view(torch.uint8).unsqueeze(-1)
-    if bool((scales == 255).any()):
-        raise ModelLoadError("a scale is NaN\n  download the file again")
-    codes = torch.stack([stored & 15, stored >> 4], dim=-1).view(*scales.shape[:2], 2, 16)
-    return torch.cat([scales, codes[:, :, 0] | codes[:, :, 1] << 4], dim=-1).flatten(1)
+    if not bool((scales != 255 if scales.dtype == torch.uint8 else scales.isfinite()).all()):
+        raise ModelLoadError("a scale is infinite or NaN\n  download the file again")
+    blocks = len(stored), stored.shape[1] // 16
+    codes = torch.stack([stored & 15, stored >> 4], dim=-1).view(*blocks, 2, 16)
+    heads = scales.contiguous().view(torch.uint8).view(*blocks, -1)
+    return torch.cat([heads, codes[:, :, 0] | codes[:, :, 1] << 4], dim=-1).flatten(1)

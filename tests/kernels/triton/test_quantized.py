@@ -27,7 +27,7 @@ from pagewick.kernels.triton.quantized import gather_quantized_rows, quantized_l
 # No whole tile, and more than one.
 NUM_ROWS = 19
 # One for each kind of levels, scales and minima.
-KINDS = ("Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "MXFP4", "int4_g64", "fp8_g128")
+KINDS = ("Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "MXFP4", "IQ4_NL", "iq2_g16", "int4_g64", "fp8_g128")
 SOME = tuple(FORMATS) if IS_DEEP else KINDS
 
 

@@ -120,8 +120,8 @@ def test_whole_tensors_in_nvfp4_may_have_a_scale(tmp_path: Path) -> None:
             ("model.layers.1.self_attn.q_proj.weight", expected["blk.1.attn_q.weight"]),
             ("model.layers.0.mlp.experts.2.up_proj.weight", expected["blk.0.ffn_up_exps.weight"][2]),
         ):
-            assert source.stored_type(name) == "int8_g16" and source.get(name).shape == source.shape(name)
-            torch.testing.assert_close(unpack("int8_g16", source.get(name)).numbers(), numbers, rtol=2e-7, atol=0)
+            assert source.stored_type(name) == "fp4_g16" and source.get(name).shape == source.shape(name)
+            torch.testing.assert_close(unpack("fp4_g16", source.get(name)).numbers(), numbers, rtol=2e-7, atol=0)
     assert difference(files) < 0.05
 
 
@@ -160,13 +160,13 @@ def test_experts_of_a_layer_may_have_different_types(tmp_path: Path) -> None:
 
 
 def test_one_line_says_what_is_expanded(tmp_path: Path) -> None:
-    kinds = {"ffn_up": "IQ4_XS", "ffn_down": "IQ4_NL"}
+    kinds = {"ffn_up": "IQ4_XS", "ffn_down": "IQ2_S"}
     path = write_random(tmp_path / "m.gguf", "dense", lambda stem: kinds.get(stem, "Q4_K"))
     with GgufSource(path) as source:
         # Two layers of 256 x 512.
         assert source.note == (
-            "expanding weights, without a change of their numbers: IQ4_XS (139.3 kB) to int8_g32 (294.9 kB), "
-            "IQ4_NL (147.5 kB) to Q8_0 (278.5 kB)"
+            "expanding weights, without a change of their numbers: IQ4_XS (139.3 kB) to iq4_g32 (163.8 kB), "
+            "IQ2_S (84.0 kB) to iq2_g16 (196.6 kB)"
         )
     with GgufSource(write_random(tmp_path / "q.gguf", "dense", "Q4_K")) as source:
         assert source.note == ""
@@ -174,11 +174,11 @@ def test_one_line_says_what_is_expanded(tmp_path: Path) -> None:
 
 def test_expanded_types_take_the_memory_that_they_have_after_it(tmp_path: Path) -> None:
     sizes = {}
-    for name in ("IQ4_XS", "IQ4_NL", "Q8_0"):
+    for name in ("IQ4_XS", "TQ2_0", "Q4_0"):
         path = write_random(tmp_path / f"{name}.gguf", "dense", name)
         sizes[name] = WeightBytes.of(EngineConfig(model=str(path)), 1, check_models(EngineConfig(model=str(path)))).all
         assert sum(tensor.num_bytes for tensor in describe(path).tensors) < path.stat().st_size
-    assert sizes["IQ4_NL"] == sizes["Q8_0"] < sizes["IQ4_XS"]
+    assert sizes["TQ2_0"] == sizes["Q4_0"] < sizes["IQ4_XS"]
 
 
 def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ CASES = {
     "modelopt-nvfp4": Case(
         {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
         partial(writers.nvfp4, is_modelopt=True),
-        {64: "int8_g16", 48: NUMBERS},
+        {64: "fp4_g16", 48: NUMBERS},
     ),
     "packed-int4": _integers(_PACKED, {256: "int4_g128"}, 4, 128),
     "packed-int4-zeros": _integers(_PACKED, {96: "int4_g32"}, 4, 32, is_symmetric=False),
@@ -156,7 +156,7 @@ CASES = {
     "nvfp4": Case(
         _compressed("nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group", group_size=16),
         writers.nvfp4,
-        {64: "int8_g16", 48: NUMBERS},
+        {64: "fp4_g16", 48: NUMBERS},
     ),
     "mxfp4": Case(
         _compressed("mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32),

@@ -2,7 +2,7 @@
 //
 // A weight [N, K] is packed into panels of 64 rows: [ceil(N / 64)][K / columns of a block] blocks of a panel, which take
 // as many bytes as the 64 blocks in files. Rows beyond N are 0. A block of a panel consists of
-//   - [64] scales each, as files have them; in int8_g16 the first halves' before the second halves'
+//   - [64] scales each, as files have them; where 16 columns share one, the first halves' before the second halves'
 //   - [64] minima, as files have them, if the format has any
 //   - [64] zero points, a byte each (int4 formats)
 //   - [words][64][4 bytes]: scales and minima of groups, as files have them (K types)

@@ -1,7 +1,8 @@
 // Block formats as data: where the parts of a block of a row lie in files. kernels/block_formats.py defines what they
 // mean. A number is scale * (level - offset) plus a minimum, with small whole scales and minima for groups of 16 or 32
 // columns in the K types, whose blocks have 256 columns. In int4 formats a block has an offset of its own, its zero point.
-// In fp8 formats the levels are numbers in E4M3. Those of MXFP4 are stored as codes, and its scales as powers of two.
+// In fp8 formats the levels are numbers in E4M3. In formats with a codebook they are stored as codes; the scales of
+// MXFP4 are powers of two.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +16,26 @@ enum class QuantizedFormat : int32_t {
   kQ5_1 = 3,
   kQ8_0 = 4,
   kInt8G32 = 5,
-  kInt8G16 = 6,
-  kQ2_K = 7,
-  kQ3_K = 8,
-  kQ4_K = 9,
-  kQ5_K = 10,
-  kQ6_K = 11,
-  kInt4G32 = 12,
-  kInt4G64 = 13,
-  kInt4G128 = 14,
-  kFp8G32 = 15,
-  kFp8G128 = 16,
-  kMxfp4 = 17
+  kQ2_K = 6,
+  kQ3_K = 7,
+  kQ4_K = 8,
+  kQ5_K = 9,
+  kQ6_K = 10,
+  kInt4G32 = 11,
+  kInt4G64 = 12,
+  kInt4G128 = 13,
+  kFp8G32 = 14,
+  kFp8G128 = 15,
+  kMxfp4 = 16,
+  kIq4_NL = 17,
+  kIq4G32 = 18,
+  kIq3G32 = 19,
+  kIq3sG32 = 20,
+  kIq2G32 = 21,
+  kIq2G16 = 22,
+  kIq1G32 = 23,
+  kIq1G16 = 24,
+  kFp4G16 = 25
 };
 
 // Parts of `bits` bits of a run of bytes. Of each `width` bytes the lowest parts come first.
@@ -42,16 +51,35 @@ struct BlockFormat {
   int groups_at, num_group_words, group_columns; // the scales and minima of groups
   BitField low, high;                            // a level is low + (high << low.bits)
   int zero_at = -1;                              // a byte; -1: there is none
-  bool is_fp8 = false, is_fp4 = false;
+  bool is_fp8 = false;
+  const uint8_t* codebook = nullptr;  // the levels of 16 codes
 
   constexpr int bits() const { return low.bits + high.bits; }  // of a level as it is stored
-  constexpr int level_bits() const { return is_fp4 ? 5 : bits(); }
+  constexpr int level_bits() const { return !has_codes() ? bits() : offset < 16 ? 5 : 8; }
+  constexpr bool has_codes() const { return codebook != nullptr; }
   constexpr bool is_k() const { return columns == 256; }
   constexpr bool has_minimum() const { return minimum_at >= 0; }
   constexpr bool has_zero() const { return zero_at >= 0; }
 };
 
+// Levels by code, as kernels/block_formats.py has them (CODEBOOKS), plus the offset of the format: 12 for MXFP4, else 128.
+constexpr uint8_t kMxfp4Levels[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr uint8_t kFp4Levels[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+constexpr uint8_t kIq4Levels[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t kIq3Levels[16] = {132, 140, 148, 156, 164, 172, 180, 190, 124, 116, 108, 100, 92, 84, 76, 66};
+constexpr uint8_t kIq3sLevels[16] = {129, 131, 133, 135, 137, 139, 141, 143, 127, 125, 123, 121, 119, 117, 115, 113};
+constexpr uint8_t kIq2Levels[16] = {136, 153, 171, 128, 128, 128, 128, 128, 120, 103, 85, 128, 128, 128, 128, 128};
+constexpr uint8_t kIq1Levels[16] = {121, 129, 137, 128, 128, 128, 128, 128, 119, 127, 135, 128, 128, 128, 128, 128};
+
+// A format with codes and a scale in float32 for each 32 columns, or one for each 16.
 constexpr BitField kNoField = {0, 0, 0, 1};
+constexpr BlockFormat codes_of_32(const uint8_t* codebook) {
+  return {32, 20, 128, 0, 4, 1, -1, 0, 0, 32, {4, 16, 4, 16}, kNoField, -1, false, codebook};
+}
+constexpr BlockFormat codes_of_16(const uint8_t* codebook) {
+  return {32, 24, 128, 0, 4, 2, -1, 0, 0, 16, {8, 16, 4, 16}, kNoField, -1, false, codebook};
+}
+
 constexpr BlockFormat kFormats[] = {
     {32, 18, 8, 0, 2, 1, -1, 0, 0, 32, {2, 16, 4, 16}, kNoField},
     {32, 20, 0, 0, 2, 1, 2, 0, 0, 32, {4, 16, 4, 16}, kNoField},
@@ -59,7 +87,6 @@ constexpr BlockFormat kFormats[] = {
     {32, 24, 0, 0, 2, 1, 2, 0, 0, 32, {8, 16, 4, 16}, {4, 4, 1, 1}},
     {32, 34, 128, 0, 2, 1, -1, 0, 0, 32, {2, 32, 8, 32}, kNoField},
     {32, 36, 128, 0, 4, 1, -1, 0, 0, 32, {4, 32, 8, 32}, kNoField},
-    {32, 40, 128, 0, 4, 2, -1, 0, 0, 16, {8, 32, 8, 32}, kNoField},
     {256, 84, 0, 80, 2, 1, 82, 0, 4, 16, {16, 64, 2, 32}, kNoField},
     {256, 110, 4, 108, 2, 1, -1, 96, 3, 16, {32, 64, 2, 32}, {0, 32, 1, 32}},
     {256, 144, 0, 0, 2, 1, 2, 4, 3, 32, {16, 128, 4, 32}, kNoField},
@@ -70,10 +97,17 @@ constexpr BlockFormat kFormats[] = {
     {128, 69, 0, 0, 4, 1, -1, 0, 0, 128, {5, 64, 4, 16}, kNoField, 4},
     {32, 36, 0, 0, 4, 1, -1, 0, 0, 32, {4, 32, 8, 32}, kNoField, -1, true},
     {128, 132, 0, 0, 4, 1, -1, 0, 0, 128, {4, 128, 8, 128}, kNoField, -1, true},
-    {32, 17, 12, 0, 1, 1, -1, 0, 0, 32, {1, 16, 4, 16}, kNoField, -1, false, true},
+    {32, 17, 12, 0, 1, 1, -1, 0, 0, 32, {1, 16, 4, 16}, kNoField, -1, false, kMxfp4Levels},
+    {32, 18, 128, 0, 2, 1, -1, 0, 0, 32, {2, 16, 4, 16}, kNoField, -1, false, kIq4Levels},
+    codes_of_32(kIq4Levels),
+    codes_of_32(kIq3Levels),
+    codes_of_32(kIq3sLevels),
+    codes_of_32(kIq2Levels),
+    codes_of_16(kIq2Levels),
+    codes_of_32(kIq1Levels),
+    codes_of_16(kIq1Levels),
+    codes_of_16(kFp4Levels),
 };
-// The levels of MXFP4 by code: twice a number in E2M1, plus the offset of 12.
-constexpr uint8_t kFp4Levels[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr const BlockFormat& block_format(QuantizedFormat format) { return kFormats[static_cast<int>(format)]; }
 
 // Splits the words that hold the scales and minima of a K type's groups into words of four bytes each, signed scales

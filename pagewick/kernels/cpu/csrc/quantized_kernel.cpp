@@ -147,8 +147,9 @@ void multiply(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t fi
   constexpr int kFirstLarge = static_cast<int>(QuantizedFormat::kQ2_K);
   const BlockFormat& format = block_format(args.format);
   const int number = static_cast<int>(args.format);
+  constexpr int kFirstWithCodes = static_cast<int>(QuantizedFormat::kMxfp4);
   const Multiply product = format.is_fp8       ? kFp8Product
-                           : format.is_fp4     ? kFp4Product
+                           : format.has_codes() ? kCodesProducts[number - kFirstWithCodes]
                            : format.has_zero() ? kInt4Product
                            : format.is_k()     ? kLargeProducts[number - kFirstLarge]
                                                : kSmallProducts[number];

@@ -101,6 +101,7 @@ class Product {
       chunk.levels = chunk.heads + L::kLevelsAt;
       chunk.num_blocks = minimum(chunk_blocks, num_blocks - block);
       chunk.num_units = format.columns / kUnitColumns;
+      chunk.codebook = format.codebook;
       const bool is_shared = is_reading && count >= Packed::kLeastShared;
       chunk.is_reading = is_reading && !is_shared;
       const int64_t num_bytes = chunk.num_blocks * chunk.head_stride;
@@ -168,13 +169,13 @@ constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 
 }  // namespace
 
-// By format: those with blocks of 32 columns, and the K types.
+// By format: those with blocks of 32 columns, the K types, and formats with codes.
 extern const Multiply kSmallProducts[];
 extern const Multiply kLargeProducts[];
-// The first two serve all int4 formats and all fp8 formats; the last is MXFP4's.
+extern const Multiply kCodesProducts[];
+// For all int4 formats, and for all fp8 formats.
 extern const Multiply kInt4Product;
 extern const Multiply kFp8Product;
-extern const Multiply kFp4Product;
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -183,8 +183,8 @@ void read_block(QuantizedFormat name, const PanelBlock& at, const uint8_t* block
   uint8_t levels[kMaxColumns];
   for (int column = 0; column < format.columns; column += 32)
     read_levels(format, block + at.levels + column / 32 * at.unit_bytes + lane * kWordBytes, levels + column);
-  if (format.is_fp4)
-    for (int column = 0; column < format.columns; ++column) levels[column] = kFp4Levels[levels[column]];
+  if (format.has_codes())
+    for (int column = 0; column < format.columns; ++column) levels[column] = format.codebook[levels[column]];
   const int offset = format.has_zero() ? block[at.zeros + lane] : format.offset;
   for (int column = 0; column < format.columns; ++column) {
     const int group = column / format.group_columns;

@@ -23,8 +23,8 @@ inline Vec load_scales(const uint8_t* source, int64_t row) {
 }
 
 template <QuantizedFormat kName, Levels kLevels>
-struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.is_fp4> {
-  using Shared = LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.is_fp4>;
+struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.has_codes()> {
+  using Shared = LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBlock.has_codes()>;
   using L = Layout<kName>;
   using Prepared = PreparedBlock<32>;
   using D = Dot<L::kLevelBits>;
@@ -115,9 +115,13 @@ struct SmallTile : LevelTile<Layout<kName>::kBits, kLevels, Layout<kName>::kBloc
 const Multiply kSmallProducts[] = {
     kProduct<SmallTile, F::kQ4_0>,    kProduct<SmallTile, F::kQ4_1>, kProduct<SmallTile, F::kQ5_0>,
     kProduct<SmallTile, F::kQ5_1>,    kProduct<SmallTile, F::kQ8_0>, kProduct<SmallTile, F::kInt8G32>,
-    kProduct<SmallTile, F::kInt8G16>,
 };
-const Multiply kFp4Product = kProduct<SmallTile, F::kMxfp4>;
+// Codebooks are data, so that one product serves all formats that differ in them alone.
+constexpr Multiply kCodesOf32 = kProduct<SmallTile, F::kIq4G32>, kCodesOf16 = kProduct<SmallTile, F::kFp4G16>;
+const Multiply kCodesProducts[] = {
+    kProduct<SmallTile, F::kMxfp4>, kProduct<SmallTile, F::kIq4_NL>, kCodesOf32, kCodesOf32, kCodesOf32,
+    kCodesOf32, kCodesOf16, kCodesOf32, kCodesOf16, kCodesOf16,
+};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

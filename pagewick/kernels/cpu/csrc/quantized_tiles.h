@@ -80,6 +80,7 @@ struct Chunk {
   int64_t head_stride, level_stride;  // from a block to the next
   int64_t num_blocks;
   int64_t num_units;  // of a block: 32 columns each
+  const uint8_t* codebook;  // of the format, or null
   bool is_reading;    // from memory
   bool is_shifted;    // expanded levels include the zero points of their blocks
   uint8_t* expanded;  // where tiles that expand levels store them
@@ -117,11 +118,11 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
   else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
 }
 
-// The same, for which codes are stored if kIsFp4.
-template <int kBits, bool kIsFp4>
-inline IntVec decoded_levels(const uint8_t* unit, int64_t quad) {
+// The same, or the levels of the codes that are stored if kHasCodes.
+template <int kBits, bool kHasCodes>
+inline IntVec decoded_levels(const uint8_t* unit, int64_t quad, const uint8_t* codebook) {
   const IntVec levels = quad_levels<kBits>(unit, quad);
-  if constexpr (kIsFp4) return fp4_levels(kFp4Levels, levels);
+  if constexpr (kHasCodes) return levels_of_codes(codebook, levels);
   else return levels;
 }
 
@@ -130,19 +131,19 @@ inline IntVec decoded_levels(const uint8_t* unit, int64_t quad) {
 enum class Levels { kPacked, kExpanded, kExpanding };
 
 // The levels of 32 columns, stored with kBits bits each: a vector of a quad. unit: their words.
-template <int kBits, bool kIsFp4 = false>
+template <int kBits, bool kHasCodes = false>
 struct StoredLevels {
-  const uint8_t* unit;
+  const uint8_t *unit, *codebook;
 
   IntVec operator()(int64_t quad, int v) const {
-    return decoded_levels<kBits, kIsFp4>(unit + v * sizeof(IntVec), quad);
+    return decoded_levels<kBits, kHasCodes>(unit + v * sizeof(IntVec), quad, codebook);
   }
 };
 
 // The same, which are also stored as bytes.
-template <int kBits, bool kIsFp4 = false>
+template <int kBits, bool kHasCodes = false>
 struct ExpandingLevels {
-  StoredLevels<kBits, kIsFp4> packed;
+  StoredLevels<kBits, kHasCodes> packed;
   uint8_t* bytes;
 
   IntVec operator()(int64_t quad, int v) const { return stored(quad, v, packed(quad, v)); }
@@ -271,8 +272,8 @@ inline void add_blocks(const Chunk& chunk, int64_t col, float (*sums)[kPanelRows
     for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
 }
 
-// The parts that tiles of whole numbers of kBits bits share. kIsFp4: these are codes of MXFP4.
-template <int kBits, Levels kLevels, bool kIsFp4 = false>
+// The parts that tiles of whole numbers of kBits bits share. kHasCodes: these are codes.
+template <int kBits, Levels kLevels, bool kHasCodes = false>
 struct LevelTile {
   static constexpr int kExpandedBits = 8, kRegisters = 2;
   static constexpr int kStored = kLevels == Levels::kExpanded ? kExpandedBits : kBits;
@@ -298,8 +299,8 @@ struct LevelTile {
   // The levels of a unit of a block, from column `col` of the panel on. words: where they are stored.
   static auto levels_of(const uint8_t* words, const Chunk& chunk, int64_t block, int64_t unit, int64_t col) {
     if constexpr (kLevels == Levels::kExpanding)
-      return ExpandingLevels<kBits, kIsFp4>{{words}, expanded_unit(chunk, block, unit) + col * kQuad};
-    else return StoredLevels<kStored, kIsFp4 && kStored == kBits>{words};
+      return ExpandingLevels<kBits, kHasCodes>{{words, chunk.codebook}, expanded_unit(chunk, block, unit) + col * kQuad};
+    else return StoredLevels<kStored, kHasCodes && kStored == kBits>{words, chunk.codebook};
   }
   static uint8_t* expanded_unit(const Chunk& chunk, int64_t block, int64_t unit) {
     return chunk.expanded + (block * chunk.num_units + unit) * kUnitQuads * kWordsBytes;
@@ -316,7 +317,7 @@ struct LevelTile {
         const LevelVec added = shift(byte);
 #pragma GCC unroll 8
         for (int64_t quad = 0; quad < kUnitQuads; ++quad) {
-          const LevelVec found = (LevelVec)decoded_levels<kBits, kIsFp4>(levels + byte, quad) + added;
+          const LevelVec found = (LevelVec)decoded_levels<kBits, kHasCodes>(levels + byte, quad, chunk.codebook) + added;
           memcpy(target + quad * kQuadStride, &found, sizeof(found));
         }
       }

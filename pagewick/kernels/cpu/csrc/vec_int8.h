@@ -34,22 +34,20 @@ inline WordVec load_widened(const uint8_t* source) {
 #endif
 }
 
-// The levels of MXFP4 for codes, a byte each. table: all of them.
-inline IntVec fp4_levels(const uint8_t (&table)[16], IntVec codes) {
+// The levels that stand for codes below 16, a byte each. codebook: all sixteen.
+inline IntVec levels_of_codes(const uint8_t* codebook, IntVec codes) {
 #if defined(PW_ISA_AVX512)
-  const __m512i tables = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-  return (IntVec)_mm512_shuffle_epi8(tables, (__m512i)codes);
+  const __m512i levels = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook)));
+  return (IntVec)_mm512_shuffle_epi8(levels, (__m512i)codes);
 #elif defined(PW_ISA_AVX2)
-  const __m256i tables = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-  return (IntVec)_mm256_shuffle_epi8(tables, (__m256i)codes);
+  const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook)));
+  return (IntVec)_mm256_shuffle_epi8(levels, (__m256i)codes);
 #elif defined(PW_ISA_NEON)
-  return (IntVec)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)codes);
+  return (IntVec)vqtbl1q_u8(vld1q_u8(codebook), (uint8x16_t)codes);
 #else
-  // Without an instruction that looks bytes up: magnitudes grow by one, from 4 on by two, from 6 on by four.
-  const LevelVec magnitude = (LevelVec)codes & 7;
-  const LevelVec twice = ((LevelVec)(magnitude > 4) & (magnitude - 4)) + ((LevelVec)(magnitude > 6) & 2) + magnitude;
-  const LevelVec is_negative = (LevelVec)((LevelVec)codes > 7);
-  return (IntVec)(table[0] + ((twice ^ is_negative) - is_negative));
+  LevelVec levels = (LevelVec)codes;
+  for (size_t i = 0; i < sizeof(levels); ++i) levels[i] = codebook[levels[i]];
+  return (IntVec)levels;
 #endif
 }
 
