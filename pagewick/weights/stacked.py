@@ -56,6 +56,7 @@ class Stacking:
 
 
 _GEMMA4: Final = Stacking(".experts", "num_experts", "moe_intermediate_size")
+_QWEN3_5: Final = Stacking(".mlp.experts", "num_experts", "moe_intermediate_size")
 # Architecture in config.json -> how its checkpoints stack experts. Some store them one by one all the same.
 STACKINGS: Final[Mapping[str, Stacking]] = {
     "GptOssForCausalLM": Stacking(
@@ -66,6 +67,8 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     "Qwen3VLMoeForConditionalGeneration": Stacking(
         ".mlp.experts", "num_experts", "moe_intermediate_size", is_transposed=None
     ),
+    "Qwen3_5MoeForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "GraniteMoeForCausalLM": Stacking(
         ".block_sparse_moe", "num_local_experts", "intermediate_size",
         names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
