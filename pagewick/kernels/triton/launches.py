@@ -21,7 +21,7 @@ _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 # Dtypes of x and of the result.
 _PAIRS: Final = tuple((x, out) for x in _DTYPES for out in dict.fromkeys((x, torch.float32)))
 _PLAIN_FORMAT: Final = layouts.Format(16, 16, 16, levels=layouts.PLAIN)
-_IN_SAMPLE: Final = {(ROWS, "Q6_K"), (FEW, "int4_g128"), (MANY, "Q4_K"), (SOME, PLAIN)}
+_IN_SAMPLE: Final = {(ROWS, "Q6_K"), (ROWS, "iq4_g32"), (FEW, "int4_g128"), (MANY, "Q4_K"), (SOME, PLAIN)}
 
 
 class Tile(NamedTuple):

@@ -213,13 +213,18 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
     """Whether a variant serves heads [T, heads, D]; the norms of queries and keys must be of one kind."""
-    norms = [norm for norm in (options.q_norm, options.k_norm) if norm is not None]
-    kinds = {(norm.is_layer_norm, norm.bias is None, norm.weight.dtype) for norm in norms}
-    fits = len(norms) in (0, 2) and len(kinds) <= 1 and all(kind[2] == heads.dtype for kind in kinds)
-    is_plain = not cache.is_packed and cache.data.stride(-1) == 1
-    values = options.v_norm
-    fits = fits and (values is None or not (values.is_layer_norm or values.weight.dim() > 1 or values.bias is not None))
-    return fits and is_plain and heads.dtype in _DTYPES and heads.shape[-1] <= BLOCKS[-1] and heads.stride(-1) == 1
+    q_norm, k_norm, v_norm = options.q_norm, options.k_norm, options.v_norm
+    if cache.is_packed or cache.data.stride(-1) != 1 or heads.dtype not in _DTYPES or heads.stride(-1) != 1:
+        return False
+    if heads.shape[-1] > BLOCKS[-1] or (q_norm is None) != (k_norm is None):
+        return False
+    if q_norm is not None and k_norm is not None and not (
+        q_norm.is_layer_norm == k_norm.is_layer_norm
+        and (q_norm.bias is None) == (k_norm.bias is None)
+        and q_norm.weight.dtype == k_norm.weight.dtype == heads.dtype
+    ):  # fmt: skip
+        return False
+    return v_norm is None or not (v_norm.is_layer_norm or v_norm.weight.dim() > 1 or v_norm.bias is not None)
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options: HeadOptions) -> Tensor:
@@ -237,17 +242,19 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
     variant = _variant_of(k.dtype, cache.dtype, head_dim, options.q_norm is not None)
     numbers = cache.data if cache.dtype not in FORMATS else cache.data.view(torch.uint8)
     scales = {} if cache.scales is None else {"scales_ptr": cache.scales}
-    scale_strides = (0, 0, 0) if cache.scales is None else cache.scales.stride()[:3]
+    strides, scale_strides = numbers.stride(), (0, 0, 0) if cache.scales is None else cache.scales.stride()
     num_tiles = -(-num_heads // variant.constexprs["BLOCK_H"]) + -(-k.shape[1] // variant.constexprs["BLOCK_H"])
     variant.launch(
         (num_tokens, num_tiles), q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, cos_ptr=cos, sin_ptr=sin,
         q_scales_ptr=q_scales, cache_ptr=numbers, slots_ptr=slots, num_heads=num_heads, num_kv_heads=k.shape[1],
         head_dim=head_dim,
         rotary_dim=0 if rotation is None else 2 * cos.shape[1], block_size=cache.block_size,
-        **_strides("q", q), **_strides("k", k), **_strides("v", v),
+        q_stride_token=q.stride(0), q_stride_head=q.stride(1), k_stride_token=k.stride(0), k_stride_head=k.stride(1),
+        v_stride_token=v.stride(0), v_stride_head=v.stride(1),
         angle_stride=0 if rotation is None else cos.stride(0),
-        **_named("cache_stride", ("block", "which", "head", "offset"), numbers.stride()[:4]),
-        **_named("scales_stride", ("block", "which", "head"), scale_strides),
+        cache_stride_block=strides[0], cache_stride_which=strides[1], cache_stride_head=strides[2],
+        cache_stride_offset=strides[3], scales_stride_block=scale_strides[0], scales_stride_which=scale_strides[1],
+        scales_stride_head=scale_strides[2],
         k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1],
         interleaved=int(rotation is not None and rotation.interleaved), has_q_scales=int(options.q_scales is not None),
         **scales, **_norms(options),
@@ -257,14 +264,6 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
 
 def _variant_of(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, has_norm: bool) -> Variant:
     return _VARIANTS[dtype, cache_dtype, next(block for block in BLOCKS if block >= head_dim), has_norm]
-
-
-def _strides(name: str, heads: Tensor) -> dict[str, int]:
-    return {f"{name}_stride_token": heads.stride(0), f"{name}_stride_head": heads.stride(1)}
-
-
-def _named(prefix: str, names: tuple[str, ...], values: tuple[int, ...]) -> dict[str, int]:
-    return {f"{prefix}_{name}": value for name, value in zip(names, values, strict=True)}
 
 
 def _norms(options: HeadOptions) -> dict[str, Tensor | int | float]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pagewick.kernels.triton.launcher import Launcher
+
 TARGETS = ("sm_80", "sm_89", "sm_90", "gfx942")
 # Bytes of shared memory that a program may use on each target.
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
@@ -54,9 +56,12 @@ class Variant:
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
-        if 0 in grid:
-            return
-        self.kernel[grid](**arguments, **self.constexprs, **self.options)
+        if 0 not in grid:
+            self._launcher.launch(grid, arguments)
+
+    @functools.cached_property
+    def _launcher(self) -> Launcher:
+        return Launcher(self.kernel, self.signature, self.constexprs, self.options)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ It runs in a process of its own, because kernels that are interpreted cannot be 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +36,7 @@ from pagewick.kernels.triton import (
     rope,
     sampling,
 )
+from pagewick.kernels.triton.launcher import Launcher
 
 # One size for each kind of tile: see kind_for and kind_for_choices. Few are 1 or multiples of 16.
 FIRST = (1, 2, 3, 17, 300)
@@ -49,21 +50,47 @@ _LIMITS = 2**31 - 1, 65535, 65535
 _BF16, _F32, _I32, _I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
 
 found: list[str] = []
+_launch = Launcher.launch
 
 
 def _note_form(self: Any, key: Any, signature: Any, device: int, *others: Any) -> Any:
     """In place of JITFunction._do_compile."""
     found.append(self.fn.__name__)
 
-    def run(*arguments: Any) -> None:
-        # A grid of 2^31 programs or more is silently not launched.
-        grid = arguments[:3]
-        assert all(size <= limit for size, limit in zip(grid, _LIMITS, strict=True)), (self.fn.__name__, grid)
-        assert grid[0] * grid[1] * grid[2] < 2**31, (self.fn.__name__, grid)
-
-    kernel = SimpleNamespace(run=run, function=None, packed_metadata=None, launch_metadata=lambda *arguments: None)
-    self.device_caches[device][0][key] = kernel
+    kernel = self.device_caches[device][0][key] = _Compiled(self.fn.__name__)
     return kernel
+
+
+class _Compiled:
+    """A kernel that Triton has compiled. given: the grid and all arguments of its last launch."""
+
+    function = packed_metadata = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.given: tuple[Any, ...] = ()
+
+    def launch_metadata(self, *arguments: Any) -> None:
+        return None
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self.run(*grid, 0, None, None, None, None, None, *arguments)
+
+    def run(self, x: int, y: int, z: int, *arguments: Any) -> None:
+        """The first arguments after the grid are Triton's: a stream, handles and hooks."""
+        # A grid of 2^31 programs or more is silently not launched.
+        assert all(size <= limit for size, limit in zip((x, y, z), _LIMITS, strict=True)), (self.name, x, y, z)
+        assert x * y * z < 2**31, (self.name, x, y, z)
+        self.given = (x, y, z, *arguments[6:])
+
+
+def _launch_both_ways(self: Launcher, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
+    """In place of Launcher.launch: what it keeps must be what Triton would choose, with the same arguments."""
+    _launch(self, grid, arguments)
+    kept = self._kept[self._key(arguments)]
+    given = kept.given
+    assert self.launch_by_triton(grid, arguments) is kept, kept.name
+    assert all(one is other or one == other for one, other in zip(given, kept.given, strict=True)), kept.name
 
 
 def _attend(num_tokens: int, widths: Sequence[int]) -> None:
@@ -114,6 +141,8 @@ def _multiply(num_tokens: int) -> None:
     x, weight = torch.zeros(num_tokens, 4096, dtype=_BF16), torch.ones(4096, dtype=_BF16)
     norm.add_rms_norm(x, norm.rms_norm(x, weight, 1e-6), weight, 1e-6)
     elementwise.gated_activation(torch.zeros(num_tokens, 2 * 14336, dtype=_BF16), "silu")
+    # At an address that is not aligned.
+    elementwise.gated_activation(torch.zeros(1 + num_tokens * 64, dtype=_BF16)[1:].view(num_tokens, 64), "silu")
     for name in ("Q4_K", "fp8_g128"):
         data = torch.zeros(layouts.packed_shape(name, 64, 4096), dtype=torch.uint8)
         stored = ops.StoredQuantized(data, 64, 4096, name, is_packed=True)
@@ -151,6 +180,7 @@ def main() -> None:
     )
     driver.set_active(gpu)
     JITFunction._do_compile = _note_form
+    Launcher.launch = _launch_both_ways  # type: ignore[method-assign]
     with torch.inference_mode():
         first, further = forms_of(FIRST, FIRST_WIDTHS), forms_of(FURTHER, FURTHER_WIDTHS)
     print(json.dumps({"first": first, "further": further}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +50,9 @@ class Compiled:
 
     def launch_metadata(self, *arguments: Any) -> None:
         return None
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self.run(*grid, 0, None, None, None, None, None, *arguments)
 
     def run(self, x: int, y: int, z: int, *arguments: Any) -> None:
         """Run the kernel. The first arguments after the grid are Triton's: a stream, handles and hooks."""
