@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pagewick.llm import LLM
-    from pagewick.outputs import CompletionOutput, RequestOutput
+    from pagewick.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+    from pagewick.pooling_params import PoolingParams
     from pagewick.sampling_params import SamplingParams
     from pagewick.vllm_rs import Engine, Message
 
@@ -50,6 +51,7 @@ __all__ = [
     "ConfigError",
     "ContextLengthError",
     "DeadlineExceededError",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
@@ -59,6 +61,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "PagewickError",
+    "PoolingParams",
     "PrefixMiss",
     "QueueFullError",
     "RequestOptions",
@@ -72,6 +75,8 @@ _MODULES = {
     "LLM": "llm",
     "AsyncEngine": "async_llm",
     "CompletionOutput": "outputs",
+    "EmbeddingRequestOutput": "outputs",
+    "PoolingParams": "pooling_params",
     "RequestOutput": "outputs",
     "EngineConfig": "config",
     "PrefixMiss": "engine.messages",

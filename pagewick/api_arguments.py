@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig, flag_of
 from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError
@@ -20,6 +20,8 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_settings
 from pagewick.weights.description import is_gguf, read_configs
 from pagewick.weights.hub import local_model
+
+_Item = TypeVar("_Item")
 
 Model = EngineConfig | str | os.PathLike[str] | None
 
@@ -227,3 +229,13 @@ def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:80]}..."
+
+
+def for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, num_prompts: int) -> Sequence[_Item]:
+    """Expand a value given for all prompts to one value for each. Raises InvalidRequestError for a wrong number."""
+    if given is None or not isinstance(given, Sequence):
+        return [default if given is None else given] * num_prompts
+    if len(given) != num_prompts:
+        message = f"{num_prompts} prompts and {len(given)} {name}: give one for all, or one for each"
+        raise InvalidRequestError(message, param=name)
+    return given

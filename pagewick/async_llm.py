@@ -1,11 +1,9 @@
-"""AsyncEngine: text in, text out, for many users at once. The model runs in another process.
+"""AsyncEngine: text in, text out, for many users at once. The model runs in another process. Imports no torch.
 
-    engine = await AsyncEngine.start(EngineConfig(model="Qwen/Qwen3-0.6B"))
-    async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
-        print(output.outputs[0].text)
-    await engine.close()
-
-Imports no torch.
+engine = await AsyncEngine.start(EngineConfig(model="Qwen/Qwen3-0.6B"))
+async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
+    print(output.outputs[0].text)
+await engine.close()
 """
 
 from __future__ import annotations
@@ -13,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from pagewick import api_arguments
 from pagewick.api_arguments import Model, check_sampling_params, engine_config, load_text
@@ -30,7 +27,8 @@ from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.local_models import with_local_models
-from pagewick.outputs import PartKind, RequestOutput
+from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput
+from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.grammars.limits import GrammarLimits
@@ -40,13 +38,11 @@ from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
+from pagewick.text_threads import TextThreads
 
 SEED_BITS = 63
-# Templates and tokenizers run in threads beside the event loop; a tokenizer releases the GIL for long texts.
-NUM_TEXT_THREADS = 2
 
 Text = tuple[Tokenizer, ChatTemplate | None, SamplingParams]
-_Result = TypeVar("_Result")
 
 
 async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call_parser: str | None) -> Supervisor:
@@ -90,10 +86,7 @@ class AsyncEngine:
         self.chosen_defaults: Collection[str] = ()  # the names of those that a user chose instead of the model's
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
-        self._is_closed = False
-        self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
-        # Separate, because a costly grammar must not hold up the prompts of others.
-        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._threads = TextThreads()
 
     @classmethod
     async def start(
@@ -178,13 +171,13 @@ class AsyncEngine:
 
     async def encode(self, prompt: str, **how: Unpack[EncodeOptions]) -> list[int]:
         """Encode a prompt; see PromptEncoder.encode."""
-        return await self._in_thread(partial(self._prompts.encode, prompt, **how))
+        return await self._threads.run(partial(self._prompts.encode, prompt, **how))
 
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
     ) -> str:
         """Render the prompt of a conversation as text; see PromptEncoder.render_chat."""
-        rendered = await self._in_thread(partial(self._prompts.render_chat, messages, tools, **how))
+        rendered = await self._threads.run(partial(self._prompts.render_chat, messages, tools, **how))
         return rendered.text
 
     async def encode_chat(
@@ -210,11 +203,11 @@ class AsyncEngine:
                 num_output_tokens=num_output_tokens,
             )
 
-        return await self._in_thread(encode)
+        return await self._threads.run(encode)
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
-        return await self._in_thread(partial(self._prompts.encode_infill, prefix, suffix))
+        return await self._threads.run(partial(self._prompts.encode_infill, prefix, suffix))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""
@@ -233,12 +226,12 @@ class AsyncEngine:
         """
         make_plan = partial(self._requests.plan, params, options=options, **fields)
         if params.structured_outputs is not None:
-            plan = await self._in_thread(make_plan, self._grammar_thread)
+            plan = await self._threads.run(make_plan, is_grammar=True)
         else:
-            plan = make_plan() if fields.get("offer") is None else await self._in_thread(make_plan)
+            plan = make_plan() if fields.get("offer") is None else await self._threads.run(make_plan)
         if plan.grammar is not None or params.dry_multiplier > 0 or plan.thinking_budget is not None:
-            threads = None if self._requests.has_checked(plan) else self._grammar_thread
-            await self._in_thread(partial(self._requests.prepare, plan), threads)
+            prepare, is_grammar = partial(self._requests.prepare, plan), not self._requests.has_checked(plan)
+            await self._threads.run(prepare, is_grammar=is_grammar)
         return plan
 
     def request(
@@ -326,6 +319,23 @@ class AsyncEngine:
             async for _ in generation:
                 yield generation.output
 
+    async def embed(
+        self,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        pooling_params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+    ) -> EmbeddingRequestOutput:
+        """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
+        text, given = api_arguments.prompt_parts(prompt)
+        token_ids = await self.encode(text or "") if given is None else given
+        pooling = pooling_params or PoolingParams()
+        pooling.check(self.info.hidden_size)
+        plan = await self.prepare(EMBEDDING, options=options, pooling=pooling)
+        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
+        return EmbeddingRequestOutput.of(await generation.whole(), pooling)
+
     async def abort(self, request_id: str) -> None:
         """Abort a request; its iterator ends with finish_reason "abort". Unknown ids are ignored."""
         if request_id in self._generations:
@@ -333,16 +343,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Stop the engine process. Running requests get an EngineDeadError, and so do later ones."""
-        self._is_closed = True
+        self._threads.close()
         for generation in self._generations.values():
             generation.fail(EngineDeadError("the server is shutting down"))
         await self._client.close()
-        for threads in (self._text_threads, self._grammar_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._requests.close)
-
-    async def _in_thread(self, function: Callable[[], _Result], threads: ThreadPoolExecutor | None = None) -> _Result:
-        """threads: where it runs; None: in a thread for texts."""
-        if self._is_closed:
-            raise EngineDeadError("this AsyncEngine is closed; start another one")
-        return await asyncio.get_running_loop().run_in_executor(threads or self._text_threads, function)

@@ -101,6 +101,13 @@ class Generation:
     def output(self) -> RequestOutput:
         return self.stream.output
 
+    async def whole(self) -> RequestOutput:
+        """Run the request to its end, and return its output. Raises what iterating would raise."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.output
+
     def fail(self, error: Exception) -> None:
         """Make the iterator raise an error, after all deltas that came before it."""
         self._reader = None

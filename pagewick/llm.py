@@ -9,11 +9,11 @@ Calls of several threads wait for each other. A program that serves many users a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard, TypeVar, Unpack, cast
+from typing import Any, Self, TypeGuard, Unpack, cast
 
 from msgspec import structs
 
@@ -23,6 +23,7 @@ from pagewick.api_arguments import (
     check_prompt,
     check_sampling_params,
     engine_config,
+    for_each,
     is_conversation,
     is_token_id,
     load_text,
@@ -35,8 +36,9 @@ from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.local_models import with_local_models
-from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
-from pagewick.outputs import RequestOutput
+from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep, progress_bar
+from pagewick.outputs import EmbeddingRequestOutput, RequestOutput
+from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import Message
 from pagewick.text.grammars.constraint import GrammarCompiler
@@ -49,8 +51,6 @@ from pagewick.text.tool_calls.checks import checked_offer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
-
-_Item = TypeVar("_Item")
 
 
 class LLM:
@@ -155,6 +155,29 @@ class LLM:
         fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
         return self._run(self._jobs(encoded, sampling_params, options, priority, fields), use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = False,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
+        **others: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of one prompt or of many; parameters as in `generate`.
+
+        pooling_params: None: the last token's hidden state, normalized.
+        """
+        request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options"))
+        check_prompt(prompts)
+        pooling = pooling_params or PoolingParams()
+        pooling.check(self.info.hidden_size)
+        all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
+        encoded = [self._encode(prompt) for prompt in all_prompts]
+        jobs = self._jobs(encoded, EMBEDDING, options, priority, PlanFields(pooling=pooling))
+        return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
+
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
@@ -257,7 +280,7 @@ class LLM:
     def _run(self, jobs: Sequence[Job], show_progress: bool, on_step: OnStep | None = None) -> list[RequestOutput]:
         if not show_progress:
             return self._runner.run(jobs, on_step)
-        with _progress_bar(len(jobs)) as show:
+        with progress_bar(len(jobs)) as show:
             return self._runner.run(jobs, show)
 
     def _jobs(
@@ -270,12 +293,12 @@ class LLM:
     ) -> list[Job]:
         self._check_open()
         check_sampling_params(sampling_params)
-        all_params = _for_each("sampling_params", sampling_params, self._default_params, len(prompts))
-        all_options = _for_each("options", options, RequestOptions(), len(prompts))
+        all_params = for_each("sampling_params", sampling_params, self._default_params, len(prompts))
+        all_options = for_each("options", options, RequestOptions(), len(prompts))
         if priority is not None:
             if any(one.priority for one in all_options):
                 raise InvalidRequestError("give a priority or options that have one, not both", param="priority")
-            priorities = _for_each("priority", priority, 0, len(prompts))
+            priorities = for_each("priority", priority, 0, len(prompts))
             all_options = [structs.replace(one, priority=p) for one, p in zip(all_options, priorities, strict=True)]
         return [Job(*parts, fields or {}) for parts in zip(prompts, all_params, all_options, strict=True)]
 
@@ -313,30 +336,5 @@ def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
                 num_given = len(text)
 
 
-def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, num_prompts: int) -> Sequence[_Item]:
-    """Expand a value given for all prompts to one value for each. Raises InvalidRequestError for a wrong number."""
-    if given is None or not isinstance(given, Sequence):
-        return [default if given is None else given] * num_prompts
-    if len(given) != num_prompts:
-        message = f"{num_prompts} prompts and {len(given)} {name}: give one for all, or one for each"
-        raise InvalidRequestError(message, param=name)
-    return given
-
-
 def _is_prompt(value: object) -> TypeGuard[Prompt]:
     return isinstance(value, str | Mapping) or (isinstance(value, Sequence) and bool(value) and is_token_id(value[0]))
-
-
-@contextmanager
-def _progress_bar(total: int) -> Iterator[OnStep]:
-    """Show a progress bar of finished prompts on stderr."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("prompts", total=total)
-
-        def show(outputs: Sequence[RequestOutput]) -> None:
-            progress.update(task, completed=sum(output.finished for output in outputs))
-
-        yield show

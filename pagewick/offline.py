@@ -241,3 +241,18 @@ class _Interrupts:
             self._held_back.append((number, frame))
         elif self._handler is not None:
             self._handler(number, frame)
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[OnStep]:
+    """Show a progress bar of finished prompts on stderr."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("prompts", total=total)
+
+        def show(outputs: Sequence[RequestOutput]) -> None:
+            progress.update(task, completed=sum(output.finished for output in outputs))
+
+        yield show

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
+from pagewick.pooling_params import PoolingParams
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -163,6 +165,7 @@ class RequestOutput:
     num_cached_tokens: number of prompt tokens found in the prefix cache.
     prompt_logprobs: for each prompt token a map as in CompletionOutput.logprobs; None for the first token.
     prefix_miss: where the prompt departs from the prefix cache; None if the cache was not searched, or had it all.
+    pooled: float32 numbers that the engine has made of the prompt's hidden states, if an embedding is wanted.
     queue_s: seconds until the request was first scheduled. prefill_s: seconds from then to the first token. decode_s:
     seconds from there to the latest token. The engine measures them; when its tokens arrive here does not matter.
     """
@@ -175,6 +178,32 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prefix_miss: PrefixMiss | None = None
+    pooled: bytes = b""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """embedding: the numbers of the vector, in the precision of float32."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of a prompt, in the form of vLLM's class of that name. Other fields as in RequestOutput."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput, params: PoolingParams) -> Self:
+        """output: of a finished request that wanted an embedding."""
+        embedding = EmbeddingOutput(params.vector(output.pooled).tolist())
+        return cls(output.request_id, output.prompt, output.prompt_token_ids, embedding, output.num_cached_tokens)

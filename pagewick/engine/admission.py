@@ -31,10 +31,13 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
     max_tokens = request.params.max_tokens
     num_output_tokens = 1 if max_tokens is None or request.options.lowers_max_tokens else max_tokens
     if num_prompt_tokens + num_output_tokens > info.max_model_len:
+        limit = f"This model's maximum context length is {info.max_model_len} tokens."
+        if request.pooling:
+            message = f"{limit} However, the prompt has {num_prompt_tokens}. Shorten it, or set truncate_prompt_tokens."
+            raise ContextLengthError(message, param="prompt")
         raise ContextLengthError(
-            f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
-            f"{num_prompt_tokens + num_output_tokens} tokens ({num_prompt_tokens} in the prompt, {num_output_tokens} "
-            "in the completion). Shorten the prompt or lower max_tokens.",
+            f"{limit} However, you requested {num_prompt_tokens + num_output_tokens} tokens ({num_prompt_tokens} in "
+            f"the prompt, {num_output_tokens} in the completion). Shorten the prompt or lower max_tokens.",
             param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
         )
     _check_extra_keys(request)

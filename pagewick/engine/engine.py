@@ -230,6 +230,7 @@ class Engine:
             device=config.device,
             kernels=kernels.status(config.device),
             vocab_size=runner.model_config.vocab_size,
+            hidden_size=runner.model_config.hidden_size,
             max_model_len=self._ranks.max_model_len,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

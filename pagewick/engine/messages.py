@@ -56,6 +56,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     extra_keys: (start, end, key): the keys and values of the tokens at positions [start, end) depend on more than the
         token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
         agree, too. A range may end after the prompt; the order of ranges does not matter.
+    pooling: "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see pooling.py.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     opening_ids: list[int] = []
     constraint: Any = None
     extra_keys: list[tuple[int, int, bytes]] = []
+    pooling: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -99,7 +101,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     prompt_logprobs: for prompt tokens from the second on, as far as this step computed them; only in choice 0.
     prefix_miss: in the first delta of choice 0, if the prefix cache was searched and did not have the whole prompt.
     num_draft_tokens, num_accepted_tokens: totals of speculation for the choice so far.
-    cumulative_logprob: only for beams.
+    cumulative_logprob: only for beams. embedding: with the last delta of a request that wants one; float32 numbers.
     queue_s: in a request's first delta, seconds from its arrival until it was first scheduled, or ended while waiting.
     prefill_s: in the first delta that has a token or ends a choice, seconds from there until the prompt was computed.
     decode_s: in a delta with tokens, seconds from the request's first token to the last of these.
@@ -119,6 +121,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     cumulative_logprob: float | None = None
+    embedding: bytes = b""
     error: str | None = None
     error_kind: str = "EngineError"
     retry_after_s: int = 0
@@ -235,6 +238,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     device: str
     kernels: str
     vocab_size: int
+    hidden_size: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

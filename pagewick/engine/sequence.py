@@ -228,5 +228,5 @@ class Sequence:
 
     @property
     def may_use_prefix_cache(self) -> bool:
-        """Whether cached tokens need not be computed. Prompt log-probabilities need every token's hidden state."""
-        return not self.wants_prompt_logprobs
+        """Whether cached tokens need not be computed. Prompt log-probabilities and means need all hidden states."""
+        return not self.wants_prompt_logprobs and self.request.pooling != "mean"

@@ -53,7 +53,6 @@ _NO_SCORES = "reranking and scoring are not supported yet: this server only gene
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
-    "/v1/embeddings": "embeddings are not supported yet: this server only generates text",
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
     "/v1/responses": f"the Responses API is not supported yet; {_USE_CHATS}",
     "/v1/messages": f"Anthropic's API is not supported yet; {_USE_CHATS}",

@@ -12,6 +12,7 @@ import msgspec
 from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.outputs import PartKind
+from pagewick.pooling_params import PoolingParams
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.grammars.checker import GrammarChecker
 from pagewick.text.grammars.constraint import GrammarSpec
@@ -38,6 +39,7 @@ class PlanFields(TypedDict, total=False):
     split_parts: bool
     offer: ToolOffer | None
     keeps_logprobs: bool
+    pooling: PoolingParams | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class RequestPlan:
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
     known. offer: the tools that the model may call. keeps_logprobs: see OutputStream. grammar: the texts that the
     response may be, after the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
-    or from the offer.
+    or from the offer. pooling: what embedding of the prompt is wanted; params then ask for no token.
     """
 
     params: SamplingParams
@@ -58,6 +60,7 @@ class RequestPlan:
     split_parts: bool = False
     offer: ToolOffer | None = None
     keeps_logprobs: bool = True
+    pooling: PoolingParams | None = None
     grammar: Grammar | None = None
 
     @property
@@ -165,6 +168,7 @@ class RequestMaker:
             strings=self._strings,
             constraint=self._constraint(plan, reasoning),
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
+            pooling="" if plan.pooling is None else plan.pooling.pooling,
         )
         splitting = self._splitting(prompt_token_ids, plan, reasoning)
         stream = RequestStream(

@@ -82,6 +82,8 @@ class RequestStream:
             self._note_start(delta)
         if delta.prompt_logprobs or delta.prefix_miss is not None:
             self._note_prompt(delta)
+        if delta.embedding:
+            output.pooled = delta.embedding
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
             return []
@@ -171,6 +173,7 @@ def engine_request(
     strings: TokenStrings,
     constraint: Any = None,
     opening_ids: Sequence[int] = (),
+    pooling: str = "",
 ) -> EngineRequest:
     """Make the engine's request. The engine does not see text: it gets no stop strings, and other strings as tokens.
 
@@ -192,6 +195,7 @@ def engine_request(
         dry_breaker_mask=breaker_mask,
         constraint=constraint,
         opening_ids=list(opening_ids),
+        pooling=pooling,
     )
 
 

@@ -19,6 +19,7 @@ from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.candidates import take_candidates
 from pagewick.engine.sampling.logit_edits import has_edits
+from pagewick.engine.sampling.pooling import Pooler
 from pagewick.engine.sampling.sampler import sample, score_tokens
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
 from pagewick.engine.sampling.step_rows import Drawn, Streams, row_of, rows_of
@@ -51,6 +52,7 @@ class SlotSampler:
         self._device = device
         self._is_lazy = is_lazy
         self._stream = stream_of(device)
+        self._pooler = Pooler(slots)
         self._streams = Streams.of(StreamWork())  # those of the latest forward_stage
         # The step that was left on the device last, and whose tokens belong to histories.
         self._left: StepResults | None = None
@@ -133,6 +135,8 @@ class SlotSampler:
             if work.prompt_targets:
                 of_work = hidden_states[end : end + work.num_tokens]
                 result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, num_seqs)
+            if self._slots.sampling(work.slot).pooling:
+                self._pooler.take(work, hidden_states[end : end + work.num_tokens], result)
             end += work.num_tokens
             if not work.is_sampled:
                 continue

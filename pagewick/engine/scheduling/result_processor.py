@@ -126,7 +126,7 @@ class ResultProcessor:
                 deltas += [_new_delta(owner, index) for index in _unspawned_choices(owner)]
                 owner.num_unspawned = 0
                 for one in deltas:
-                    one.finish_reason = "length"
+                    one.finish_reason, one.embedding = "length", result.embedding
             elif owner.num_unspawned:
                 deltas += self._spawn_choices(seq)
         if error is not None:

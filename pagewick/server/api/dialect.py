@@ -29,15 +29,19 @@ from pagewick.server.guard.body import read_body
 _Body = TypeVar("_Body", bound=Struct)
 
 
-class GeneratedResponse(Protocol):
-    """A dialect's view of the Generations of a request. One of the two methods is called, once; it runs them."""
+class WholeResponse(Protocol):
+    """A dialect's view of the Generations of a request, which come at once."""
+
+    async def whole(self) -> Any:
+        """Run the Generations, and return what is sent, as data that msgspec can encode."""
+        ...
+
+
+class GeneratedResponse(WholeResponse, Protocol):
+    """One that may also be streamed. One of the two methods is called, once; it runs the Generations."""
 
     def chunks(self) -> AsyncGenerator[Any]:
         """Yield what is streamed, as the dialect's framing takes it."""
-        ...
-
-    async def whole(self) -> Any:
-        """Return what is sent at once, as data that msgspec can encode."""
         ...
 
 
@@ -94,7 +98,7 @@ class Dialect:
                 return self.stream(response, ignored, on_end=held.pop_all().close)
             return await self.whole(request, response, ignored)
 
-    async def whole(self, request: Request, response: GeneratedResponse, ignored: Sequence[str] = ()) -> Response:
+    async def whole(self, request: Request, response: WholeResponse, ignored: Sequence[str] = ()) -> Response:
         """Raises ClientDisconnect if the client leaves first."""
         return json_response(await run_while_connected(request, response.whole()), ignored)
 

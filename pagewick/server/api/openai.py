@@ -1,4 +1,4 @@
-"""The OpenAI API: chat completions, completions, models, and recorded conversations."""
+"""The OpenAI API: chat completions, completions, embeddings, models, and recorded conversations."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pagewick.server.api.chat_response import ChatForm, ChatResponse
 from pagewick.server.api.completion_response import CompletionForm, CompletionResponse
 from pagewick.server.api.conversation_fields import ignored_names
 from pagewick.server.api.dialect import Dialect
+from pagewick.server.api.embeddings import EmbeddingList, EmbeddingRequest, EmbeddingResponse
 from pagewick.server.api.framing import EventFraming
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import OPENAI_FIELDS
@@ -57,6 +58,7 @@ class OpenAIApi(Dialect):
         return [
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.get_model, methods=["GET"]),
             Route("/v1/sessions/{id:path}", self.get_session, methods=["GET"]),
@@ -84,6 +86,13 @@ class OpenAIApi(Dialect):
         start = partial(self._start_completions, RequestContext.of(request), body, wanted)
         response = await self.admission.run(request, start)
         return self.stream(response, ignored) if wanted.is_stream else await self.whole(request, response, ignored)
+
+    @describes(replace(_GENERATING, request=EmbeddingRequest, response=EmbeddingList))
+    async def embeddings(self, request: Request) -> Response:
+        """Return a vector for each of some texts, or of some lists of tokens."""
+        body, ignored = await self.read(request, EmbeddingRequest)
+        start = partial(self._start_embeddings, RequestContext.of(request), body)
+        return await self.whole(request, await self.admission.run(request, start), ignored)
 
     @describes(replace(_MODELS, response=ModelList))
     async def list_models(self, request: Request) -> Response:
@@ -122,6 +131,10 @@ class OpenAIApi(Dialect):
         generations = await self.core.start_prompts(context, wanted)
         form = await asyncio.to_thread(self._completion_form, body, wanted, generations)
         return CompletionResponse(generations, form, UsageReport(body, generations), self._head("cmpl", body))
+
+    async def _start_embeddings(self, context: RequestContext, body: EmbeddingRequest) -> EmbeddingResponse:
+        generations = await self.core.start_prompts(context, body.prompts_request())
+        return EmbeddingResponse(generations, body, self.settings.model_name)
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]

@@ -109,13 +109,16 @@ class Core:
     async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
         """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""
         with _naming_fields(request.names):
-            plan = await self._plan(context, request)
+            if request.pooling is not None:
+                request.pooling.check(self.engine.info.hidden_size)
+            plan = await self._plan(context, request, pooling=request.pooling)
+            route = "completion" if request.pooling is None else "embedding"
             generations = []
             for place, prompt in enumerate(request.prompts):
                 with _naming_prompt(place, len(request.prompts)):
                     token_ids = await self._prompt_token_ids(prompt, request, plan)
                     text = prompt if isinstance(prompt, str) else None
-                    generations.append(self._generation(context, "completion", request, plan, token_ids, text))
+                    generations.append(self._generation(context, route, request, plan, token_ids, text))
             num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
             for name, num_logprobs in request.num_prompt_logprobs.items():
                 check_prompt_logprobs(name, plan.params.n, num_tokens, num_logprobs)

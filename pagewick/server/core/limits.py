@@ -11,6 +11,7 @@ MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
 MAX_SEQUENCES = 1024  # prompts times choices of one request
+MAX_INPUTS = 2048  # of one request for embeddings, as in OpenAI's API
 MAX_STOP_CHARS = 1024
 # Entries for prompts: choices * tokens * (1 + logprobs). A response has some 30 to 60 bytes for each.
 MAX_PROMPT_LOGPROBS = 2**20

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewick.pooling_params import PoolingParams
 from pagewick.text.tool_calls.offer import ToolChoice
 
 # Messages and tools have OpenAI's form, which chat templates read.
@@ -97,9 +98,10 @@ class PromptsRequest(TextRequest):
     """Texts, or token ids, that the model is to continue.
 
     suffix: text that follows the wanted text. num_prompt_logprobs: field that asks for alternatives per prompt token ->
-    their number.
+    their number. pooling: what embeddings of the prompts are wanted, in place of text.
     """
 
     prompts: Sequence[str | list[int]]
     suffix: str | None = None
     num_prompt_logprobs: Mapping[str, int] = field(default_factory=dict)
+    pooling: PoolingParams | None = None

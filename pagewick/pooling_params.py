@@ -1,0 +1,53 @@
+"""PoolingParams: what an embedding is made of, and how it is returned. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pagewick.errors import InvalidRequestError
+from pagewick.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+POOLINGS: Final = ("last", "mean")
+# Of a request that wants an embedding: it samples nothing.
+EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """How the hidden states of a prompt become its embedding.
+
+    pooling: "last" takes that of the last token, "mean" the mean of all. dimensions: keep this many of the first
+    numbers, which models trained for it (Matryoshka) allow; None: all. normalize: divide the vector by its length.
+    """
+
+    pooling: str = "last"
+    dimensions: int | None = None
+    normalize: bool = True
+
+    def check(self, hidden_size: int) -> None:
+        """Raises InvalidRequestError for values that a model with embeddings of this size cannot serve."""
+        if self.pooling not in POOLINGS:
+            raise InvalidRequestError(f"pooling must be last or mean; got {self.pooling!r}", param="pooling")
+        if not isinstance(self.normalize, bool):
+            raise InvalidRequestError(f"normalize must be true or false; got {self.normalize!r}", param="normalize")
+        wanted = self.dimensions
+        if wanted is None:
+            return
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= hidden_size:
+            message = f"dimensions must be 1 to {hidden_size}, the size of this model's embeddings; got {wanted!r}"
+            raise InvalidRequestError(message, param="dimensions")
+
+    def vector(self, pooled: bytes) -> NDArray[np.float32]:
+        """Return the embedding. pooled: the engine's float32 numbers, little-endian."""
+        # Not at the top: a server that makes no embeddings starts without it.
+        import numpy as np
+
+        numbers = np.frombuffer(pooled, "<f4")[: self.dimensions].astype(np.float64)
+        length = float(np.linalg.norm(numbers)) if self.normalize else 1.0
+        # A vector of zeros has no direction.
+        return (numbers / (length or 1.0)).astype(np.float32)

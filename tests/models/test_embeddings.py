@@ -1,0 +1,109 @@
+"""Embeddings of prompts are the hidden states of transformers: alone, in a batch, in chunks and on a prefix hit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pagewick.engine.engine import Engine
+from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.pooling_params import EMBEDDING
+from tests.models.answers import make_prompts, running
+from tests.models.checkpoints import write_checkpoint
+
+PROMPTS = make_prompts((1, 33, 7, 64, 40))
+
+
+def pooled(
+    engine: Engine, prompts: Sequence[list[int]], pooling: str, *, cache_salt: str | None = None
+) -> list[Tensor]:
+    """Give all prompts to the engine at once, and return their embeddings."""
+    ids = [f"{pooling}-{cache_salt}-{index}" for index in range(len(prompts))]
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        options = RequestOptions(cache_salt=cache_salt)
+        engine.add(EngineRequest(
+            request_id=request_id, prompt_token_ids=prompt, params=EMBEDDING, seed=0, pooling=pooling, options=options,
+        ))  # fmt: skip
+    found: dict[str, bytes] = {}
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None and not delta.token_ids
+            if delta.embedding:
+                assert delta.finish_reason == "length" and delta.request_id not in found
+                found[delta.request_id] = delta.embedding
+    return [torch.from_numpy(np.frombuffer(found[request_id], "<f4").copy()) for request_id in ids]
+
+
+def expected(model: nn.Module, prompts: Sequence[list[int]], pooling: str) -> list[Tensor]:
+    with torch.no_grad():
+        states = [
+            model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0].double() for prompt in prompts
+        ]
+    return [(each[-1] if pooling == "last" else each.mean(0)).float() for each in states]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("name", ["llama-bias-tied", "gemma-2", "qwen3.5"])
+def test_they_are_the_last_hidden_states(name: str, pooling: str, tmp_path: Path) -> None:
+    model = write_checkpoint(name, tmp_path)
+    reference = expected(model, PROMPTS, pooling)
+    with running(tmp_path) as engine:
+        together = pooled(engine, PROMPTS, pooling)
+        again = pooled(engine, PROMPTS, pooling)
+        alone = [
+            pooled(engine, [prompt], pooling, cache_salt=f"salt {index}")[0] for index, prompt in enumerate(PROMPTS)
+        ]
+    with running(tmp_path, max_num_batched_tokens=7) as engine:
+        in_chunks = pooled(engine, PROMPTS, pooling)
+    for ours, theirs in zip(together, reference, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for others in (again, alone, in_chunks):
+        assert all(torch.equal(one, other) for one, other in zip(together, others, strict=True))
+
+
+def test_only_the_last_token_can_use_the_prefix_cache(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    with running(tmp_path) as engine:
+        pooled(engine, PROMPTS[3:4], "last")
+        before = engine.stats().prefix_cache_hits
+        pooled(engine, PROMPTS[3:4], "mean")
+        assert engine.stats().prefix_cache_hits == before
+        pooled(engine, PROMPTS[3:4], "last")
+        assert engine.stats().prefix_cache_hits > before
+
+
+def test_numbers_that_are_none_fail_the_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint("llama", tmp_path)
+    with running(tmp_path) as engine:
+        forward = engine._ranks.runner._forward
+
+        def spoilt(batch: Any, stage: Any) -> Any:
+            output = forward(batch, stage)
+            output.hidden_states[-1, 3] = torch.nan
+            return output
+
+        monkeypatch.setattr(engine._ranks.runner, "_forward", spoilt)
+        for index in range(2):
+            engine.add(EngineRequest(
+                request_id=str(index), prompt_token_ids=PROMPTS[2], params=EMBEDDING, seed=0, pooling="last",
+            ))  # fmt: skip
+        deltas = []
+        while engine.has_work:
+            deltas += engine.step()
+    assert [(delta.request_id, delta.error is None, bool(delta.embedding)) for delta in deltas] == [
+        ("0", True, True), ("1", False, False),
+    ]  # fmt: skip
+
+
+def test_ranks_have_the_same_embeddings(tmp_path: Path) -> None:
+    model = write_checkpoint("qwen3-tied-bias", tmp_path)
+    with running(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=50) as engine:
+        for pooling in ("last", "mean"):
+            for ours, theirs in zip(pooled(engine, PROMPTS, pooling), expected(model, PROMPTS, pooling), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
