@@ -330,8 +330,7 @@ class AsyncEngine:
         """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
         text, given = api_arguments.prompt_parts(prompt)
         token_ids = await self.encode(text or "") if given is None else given
-        pooling = pooling_params or PoolingParams()
-        pooling.check(self.info.hidden_size)
+        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
         plan = await self.prepare(EMBEDDING, options=options, pooling=pooling)
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
         return EmbeddingRequestOutput.of(await generation.whole(), pooling)

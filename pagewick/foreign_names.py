@@ -60,6 +60,7 @@ NOTED: Lines = (
     ("--disable-custom-all-reduce", "there is no custom all-reduce"),
     ("--tokenizer-mode=auto|hf|fast --config-format=auto|hf --model-impl=auto|vllm",
      "the model's files determine this"),
+    ("--embedding --embeddings", "POST /v1/embeddings is always there"),
     ("--defrag-thold= -dt=", "a paged KV cache has nothing to defragment"),
     ("--scheduling-policy=fcfs|priority", "requests with a priority go first, the others in their order"),
     ("--prefix-caching-hash-algo=", "blocks are identified by a cryptographic hash"),
@@ -162,9 +163,10 @@ REFUSED: Lines = (
      "structured output"),
     ("--reasoning-parser-plugin= --worker-cls=auto --worker-extension-cls= --scheduler-cls= --logits-processors= "
      "--io-processor-plugin= --additional-config=", _NO_PLUGINS),
-    ("--embedding --embeddings --pooling= --pooler-config= --override-pooler-config= --rerank --reranking "
-     "--task=generate|auto --runner=generate|auto --convert=none|auto", "only text is generated; embeddings and "
-     "reranking are not supported yet"),
+    ("--pooling= --pooler-config= --override-pooler-config=", "a request for embeddings says how they are made: send "
+     "pooling (last or mean), dimensions and normalize to POST /v1/embeddings"),
+    ("--rerank --reranking --task=generate|auto|embed|embedding --runner=generate|auto|pooling "
+     "--convert=none|auto|embed", "reranking, scoring and classification are not supported yet"),
     ("--enable-return-routed-experts --return-sampling-mask --enable-trace-replay --enable-prompt-embeds "
      "--enable-sleep-mode --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names= --weight-transfer-config= "
      "--kv-events-config= --watermark-config= --diffusion-config= --engram-config= --aux-output-config= "

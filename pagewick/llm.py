@@ -167,12 +167,11 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of one prompt or of many; parameters as in `generate`.
 
-        pooling_params: None: the last token's hidden state, normalized.
+        pooling_params: None: the hidden state that the model was trained for, or the last one, normalized.
         """
         request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options"))
         check_prompt(prompts)
-        pooling = pooling_params or PoolingParams()
-        pooling.check(self.info.hidden_size)
+        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
         all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
         encoded = [self._encode(prompt) for prompt in all_prompts]
         jobs = self._jobs(encoded, EMBEDDING, options, priority, PlanFields(pooling=pooling))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pagewick.errors import InvalidRequestError
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 POOLINGS: Final = ("last", "mean")
-# Of a request that wants an embedding: it samples nothing.
+# A request that wants an embedding samples nothing.
 EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
 
 
@@ -21,26 +21,30 @@ EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
 class PoolingParams:
     """How the hidden states of a prompt become its embedding.
 
-    pooling: "last" takes that of the last token, "mean" the mean of all. dimensions: keep this many of the first
-    numbers, which models trained for it (Matryoshka) allow; None: all. normalize: divide the vector by its length.
+    pooling: "last" takes that of the last token, "mean" the mean of all; None: what the model was trained for, as far
+    as its file says so, else "last". dimensions: keep this many of the first numbers, which models trained for it
+    (Matryoshka) allow; None: all. normalize: divide the vector by its length.
     """
 
-    pooling: str = "last"
+    pooling: str | None = None
     dimensions: int | None = None
     normalize: bool = True
 
-    def check(self, hidden_size: int) -> None:
-        """Raises InvalidRequestError for values that a model with embeddings of this size cannot serve."""
-        if self.pooling not in POOLINGS:
+    def checked(self, hidden_size: int, usual: str) -> PoolingParams:
+        """Return the parameters with a pooling. Raises InvalidRequestError for values out of range.
+
+        hidden_size: the model's. usual: the pooling for which it was trained; may be empty.
+        """
+        if self.pooling not in (None, *POOLINGS):
             raise InvalidRequestError(f"pooling must be last or mean; got {self.pooling!r}", param="pooling")
         if not isinstance(self.normalize, bool):
             raise InvalidRequestError(f"normalize must be true or false; got {self.normalize!r}", param="normalize")
         wanted = self.dimensions
-        if wanted is None:
-            return
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= hidden_size:
+        is_number = isinstance(wanted, int) and not isinstance(wanted, bool)
+        if wanted is not None and not (is_number and 1 <= wanted <= hidden_size):
             message = f"dimensions must be 1 to {hidden_size}, the size of this model's embeddings; got {wanted!r}"
             raise InvalidRequestError(message, param="dimensions")
+        return replace(self, pooling=self.pooling or usual or "last")
 
     def vector(self, pooled: bytes) -> NDArray[np.float32]:
         """Return the embedding. pooled: the engine's float32 numbers, little-endian."""

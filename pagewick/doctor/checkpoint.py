@@ -158,6 +158,7 @@ def _with_headers(
         tensors = logical_tensors(config, tensors).tensors
     except PagewickError as error:
         verdict = refusal(error) if verdict.runs else verdict
+    model_config = model_config and model_config.fitted([tensor.name for tensor in tensors])
     ignored = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
     loaded = tuple(tensor for tensor in tensors if not any(pattern.fullmatch(tensor.name) for pattern in ignored))
     return Checkpoint(

@@ -7,7 +7,7 @@ from itertools import chain
 
 from pagewick.engine.messages import EngineRequest, ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
-from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 
 # A beam search reports all its tokens at once, at its end. In a message a log-probability takes up to 15 bytes and a
 # token 28; in memory they take ten times as much.
@@ -22,11 +22,14 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
     """Check a request against the loaded model.
 
     Raises InvalidRequestError for an empty prompt, unknown token ids, extra keys without tokens or a beam search whose
-    result would be too large, and ContextLengthError for a request that does not fit the context.
+    result would be too large, ContextLengthError for a request that does not fit the context, and UnsupportedError for
+    text of an embedding model.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
+    if info.embedding and not request.pooling:
+        raise UnsupportedError("this model makes embeddings and writes no text; send POST /v1/embeddings, or use embed")
     _check_vocabulary(request, info.vocab_size)
     max_tokens = request.params.max_tokens
     num_output_tokens = 1 if max_tokens is None or request.options.lowers_max_tokens else max_tokens

@@ -241,6 +241,7 @@ class Engine:
             tensor_parallel_size=config.tensor_parallel_size,
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
+            embedding=runner.model_config.embedding,
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),

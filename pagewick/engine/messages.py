@@ -229,7 +229,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
     weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
     timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
-    which flags can change. num_parameters, kv_cache_bytes: of all ranks together.
+    which flags can change. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig.
     """
 
     model_path: str
@@ -249,6 +249,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     tensor_parallel_size: int
     kv_cache_dtype: str = "auto"
     weights: str = ""
+    embedding: str = ""
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []

@@ -91,6 +91,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         if source.note and collectives.rank == 0:
             logger.info("%s", source.note)
         model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
+        model_config = model_config.fitted(source.names())
         eos = _end_token_ids(config, model_config, source)
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,

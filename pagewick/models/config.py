@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pagewick.errors import ConfigError, ModelLoadError
@@ -153,15 +153,22 @@ class LayerInputsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameMap:
-    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order."""
+    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order.
+
+    A part that is replaced by "" is left out.
+    """
 
     parts: tuple[tuple[str, str], ...] = ()
 
     def in_file(self, name: str) -> str:
         dotted = f".{name}."
         for ours, theirs in self.parts:
-            dotted = dotted.replace(f".{ours}.", f".{theirs}.")
+            dotted = dotted.replace(f".{ours}.", f".{theirs}." if theirs else ".")
         return dotted[1:-1]
+
+    def bare(self) -> NameMap:
+        """Return the names in a file of the model without its output layer, which transformers calls model."""
+        return NameMap(parts=(*self.parts, ("model", "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +182,8 @@ class ModelConfig:
     residual_scale: factor of the outputs of attention and MLP. logit_scale, logit_soft_cap: applied to the logits in
     this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
-    file's names of tensors that the model does not use.
+    file's names of tensors that the model does not use. embedding: the pooling of a model that was trained to make
+    embeddings; empty for one that writes text.
     """
 
     architecture: str
@@ -198,6 +206,7 @@ class ModelConfig:
     head_bias: bool = False
     names: tuple[NameMap, ...] = (NameMap(),)
     ignored: tuple[str, ...] = ()
+    embedding: str = ""
 
     @property
     def num_layers(self) -> int:
@@ -275,7 +284,19 @@ class ModelConfig:
         """The map for a file with these tensors: the first under which most of a few well-known names exist."""
         known = frozenset(tensor_names)
         sought = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
-        return max(self.names, key=lambda names: sum(names.in_file(name) in known for name in sought))
+        maps = (*self.names, *(names.bare() for names in self.names))
+        return max(maps, key=lambda names: sum(names.in_file(name) in known for name in sought))
+
+    def fitted(self, tensor_names: Sequence[str]) -> ModelConfig:
+        """Return the config for a file with these tensors.
+
+        A file without an output layer, whose names lack "model.", is that of an embedding model. Nothing reads the head
+        then, so that it may be the table of embeddings.
+        """
+        names = self.name_map(tensor_names)
+        if names in self.names or names.in_file("lm_head.weight") in tensor_names:
+            return self
+        return replace(self, tie_word_embeddings=True, embedding=self.embedding or "last")
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

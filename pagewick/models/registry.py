@@ -6,6 +6,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pagewick.errors import ConfigError, ModelLoadError
@@ -133,8 +134,7 @@ def read_config(
 
     Raises ModelLoadError for an architecture or an entry that is not supported, ConfigError for the user's settings.
     """
-    architecture = architecture_of(values)
-    check_architecture(architecture)
+    architecture = _architecture_of(values)
     if rope_scaling is not None or rope_theta is not None:
         scaling = parse_scaling(rope_scaling)
         if all(layer.rope is None for layer in read_config(values).layers):
@@ -144,10 +144,24 @@ def read_config(
     return _read(architecture, Entries(values))
 
 
+def _architecture_of(values: Mapping[str, Any]) -> str:
+    """Return the name in the table. A model without its output layer, such as MistralModel, makes embeddings.
+
+    Raises ModelLoadError.
+    """
+    architecture = architecture_of(values)
+    if (
+        architecture.endswith("Model")
+        and (whole := f"{architecture.removesuffix('Model')}ForCausalLM") in ARCHITECTURES
+    ):
+        return whole
+    check_architecture(architecture)
+    return architecture
+
+
 def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with its family's defaults for the entries that it leaves out. Raises as read_config."""
-    architecture = architecture_of(values)
-    check_architecture(architecture)
+    architecture = _architecture_of(values)
     entries = Entries(values)
     _read(architecture, entries)
     return {**values, **entries.found}
@@ -156,7 +170,10 @@ def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:
 def _read(architecture: str, entries: Entries) -> ModelConfig:
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
-    return read(entries)
+    entries.demand("is_causal", True, True, "attention to later tokens is not supported")
+    # Some files say how the model's embeddings are made.
+    pooling = entries.get("embedding_pooling")
+    return replace(read(entries), embedding=pooling) if isinstance(pooling, str) else read(entries)
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:

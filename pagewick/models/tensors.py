@@ -75,6 +75,7 @@ def model_tensors(
 
     tensor_names: those of the file, which decide what it calls the tensors.
     """
+    config = config.fitted(tensor_names)
     return _Table(config, config.name_map(tensor_names), rank, num_ranks).all()
 
 

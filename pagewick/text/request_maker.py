@@ -168,7 +168,7 @@ class RequestMaker:
             strings=self._strings,
             constraint=self._constraint(plan, reasoning),
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
-            pooling="" if plan.pooling is None else plan.pooling.pooling,
+            pooling=(plan.pooling and plan.pooling.pooling) or "",
         )
         splitting = self._splitting(prompt_token_ids, plan, reasoning)
         stream = RequestStream(

@@ -14,10 +14,6 @@ from pagewick.weights.tensor_headers import TensorInfo
 
 _DTYPES: Final = ("BF16", "F16", "F32", "F64")
 _BIAS: Final = "bias"
-_EMBEDDINGS: Final = (
-    "the checkpoint is that of an embedding model: it has no output layer, and its tensors are named without model.\n"
-    "  Pagewick only generates text; give a model for text generation, such as Qwen3 instead of Qwen3-Embedding"
-)
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 
 
@@ -32,8 +28,6 @@ def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterab
     unexpected = [name for name in names if name not in expected and not any(p.fullmatch(name) for p in patterns)]
     spare = set(spare_biases(expected, unexpected))
     unexpected = [name for name in unexpected if name not in spare]
-    if missing and _lack_output_layer(missing, unexpected):
-        raise ModelLoadError(_EMBEDDINGS)
     problems = []
     if missing:
         problems.append(f"the checkpoint lacks {_count(missing)} of this model: {name_some(missing)}")
@@ -41,15 +35,6 @@ def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterab
         problems.append(f"the model has no place for {_count(unexpected)}: {name_some(unexpected)}")
     if problems:
         raise ModelLoadError("\n".join([*problems, _FIX]))
-
-
-def _lack_output_layer(missing: Iterable[str], unexpected: Iterable[str]) -> bool:
-    """Whether all missing tensors but the output layer are there under names without "model.".
-
-    transformers saves a model so that has no output layer: an embedding model, such as Qwen3-Embedding.
-    """
-    shorter = {name.partition(".")[2] for name in missing if not name.startswith("lm_head.")}
-    return bool(shorter) and shorter <= set(unexpected)
 
 
 def spare_biases(expected: Collection[str], names: Iterable[str]) -> list[str]:

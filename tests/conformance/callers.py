@@ -84,6 +84,9 @@ class Caller:
     def completion(self, **fields: Any) -> Any:
         return self._wait(self.client.completions.create, **{"model": MODEL, **fields})
 
+    def embeddings(self, **fields: Any) -> Any:
+        return self._wait(self.client.embeddings.create, **{"model": MODEL, **fields})
+
     def completion_chunks(self, **fields: Any) -> list[Any]:
         return self._collect(self.client.completions.create, {"model": MODEL, "stream": True, **fields})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pagewick.engine.admission import check_request
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.errors import ModelLoadError, UnsupportedError
 from pagewick.pooling_params import EMBEDDING
+from pagewick.sampling_params import SamplingParams
 from tests.models.answers import make_prompts, running
 from tests.models.checkpoints import write_checkpoint
 
@@ -107,3 +112,31 @@ def test_ranks_have_the_same_embeddings(tmp_path: Path) -> None:
         for pooling in ("last", "mean"):
             for ours, theirs in zip(pooled(engine, PROMPTS, pooling), expected(model, PROMPTS, pooling), strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_embedding_model_has_no_output_layer(is_tied: bool, architecture: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding is published: names of tensors lack "model.", in the small ones the head would be tied."""
+    model = write_checkpoint("qwen3-tied-bias" if is_tied else "qwen3", tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items() if "lm_head" not in name}
+    save_file(stored, file)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": [architecture]}))
+    with running(tmp_path) as engine:
+        assert engine.info.embedding == "last"
+        found = pooled(engine, PROMPTS, "last")
+        with pytest.raises(UnsupportedError, match="makes embeddings and writes no text"):
+            check_request(
+                EngineRequest(request_id="x", prompt_token_ids=[1], params=SamplingParams(), seed=0), engine.info
+            )
+    for ours, theirs in zip(found, expected(model, PROMPTS, "last"), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_to_later_tokens_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "is_causal": False}))
+    with pytest.raises(ModelLoadError, match=r"is_causal.*attention to later tokens"), running(tmp_path):
+        pass

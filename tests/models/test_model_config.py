@@ -222,7 +222,7 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_n
 @pytest.mark.parametrize(
     ("architecture", "what"),
     [
-        ("MistralModel", "no output layer, as embedding models"), ("BertModel", "no output layer, as embedding models"),
+        ("BertModel", "no output layer, as embedding models"),
         ("XLMRobertaForMaskedLM", "gaps"), ("Qwen3ForSequenceClassification", "rates texts"),
     ],
 )  # fmt: skip

@@ -88,12 +88,10 @@ def test_what_loading_would_refuse(change: Callable[[dict[str, TensorInfo]], Non
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_an_embedding_model_is_told_from_a_broken_checkpoint(is_tied: bool) -> None:
-    """Qwen3-Embedding has the architecture of a model that generates text."""
+    """Qwen3-Embedding has the architecture of a model that generates text, and no output layer."""
     tensors = [replace(one, name=name.removeprefix("model.")) for name, one in TENSORS.items() if "lm_head" not in name]
     config = {**CONFIG, "tie_word_embeddings": is_tied}
-    with pytest.raises(ModelLoadError, match=r"that of an embedding model.*\n.*only generates text") as error:
-        check_tensors(config, tensors)
-    assert "download" not in str(error.value)
+    check_tensors(config, tensors)
     with pytest.raises(ModelLoadError, match="do not belong together"):
         check_tensors(config, tensors[1:])
 

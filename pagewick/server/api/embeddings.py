@@ -26,9 +26,11 @@ _NAMES = {"prompt": "input", "prompt[]": "input[]", "messages": "input"}
 class EmbeddingRequest(Struct, kw_only=True):
     """Asks for the embeddings of texts, or of lists of token ids.
 
+    model: a name of the model; the default is the model that is served.
     input: a text, a list of token ids, or a list of either. encoding_format: base64 is that of little-endian float32
     numbers. dimensions: the first numbers of each vector, for models that were trained for it (Matryoshka).
-    pooling: what a vector is made of, the hidden state of the last token (the default) or the mean of all.
+    pooling: what a vector is made of, the hidden state of the last token or the mean of all; the default is what the
+    model was trained for, as far as its file says so, else the last one.
     embedding_type: another name of pooling. normalize: whether a vector has the length 1, which is the default.
     priority, cache_salt, timeout, add_special_tokens, truncate_prompt_tokens: as for completions.
     """
@@ -50,7 +52,7 @@ class EmbeddingRequest(Struct, kw_only=True):
         one_of(pooling=self.pooling, embedding_type=self.embedding_type)
 
     def params(self) -> PoolingParams:
-        pooling = self.pooling or self.embedding_type or "last"
+        pooling = self.pooling or self.embedding_type
         return PoolingParams(pooling=pooling, dimensions=self.dimensions, normalize=self.normalize is not False)
 
     def prompts_request(self) -> PromptsRequest:

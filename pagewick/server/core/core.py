@@ -109,10 +109,10 @@ class Core:
     async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
         """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""
         with _naming_fields(request.names):
-            if request.pooling is not None:
-                request.pooling.check(self.engine.info.hidden_size)
-            plan = await self._plan(context, request, pooling=request.pooling)
-            route = "completion" if request.pooling is None else "embedding"
+            info, pooling = self.engine.info, request.pooling
+            pooling = pooling and pooling.checked(info.hidden_size, info.embedding)
+            plan = await self._plan(context, request, pooling=pooling)
+            route = "completion" if pooling is None else "embedding"
             generations = []
             for place, prompt in enumerate(request.prompts):
                 with _naming_prompt(place, len(request.prompts)):

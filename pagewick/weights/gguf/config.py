@@ -32,6 +32,8 @@ _WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention.causal": (True,),
     "rope.scaling.yarn_ext_factor": (1, -1),
 }
+# pooling_type of embedding models -> PoolingParams.pooling.
+_POOLINGS: Final = {1: "mean", 3: "last"}
 # general.sampling.* -> entry of generation_config.json.
 SAMPLING: Final = {
     "temp": "temperature",
@@ -95,15 +97,17 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)
     found |= special_entries(metadata, found, read_numbers)
+    if pooling := _POOLINGS.get(metadata.values.get(f"{metadata.kind}.pooling_type", 0)):
+        found["embedding_pooling"] = pooling
     return found
 
 
 def _check_effects(metadata: Metadata, harmless: Collection[str]) -> None:
     """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
-    if metadata.values.get(f"{metadata.kind}.pooling_type", 0) != 0:
+    if (pooling := metadata.values.get(f"{metadata.kind}.pooling_type", 0)) not in (0, *_POOLINGS):
         raise ModelLoadError(
-            f"{metadata.where} holds an embedding model or a reranker ({metadata.kind}.pooling_type)\n"
-            "  Pagewick only generates text; give a model for text generation"
+            f"{metadata.where} holds an embedding model or a reranker whose {metadata.kind}.pooling_type is {pooling}\n"
+            "  Pagewick makes embeddings of the last token or of the mean; give another model"
         )
     for key, allowed in _WITHOUT_EFFECT.items():
         if key in harmless:

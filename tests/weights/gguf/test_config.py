@@ -62,11 +62,17 @@ def test_what_would_compute_something_else_is_refused(kind: str, key: str, value
     assert config_of({key: harmless}, kind) == config_of({}, kind)
 
 
-@pytest.mark.parametrize("pooling", [1, 2, 3, 4])
-def test_an_embedding_model_is_refused_although_its_tensors_are_those_of_another(pooling: int) -> None:
-    with pytest.raises(ModelLoadError, match=r"holds an embedding model or a reranker \(qwen3\.pooling_type\)\n.*only"):
+@pytest.mark.parametrize("pooling", [2, 4])
+def test_a_reranker_is_refused_although_its_tensors_are_those_of_another(pooling: int) -> None:
+    with pytest.raises(ModelLoadError, match=rf"or a reranker whose qwen3\.pooling_type is {pooling}\n.*of the mean"):
         config_of({"pooling_type": pooling}, "qwen3")
-    assert config_of({"pooling_type": 0}, "qwen3") == config_of({}, "qwen3")
+
+
+def test_an_embedding_model_says_how_it_pools() -> None:
+    plain = config_of({}, "qwen3")
+    assert config_of({"pooling_type": 0}, "qwen3") == plain and read_config(plain).embedding == ""
+    for value, pooling in ((1, "mean"), (3, "last")):
+        assert read_config(config_of({"pooling_type": value}, "qwen3")).embedding == pooling
 
 
 STATE = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 48}
