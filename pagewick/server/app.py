@@ -188,7 +188,7 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
         usual += "the base URL of a client ends in /v1"
         if path.startswith("/v1/"):
             usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
-            usual += "/v1/models and /v1/sessions/{id}"
+            usual += "/v1/embeddings, /v1/models and /v1/sessions/{id}"
         found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)
