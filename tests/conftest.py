@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before anything imports triton: its kernels are interpreted here (tests/kernels/triton/harness.py), or compiled and
 # emulated (tests/kernels/triton/ptx/).
-os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("PAGEWICK_EMULATE_PTX") == "1" else "1"
+os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("PAGEWICK_EMULATE_PTX") else "1"
 # Tests start hundreds of processes: without compiled modules beside the sources, each would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401

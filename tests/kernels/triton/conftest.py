@@ -36,9 +36,9 @@ def exact_dots() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def emulator() -> Iterator[None]:
-    """With PAGEWICK_EMULATE_PTX=1, every launch of a kernel runs its PTX in the emulator."""
+    """With PAGEWICK_EMULATE_PTX=sm_90, or another target, every launch of a kernel runs its PTX in the emulator."""
     with pytest.MonkeyPatch.context() as patch:
-        if os.environ.get("PAGEWICK_EMULATE_PTX") == "1":
+        if os.environ.get("PAGEWICK_EMULATE_PTX"):
             from tests.kernels.triton.ptx import launcher
 
             launcher.emulate_gpu(patch)

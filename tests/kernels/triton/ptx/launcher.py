@@ -1,4 +1,6 @@
-"""Launches compiled kernels on tensors in host memory: Triton compiles them for sm_80, and the PTX is emulated.
+"""Launches compiled kernels on tensors in host memory: Triton compiles them for a target, and the PTX is emulated.
+
+PAGEWICK_EMULATE_PTX names the target: sm_80 (also by 1), sm_89 or sm_90.
 
 Triton's own launcher is used as far as the driver, so that a kernel is compiled for the arguments that it gets: for
 numbers that are 1 or multiples of 16, and for aligned addresses. Only the assembler is left out.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -28,7 +31,9 @@ from tests.kernels.triton.ptx.parsing import Program, parse
 from tests.kernels.triton.ptx.sums import check_sums
 from tests.kernels.triton.ptx.values import Array, width_of
 
-TARGET = GPUTarget("cuda", 80, 32)
+_NAMES = {"1": "sm_80", "sm_80": "sm_80", "sm_89": "sm_89", "sm_90": "sm_90"}
+TARGET_NAME = _NAMES[os.environ.get("PAGEWICK_EMULATE_PTX", "1")]
+TARGET = GPUTarget("cuda", int(TARGET_NAME.removeprefix("sm_")), 32)
 _NUMPY_TYPES = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16}
 # Tensors that kernels find by addresses in other tensors.
 _found_by_address: list[Tensor] = []
@@ -89,7 +94,7 @@ def _smallest_access(program: Program, space: str) -> int:
     for each in program.instructions:
         if each.name in ("ld", "st", "atom", "red") and space in each.parts:
             widths.append(width_of(each.type) // 8)
-        elif each.name == "ldmatrix" and space == "shared":
+        elif each.name in ("ldmatrix", "stmatrix") and space == "shared":
             widths.append(2)
         elif each.name == "cp" and each.parts[2] in ("ca", "cg"):
             widths.append(4)
@@ -152,7 +157,7 @@ def emulate_package(patch: Any) -> None:
     from pagewick.kernels.triton import attention, blocks, mla, sampling
 
     for module in (attention, mla, sampling):
-        patch.setattr(module, "target_of", lambda device: "sm_80")
+        patch.setattr(module, "target_of", lambda device: TARGET_NAME)
     run = blocks._run
 
     @functools.wraps(run)

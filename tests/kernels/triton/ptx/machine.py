@@ -13,14 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.kernels.triton.ptx import arithmetic, conversions, floats, memory_access, warps  # noqa: F401
+from tests.kernels.triton.ptx import (  # noqa: F401
+    arithmetic,
+    conversions,
+    floats,
+    memory_access,
+    warps,
+)
 from tests.kernels.triton.ptx.copies import Copies
 from tests.kernels.triton.ptx.device_memory import DeviceMemory
 from tests.kernels.triton.ptx.memory import Memory
 from tests.kernels.triton.ptx.parsing import Instruction, Program, blank, register_dtype
+from tests.kernels.triton.ptx.products import Products, is_product
+from tests.kernels.triton.ptx.proxies import Proxies
 from tests.kernels.triton.ptx.races import WARP, stamp
 from tests.kernels.triton.ptx.semantics import action_of
 from tests.kernels.triton.ptx.values import Array, Faulty, as_bits, as_type
+from tests.kernels.triton.ptx.warpgroups import WARPGROUP
 
 # More passes through blocks of instructions than any test needs: a loop without an end.
 _MAX_BLOCKS = 2_000_000
@@ -43,11 +52,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions that follow each other: all threads that begin them carry out all of them."""
+    """Instructions that follow each other: all threads that begin them carry out all of them.
+
+    together: how many threads can only begin them at once: 1, or a warp or a warpgroup.
+    """
 
     begin: int
     end: int
-    needs_warp: bool
+    together: int
 
 
 class Threads:
@@ -65,7 +77,11 @@ class Threads:
         # The shared memory of a program begins where rows of it would lie in the same banks.
         self._shared_step = -(-launch.shared_bytes // 128) * 128
         data = np.full(num_programs * self._shared_step, 0xFF, np.uint8)
-        self.shared = Memory(data, 0, launch.units["shared"], name="shared memory")
+        self.products = Products(program, self.num_lanes)
+        unit = launch.units["shared"]
+        has_products = any(is_product(each) for each in program.instructions)
+        self.proxies = Proxies(len(data) // unit, self.num_lanes) if has_products else None
+        self.shared = Memory(data, 0, unit, name="shared memory", proxies=self.proxies)
         self.thread = np.tile(np.arange(size, dtype=np.int64), num_programs)
         self.program_index = np.repeat(np.arange(num_programs, dtype=np.int64), size)
         self.numbers = self.program_index + programs.start
@@ -88,10 +104,16 @@ class Threads:
         if isinstance(operand, str):
             if operand in self.special:
                 return self.special[operand].astype(np.uint32)
-            if operand not in self.registers:
-                self.registers[operand] = blank(operand, self.num_lanes)
-            return self.registers[operand]
+            if operand in self.products.registers:
+                self.products.note_access(operand, self.mask)
+            return self.register(operand)
         raise Faulty(f"no value: {operand}")
+
+    def register(self, name: str) -> Array:
+        """Return a register's bits, whoever has it."""
+        if name not in self.registers:
+            self.registers[name] = blank(name, self.num_lanes)
+        return self.registers[name]
 
     def read(self, operand: object, kind: str) -> Array:
         return as_type(self.bits(operand), kind)
@@ -100,9 +122,11 @@ class Threads:
         """Set a register of the active threads."""
         if register == "_":
             return
+        if register in self.products.registers:
+            self.products.note_access(register, self.mask)
         bits = self._for_all(as_bits(numbers, register_dtype(register)))
         if self.mask is not None:
-            bits = np.where(self.mask, bits, self.bits(register))
+            bits = np.where(self.mask, bits, self.register(register))
         self.registers[register] = bits
 
     def _for_all(self, values: Array) -> Array:
@@ -191,16 +215,17 @@ class Machine:
 
     def _next_lanes(self, ready: Array) -> Array:
         """Return the threads at the earliest block that threads can begin: whole warps only where it needs them."""
-        waiting_for_warp = np.zeros_like(ready)
-        while bool((ready & ~waiting_for_warp).any()):
-            place = self.places[ready & ~waiting_for_warp].min()
-            lanes = ready & ~waiting_for_warp & (self.places == place)
-            if not self.blocks[int(place)].needs_warp:
+        waiting = np.zeros_like(ready)
+        while bool((ready & ~waiting).any()):
+            place = self.places[ready & ~waiting].min()
+            lanes = ready & ~waiting & (self.places == place)
+            together = self.blocks[int(place)].together
+            if together == 1:
                 return lanes
-            whole = np.repeat(lanes.reshape(-1, WARP).all(axis=1), WARP)
+            whole = np.repeat(lanes.reshape(-1, together).all(axis=1), together)
             if bool((lanes & whole).any()):
                 return lanes & whole
-            waiting_for_warp |= lanes
+            waiting |= lanes
         raise Faulty(f"threads of {self.threads.program.name} wait for others that never come")
 
     def _end_block(self, end: Instruction, number: int, lanes: Array) -> None:
@@ -222,6 +247,8 @@ class Machine:
         opened = np.repeat(has_come, size) & self.is_waiting
         self.threads.epochs[opened] += 1
         self.threads.warp_epochs[opened] = 0
+        if self.threads.proxies is not None:
+            self.threads.proxies.pass_barrier(opened)
         self.is_waiting &= ~opened
 
 
@@ -237,7 +264,17 @@ def _blocks(program: Program) -> dict[int, Block]:
         number + 1 for number, each in enumerate(program.instructions) if _ends_block(each)
     }
     ordered = [*sorted(begin for begin in begins if begin < count), count]
-    return {
-        begin: Block(begin, end, any(warps.needs_warp(each) for each in program.instructions[begin:end]))
+    blocks = {
+        begin: Block(begin, end, max(_together(each) for each in program.instructions[begin:end]))
         for begin, end in itertools.pairwise(ordered)
     }
+    if any(program.num_threads % block.together for block in blocks.values()):
+        raise Faulty(f"{program.name} has warps or a warpgroup that is not whole")
+    return blocks
+
+
+def _together(each: Instruction) -> int:
+    """Return how many threads an instruction needs at once."""
+    if each.name == "wgmma":
+        return WARPGROUP
+    return WARP if warps.needs_warp(each) else 1

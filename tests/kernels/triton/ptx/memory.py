@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.kernels.triton.ptx.proxies import Proxies
 from tests.kernels.triton.ptx.races import History, described
 from tests.kernels.triton.ptx.values import BITS, Array, Faulty
 
@@ -11,13 +12,22 @@ from tests.kernels.triton.ptx.values import BITS, Array, Faulty
 class Memory:
     """Bytes from an address on. unit: bytes of the smallest access; allowed: which bytes may be accessed (None: all).
 
-    Stamps say who accesses memory: see races.py.
+    Stamps say who accesses memory: see races.py. proxies: notes writes, where products of warpgroups read this memory.
     """
 
-    def __init__(self, data: Array, address: int, unit: int, *, name: str, allowed: Array | None = None) -> None:
+    def __init__(
+        self,
+        data: Array,
+        address: int,
+        unit: int,
+        *,
+        name: str,
+        allowed: Array | None = None,
+        proxies: Proxies | None = None,
+    ) -> None:
         self.data, self.address, self.unit, self.name = data, address, unit, name
         self.allowed = None if allowed is None or bool(allowed.all()) else allowed
-        self.history = History(-(-len(data) // unit))
+        self.history, self.proxies = History(-(-len(data) // unit)), proxies
         self._views = {width: data[: len(data) // width * width].view(BITS[8 * width]) for width in (1, 2, 4, 8)}
 
     def load(self, addresses: Array, width: int, count: int, stamps: Array) -> Array:
@@ -38,7 +48,7 @@ class Memory:
         if bool((view[places] != values).any()):
             raise Faulty(f"threads write different values to one place of {self.name}")
         units, stamps = self._units(places, width, stamps)
-        races = self.history.write(units, stamps)
+        races = self._note_write(units, stamps)
         if races is not None:
             self._raise_if(races & np.repeat(is_new, width // self.unit), units, stamps, "write")
 
@@ -46,14 +56,36 @@ class Memory:
         """Check a write that may come at any time from now on, and note it."""
         places = self._places(addresses, self.unit, num_bytes // self.unit)
         units, stamps = self._units(places, self.unit, stamps)
-        self._raise_if(self.history.write(units, stamps), units, stamps, "write")
+        self._raise_if(self._note_write(units, stamps), units, stamps, "write")
 
     def put(self, addresses: Array, values: Array, stamps: Array) -> None:
         """Write values whose write was noted before: from now on, they are there for their own thread."""
         places = self._places(addresses, values.dtype.itemsize, values.shape[1])
         self._views[values.dtype.itemsize][places] = values
         units, stamps = self._units(places, values.dtype.itemsize, stamps)
-        self._raise_if(self.history.write(units, stamps), units, stamps, "write")
+        self._raise_if(self._note_write(units, stamps), units, stamps, "write")
+
+    def _note_write(self, units: Array, stamps: Array) -> Array | None:
+        if self.proxies is not None:
+            self.proxies.note_write(units)
+        return self.history.write(units, stamps)
+
+    def units_of_parts(self, addresses: Array) -> Array:
+        """Return the units [readers, units] of parts [readers, parts] of 16 bytes."""
+        num_units = 16 // self.unit
+        units: Array = (addresses - self.address)[..., None] // self.unit + np.arange(num_units)
+        return units.reshape(len(addresses), -1)
+
+    def read_parts(self, addresses: Array, units: Array, stamps: Array) -> Array:
+        """Return the bytes [readers, parts, 16] of parts. stamps: of the readers."""
+        everyone = np.broadcast_to(stamps, units.shape).ravel()
+        self._raise_if(self.history.read(units.ravel(), everyone), units.ravel(), everyone, "read")
+        found: Array = self._views[8][(addresses - self.address)[..., None] // 8 + np.arange(2)]
+        return found.view(np.uint8)
+
+    def before(self, unit: int) -> str:
+        """Say which byte a unit begins with, and who has accessed it last."""
+        return f"byte {unit * self.unit} of {self.name}; {self.history.before(unit)}"
 
     def update(self, addresses: Array, width: int, stamps: Array) -> tuple[Array, Array]:
         """Return a view of all numbers, and the places in it of those that an atomic operation changes."""
@@ -86,6 +118,6 @@ class Memory:
     def _raise_if(self, races: Array | None, units: Array, stamps: Array, what: str) -> None:
         if races is not None and bool(races.any()):
             first = int(np.flatnonzero(races)[0])
+            place, who = int(units[first]) * self.unit, described(int(stamps[first]))
             before = self.history.before(int(units[first]))
-            place = int(units[first]) * self.unit
-            raise Faulty(f"a race at byte {place} of {self.name}: {described(int(stamps[first]))} {what}s; {before}")
+            raise Faulty(f"a race at byte {place} of {self.name}: {who} {what}s; {before}")

@@ -86,8 +86,10 @@ def _copy(threads: Threads, each: Instruction) -> None:
         threads.copies.commit(lanes)
     elif step in ("wait_group", "wait_all"):
         threads.copies.wait(threads, lanes, int(each.operands[0][0]) if step == "wait_group" else 0)
-    else:
+    elif step in ("ca", "cg"):
         _begin_copy(threads, each, lanes)
+    else:
+        raise Faulty("a copy that is not known")
 
 
 def _begin_copy(threads: Threads, each: Instruction, lanes: Array) -> None:

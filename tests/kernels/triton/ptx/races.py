@@ -28,13 +28,23 @@ _LANES, _WARP_EPOCHS, _WARPS, _EPOCHS, _PROGRAMS = (
 _SEVERAL_LANES = _LANES
 _SEVERAL_WARPS = _SEVERAL_LANES | _WARPS << _WARP
 _SEVERAL_PROGRAMS = _SEVERAL_WARPS | _PROGRAMS << _PROGRAM
-_NOBODY = -1
+NOBODY = -1
 
 
 def stamp(programs: Array, threads: Array, epochs: Array, warp_epochs: Array) -> Array:
     warps, lanes = threads // WARP, threads % WARP
     in_program = (epochs & _EPOCHS) << _EPOCH | warps << _WARP | (warp_epochs & _WARP_EPOCHS) << _WARP_EPOCH | lanes
     return programs << _PROGRAM | in_program
+
+
+def several_threads(stamps: Array) -> Array:
+    """Return stamps of accesses that any threads of the program may make."""
+    return stamps | _SEVERAL_WARPS
+
+
+def thread_of(stamps: Array) -> Array:
+    """Return the thread in its program of each stamp of one thread."""
+    return (stamps >> _WARP & _WARPS) * WARP + (stamps & _LANES)
 
 
 def described(number: int) -> str:
@@ -49,8 +59,8 @@ class History:
     """The last write and the last reads of each unit of a memory."""
 
     def __init__(self, num_units: int) -> None:
-        self._writers = np.full(num_units, _NOBODY, np.int64)
-        self._readers = np.full(num_units, _NOBODY, np.int64)
+        self._writers = np.full(num_units, NOBODY, np.int64)
+        self._readers = np.full(num_units, NOBODY, np.int64)
         self._is_atomic = np.zeros(num_units, np.bool_)
 
     def read(self, units: Array, stamps: Array) -> Array | None:
@@ -75,16 +85,21 @@ class History:
         self._is_atomic[units] = is_atomic
         return races
 
+    def writers(self, units: Array) -> Array:
+        """Return the stamps of the last writes of units; NOBODY where there was none."""
+        found: Array = self._writers[units]
+        return found
+
     def before(self, unit: int) -> str:
         """Say who has accessed a unit last."""
         pairs = (("written", self._writers[unit]), ("read", self._readers[unit]))
-        return ", ".join(f"{what} by {described(int(who))}" for what, who in pairs if who != _NOBODY)
+        return ", ".join(f"{what} by {described(int(who))}" for what, who in pairs if who != NOBODY)
 
 
 def _unordered(earlier: Array, stamps: Array) -> Array | None:
     """Return which accesses no barrier orders after an earlier one by somebody else; None if all are ordered."""
     differences = earlier ^ stamps
-    is_other = (earlier != _NOBODY) & (differences != 0)
+    is_other = (earlier != NOBODY) & (differences != 0)
     if not bool(is_other.any()):
         return None
     in_warp = (differences >> _WARP_EPOCH & _WARP_EPOCHS == 0) & (differences & _LANES != 0)
@@ -95,7 +110,7 @@ def _unordered(earlier: Array, stamps: Array) -> Array | None:
 def _merged(earlier: Array, stamps: Array) -> Array:
     """Return what to remember of earlier reads and of those of now: the later ones, or several at once."""
     differences = earlier ^ stamps
-    is_other = (earlier != _NOBODY) & (differences != 0)
+    is_other = (earlier != NOBODY) & (differences != 0)
     if not bool(is_other.any()):
         return stamps
     is_later = differences >> _EPOCH & _EPOCHS != 0

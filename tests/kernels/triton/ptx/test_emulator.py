@@ -5,37 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from tests.kernels.triton.ptx.device_memory import DeviceMemory
-from tests.kernels.triton.ptx.machine import Launch, run_launch
 from tests.kernels.triton.ptx.parsing import parse
+from tests.kernels.triton.ptx.snippets import FRAME, run
 from tests.kernels.triton.ptx.sums import check_sums
 from tests.kernels.triton.ptx.values import Faulty, fused_float32, fused_float64, perturbed
-
-FRAME = """
-.visible .entry kernel(
-    .param .u64 .ptr .global .align 1 kernel_param_0
-)
-.reqntid {threads}
-{{
-    mov.u32 %r1, %tid.x;
-    mov.u32 %r2, %ctaid.x;
-    ld.param.b64 %rd1, [kernel_param_0];
-    mad.wide.u32 %rd2, %r1, 4, %rd1;
-    {body}
-    ret;
-}}
-"""
-
-
-def run(body: str, out: Tensor, *, threads: int = 32, programs: int = 1, shared_bytes: int = 0) -> Tensor:
-    """Run instructions with the thread in %r1, the program in %r2, out in %rd1, and the thread's place in %rd2."""
-    program = parse(FRAME.format(threads=threads, body=body))
-    bits = {"kernel_param_0": np.array([out.data_ptr()], np.uint64)}
-    memory = DeviceMemory([("out", out)], 4)
-    run_launch(Launch(program, (programs, 1, 1), bits, memory, shared_bytes, {"global": 4, "shared": 4}))
-    return out
 
 
 def value_of(instructions: str, num: int = 1) -> list[int]:
@@ -227,3 +201,30 @@ def test_matrices_and_tensor_cores() -> None:
     """.replace(",\n            ", ", ")
     found = run(body, memory, shared_bytes=1024)[384:].view(torch.float32)
     assert torch.equal(found[: 16 * 8].view(16, 8), a.float() @ b.float())
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_matrices_stored_by_a_warp(is_turned: bool) -> None:
+    """Thread 4 r + c / 2 has columns c and c + 1 of row r of each matrix. Here, pairs of rows are turned round."""
+    body = f"""
+        mad.wide.u32 %rd3, %r1, 8, %rd1;
+        ld.global.v2.b32 {{%r3, %r4}}, [%rd3];
+        shl.b32 %r5, %r1, 4;
+        xor.b32 %r5, %r5, 16;
+        stmatrix.sync.aligned.m8n8.x2{".trans" if is_turned else ""}.shared.b16 [%r5], {{%r3, %r4}};
+        bar.sync 0;
+        shl.b32 %r6, %r1, 3;
+        ld.shared.v2.b32 {{%r3, %r4}}, [%r6];
+        st.global.v2.b32 [%rd3], {{%r3, %r4}};
+    """
+    numbers = torch.arange(128, dtype=torch.int16)
+    found = run(body, numbers.clone(), shared_bytes=512).view(16, 8).tolist()
+    expected = [[0] * 8 for _ in range(16)]
+    for thread in range(32):
+        for matrix in range(2):
+            for half in range(2):
+                row, column = thread // 4, thread % 4 * 2 + half
+                if is_turned:
+                    row, column = column, row
+                expected[(8 * matrix + row) ^ 1][column] = 4 * thread + 2 * matrix + half
+    assert found == expected

@@ -89,6 +89,13 @@ def tf32_of_float(numbers: Array) -> Array:
     return (np.ascontiguousarray(numbers, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def towards_zero(numbers: Array) -> Array:
+    """Round float64 to float32 towards zero, as tensor cores do with their sums."""
+    nearest = numbers.astype(np.float32)
+    is_beyond = np.isfinite(nearest) & (np.abs(nearest.astype(np.float64)) > np.abs(numbers))
+    return np.where(is_beyond, np.nextafter(nearest, np.float32(0)), nearest)
+
+
 def fused_float32(a: Array, b: Array, c: Array) -> Array:
     """Return a * b + c of float32, rounded once.
 

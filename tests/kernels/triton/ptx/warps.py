@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.kernels.triton.ptx.memory_access import addresses_of
 from tests.kernels.triton.ptx.races import WARP
 from tests.kernels.triton.ptx.semantics import carries_out
-from tests.kernels.triton.ptx.values import Array, Faulty, float_of_bfloat16, tf32_of_float
+from tests.kernels.triton.ptx.values import Array, Faulty, float_of_bfloat16, tf32_of_float, towards_zero
 
 if TYPE_CHECKING:
     from tests.kernels.triton.ptx.machine import Threads
@@ -103,11 +104,10 @@ def _load_matrices(threads: Threads, each: Instruction) -> None:
     """Load matrices of 8 x 8 halves. Threads 8 i to 8 i + 7 have the addresses of the rows of matrix i."""
     targets, place = each.operands
     lanes = _warps(threads)
-    sources = lanes[:, : 8 * len(targets)]
-    addresses = threads.of(place.base, "u32", sources).astype(np.int64) + place.offset
-    stamps = threads.stamps(sources.ravel())
-    threads.check_shared(addresses.ravel(), 16)
-    rows = threads.shared.load(threads.shared_address(addresses.ravel(), sources.ravel()), 2, 8, stamps)
+    sources = lanes[:, : 8 * len(targets)].ravel()
+    addresses = addresses_of(threads, place, sources)
+    threads.check_shared(addresses, 16)
+    rows = threads.shared.load(threads.shared_address(addresses, sources), 2, 8, threads.stamps(sources))
     matrices = rows.reshape(len(lanes), len(targets), 8, 8).astype(np.uint32)
     if "trans" in each.parts:
         matrices = matrices.swapaxes(2, 3)
@@ -115,6 +115,26 @@ def _load_matrices(threads: Threads, each: Instruction) -> None:
         low = matrices[:, number, _GROUP, 2 * _IN_GROUP]
         high = matrices[:, number, _GROUP, 2 * _IN_GROUP + 1]
         _set(threads, register, lanes, low | high << np.uint32(16))
+
+
+@carries_out("stmatrix")
+def _store_matrices(threads: Threads, each: Instruction) -> None:
+    """Store matrices of 8 x 8 halves, the other way round than ldmatrix loads them."""
+    place, sources = each.operands
+    if each.parts[3] != "m8n8" or each.type != "b16":
+        raise Faulty("matrices that are not known")
+    lanes = _warps(threads)
+    matrices = np.zeros((len(lanes), len(sources), 8, 8), np.uint16)
+    for number, register in enumerate(sources):
+        bits = threads.of(register, "b32", lanes)
+        matrices[:, number, _GROUP, 2 * _IN_GROUP] = bits
+        matrices[:, number, _GROUP, 2 * _IN_GROUP + 1] = bits >> np.uint32(16)
+    if "trans" in each.parts:
+        matrices = matrices.swapaxes(2, 3)
+    targets = lanes[:, : 8 * len(sources)].ravel()
+    addresses = addresses_of(threads, place, targets)
+    threads.check_shared(addresses, 16)
+    threads.shared.store(threads.shared_address(addresses, targets), matrices.reshape(-1, 8), threads.stamps(targets))
 
 
 @carries_out("mma")
@@ -137,7 +157,7 @@ def _multiply(threads: Threads, each: Instruction) -> None:
     for (row, column), numbers in zip(places, c, strict=True):
         total[:, row, column] = numbers.view(np.float32)
     total += left @ right
-    rounded = _towards_zero(total)
+    rounded = towards_zero(total)
     for (row, column), register in zip(places, target, strict=True):
         _set(threads, register, lanes, rounded[:, row, column].copy().view(np.uint32))
 
@@ -166,10 +186,3 @@ def _tf32_operands(a: list[Array], b: list[Array]) -> tuple[Array, Array]:
     for number, bits in enumerate(b):
         right[:, _IN_GROUP + 4 * number, _GROUP] = tf32_of_float(bits.view(np.float32))
     return left, right
-
-
-def _towards_zero(numbers: Array) -> Array:
-    """Round float64 to float32 towards zero, as tensor cores do with their sums."""
-    nearest = numbers.astype(np.float32)
-    is_beyond = np.isfinite(nearest) & (np.abs(nearest.astype(np.float64)) > np.abs(numbers))
-    return np.where(is_beyond, np.nextafter(nearest, np.float32(0)), nearest)
