@@ -94,21 +94,24 @@ def test_programs_may_not_write_different_values_to_one_place() -> None:
     assert out.item() == 300
 
 
+# Of 64 rows, sm_90 multiplies by warpgroups.
+@pytest.mark.parametrize("num_rows", [32, 64])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_products_of_matrices(dtype: torch.dtype, is_turned: bool) -> None:
+def test_products_of_matrices(dtype: torch.dtype, is_turned: bool, num_rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     # Small whole numbers, so that products are exact, in tf32 too.
-    a, b = (torch.randint(-9, 10, size, generator=generator).to(dtype) for size in ((32, 64), (64, 16)))
-    out = torch.full((32, 16), float("nan"))
-    multiply[(1,)](a, b.t().contiguous() if is_turned else b, out, 32, 16, 64, is_turned, **OPTIONS)
+    a, b = (torch.randint(-9, 10, size, generator=generator).to(dtype) for size in ((num_rows, 64), (64, 16)))
+    out = torch.full((num_rows, 16), float("nan"))
+    multiply[(1,)](a, b.t().contiguous() if is_turned else b, out, num_rows, 16, 64, is_turned, **OPTIONS)
     assert torch.equal(out, a.float() @ b.float())
 
 
+@pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize("num_stages", [1, 4])
-def test_loads_that_run_ahead(num_stages: int) -> None:
+def test_loads_that_run_ahead(num_stages: int, size: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    a, b = (torch.randint(-9, 10, size, generator=generator).half() for size in ((32, 160), (160, 32)))
-    out = torch.full((32, 32), float("nan"))
-    pipelined[(1,)](a, b, out, 5, 32, num_stages=num_stages, **OPTIONS)
+    a, b = (torch.randint(-9, 10, size, generator=generator).half() for size in ((size, 5 * size), (5 * size, size)))
+    out = torch.full((size, size), float("nan"))
+    pipelined[(1,)](a, b, out, 5, size, num_stages=num_stages, **OPTIONS)
     assert torch.equal(out, a.float() @ b.float())
