@@ -16,12 +16,14 @@ from pagewick.kernels.options import AttentionMetadata, Rotation, ScoreOptions, 
 from pagewick.kernels.reference_kv import store_latents, take_latents
 from pagewick.kernels.triton import launches, mla
 from pagewick.kernels.triton.attention import HEAD_DIMS, paged_attention
+from pagewick.kernels.triton.grouping import group
 from pagewick.kernels.triton.latents import rope_and_store_latent
 from pagewick.kernels.triton.layouts import FORMATS
 from pagewick.kernels.triton.linear import linear
 from tests.kernels.paged import Paged, expected_attention, make_paged, plain_cache
 from tests.kernels.scaled import NAMES, empty_latents, make_scaled
 from tests.kernels.test_mla import SCALE, Latents, make_latents
+from tests.kernels.triton.test_moe import plain_experts, quantized_experts
 from tests.kernels.triton.test_quantized import packed, random_x
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -171,3 +173,24 @@ def test_linear(dtype: torch.dtype) -> None:
     found = linear(x, StoredMatrix(weight, 65, 130, False))
     expected = x.double() @ weight.double().t()
     torch.testing.assert_close(found.double(), expected, rtol=2 * ROUNDING[dtype], atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", [launches.FEW, launches.SOME, launches.MANY])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", [launches.PLAIN, "Q4_K"])
+def test_products_of_experts(name: str, dtype: torch.dtype, kind: str) -> None:
+    """Experts with more choices than a tile has rows, with few, and with none."""
+    experts, numbers = quantized_experts(name) if name in FORMATS else (plain_experts(dtype=dtype), None)
+    weights = (experts.data if numbers is None else numbers).double()
+    num_tokens = 150
+    ids = torch.where(torch.arange(num_tokens) % 9 == 4, 3, torch.tensor([[1], [2]])).t().to(torch.int32)
+    x = random_x(num_tokens, experts.num_columns, dtype)
+    rows, chosen = x.double().repeat_interleave(2, 0), weights[ids.flatten().long()]
+    grouping = group(ids, experts.num_experts, launches.tile_of(kind, launches.PLAIN).rows)
+    stored = launches.Stored(experts.data, experts.num_rows, experts.num_columns, name, experts.num_experts)
+    out = torch.full((2 * num_tokens, experts.num_rows), float("nan"))
+    launches.launch_product(kind, x, stored, None, out, choices_per_row=2, grouping=grouping)
+    sizes = torch.einsum("ck,cnk->cn", rows.abs(), chosen.abs())
+    # Sums of 16 times 16 columns; and weights that are rounded to the type of x.
+    part = 16 * 2**-23 if name == launches.PLAIN else 2 * ROUNDING[dtype]
+    assert bool(((out.double() - torch.einsum("ck,cnk->cn", rows, chosen)).abs() <= part * sizes).all())

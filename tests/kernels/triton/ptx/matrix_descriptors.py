@@ -48,7 +48,10 @@ def decoded(numbers: Array) -> Descriptor:
         raise Faulty(f"a matrix descriptor that is not known: {int(numbers[0]):#x}")
     wide = numbers.astype(np.int64)
     start, leading, stride = ((wide >> place & 0x3FFF) << 4 for place in (0, 16, 32))
-    return Descriptor(start, leading, stride, wide >> 49 & 7, wide >> 62 & 3)
+    found = Descriptor(start, leading, stride, wide >> 49 & 7, wide >> 62 & 3)
+    if bool(((start >> 7 ^ found.base) & (found.row_parts - 1)).any()):
+        raise Faulty("a matrix that does not begin with the first row of its swizzle's pattern")
+    return found
 
 
 def parts_along_k(descriptor: Descriptor, num_rows: int) -> Array:

@@ -1,7 +1,7 @@
-"""Every kernel, compiled for sm_80 and emulated: the tests of the interpreted kernels, in a process of its own.
+"""Every kernel, compiled for NVIDIA's GPUs and emulated: the tests of the interpreted kernels, in other processes.
 
-Kernels that are interpreted cannot be compiled, so tests/conftest.py decides for a process: PAGEWICK_EMULATE_PTX=1. By
-default a few tests of each module run; with PAGEWICK_DEEP=1 all of them.
+Kernels that are interpreted cannot be compiled, so tests/conftest.py decides for a process: PAGEWICK_EMULATE_PTX names
+the target. By default a few tests of each module run; with PAGEWICK_DEEP=1 all of them, for all targets.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tests.kernels.triton.harness import IS_DEEP
 
 HERE = Path(__file__).parent
 PROGRAMS, VARIANTS = "ptx/emulated_programs.py", "ptx/emulated_variants.py"
+BATCH_INVARIANCE = "test_batch_invariance.py"
 # Some tests of each file: every kind of kernel, and every promise of equal bits.
-SAMPLE = {
+SM_80 = {
     PROGRAMS: [""],
     VARIANTS: [
         "test_attention[torch.bfloat16-128]",
@@ -43,24 +44,43 @@ SAMPLE = {
     "test_routing.py": ["test_routes[72-rule3-True]", "test_combine[dtype2]"],
     "test_sampling.py": ["test_ties_masked_tokens_and_extreme_numbers"],
 }
+# Products of other tiles than those of sm_80: on sm_90 most of them are of warpgroups.
+SM_90 = {
+    PROGRAMS: ["test_products_of_matrices", "test_loads_that_run_ahead"],
+    VARIANTS: [
+        "test_attention_over_numbers_of_8_bits[torch.bfloat16-fp8_e4m3-64]",
+        "test_linear[torch.bfloat16]",
+        "test_products_of_experts[plain-torch.bfloat16-some]",
+    ],
+    "test_attention.py": ["test_a_ragged_batch[dtype2]"],
+    "test_delta.py": ["test_a_ragged_batch[dtype1]"],
+    "test_latents.py": ["test_numbers_of_8_bits[fp8_e4m3]"],
+    "test_mla.py": ["test_a_ragged_batch[dtype1]"],
+    "test_quantized.py": ["test_tiles_of_many_rows[some-int4_g128]", "test_tiles_of_many_rows[many-Q6_K]"],
+    BATCH_INVARIANCE: ["test_a_row_has_the_same_bits_in_every_batch[linear in float16]"],
+}
+SM_89 = {"test_attention.py": ["test_a_ragged_batch[dtype2]"], "test_mla.py": ["test_a_ragged_batch[dtype1]"]}
+SAMPLES = {"sm_80": SM_80, "sm_89": SM_89, "sm_90": SM_90}
+FILES = {target: (*SM_80, BATCH_INVARIANCE) if IS_DEEP else tuple(sample) for target, sample in SAMPLES.items()}
 # Tests whose subject the emulator is not; they would only pass again.
 ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")
 
 
 @functools.cache
-def outcomes() -> dict[str, list[str]]:
+def outcomes(target: str) -> dict[str, list[str]]:
     """Return for each file of tests a line for each test: "passed", or the message of its failure."""
-    targets = [f"{HERE.parent / file}{'::' if name else ''}{name}" for file in SAMPLE for name in SAMPLE[file]]
+    sample = SAMPLES[target]
+    tests = [f"{HERE.parent / file}{'::' if name else ''}{name}" for file in sample for name in sample[file]]
     options = []
     if IS_DEEP:
-        targets = [str(HERE.parent / file) for file in (*SAMPLE, "test_batch_invariance.py")]
+        tests = [str(HERE.parent / file) for file in FILES[target]]
         options = ["-k", " and ".join(f"not {name}" for name in ELSEWHERE), "-o", "timeout=3600"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-        environment |= {"PAGEWICK_EMULATE_PTX": "1", "TRITON_CACHE_DIR": f"{folder}/cache"}
-        done = subprocess.run([*command, *targets], capture_output=True, text=True, env=environment)
+        environment |= {"PAGEWICK_EMULATE_PTX": target, "TRITON_CACHE_DIR": f"{folder}/cache"}
+        done = subprocess.run([*command, *tests], capture_output=True, text=True, env=environment)
         assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
         return _read(report)
 
@@ -76,8 +96,8 @@ def _read(report: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(36000 if IS_DEEP else 900)
-@pytest.mark.parametrize("file", [*SAMPLE, *(["test_batch_invariance.py"] if IS_DEEP else [])])
-def test_compiled_kernels_pass_the_tests_of_interpreted_ones(file: str) -> None:
-    found = outcomes()[Path(file).stem]
+@pytest.mark.parametrize(("target", "file"), [(target, file) for target, files in FILES.items() for file in files])
+def test_compiled_kernels_pass_the_tests_of_interpreted_ones(target: str, file: str) -> None:
+    found = outcomes(target)[Path(file).stem]
     assert found, "no test ran"
     assert [text for text in found if text != "passed"] == []

@@ -110,6 +110,7 @@ FAULTS = {
     "a race at byte 2048": [FILL, ZEROS, FENCES, MULTIPLY, END, OVERWRITE],
     "different matrix descriptors": [FILL, ZEROS, FENCES, "cvt.u64.u32 %rd10, %r1;", MULTIPLY],
     "a matrix descriptor that is not known": [FILL, ZEROS, FENCES, "mov.b64 %rd10, 0x4000;", MULTIPLY],
+    "first row of its swizzle's pattern": [FILL, ZEROS, FENCES, f"mov.b64 %rd10, {128 >> 4 | 3 << 62};", MULTIPLY],
     "belongs to a product of another shape": [
         FILL, ZEROS, FENCES, product("bf16", "%rd10", "%rd11", "1, 1, 1, 0, 0", 16), MULTIPLY,
     ],
