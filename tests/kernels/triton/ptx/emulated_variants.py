@@ -71,6 +71,23 @@ def test_attention_over_numbers_of_8_bits(dtype: torch.dtype, name: str, head_di
         assert_attention(found, scaled.paged, dtype if dtype == torch.float32 else torch.bfloat16, **options)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", ["", *NAMES])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_long_prompts(dtype: torch.dtype, name: str, head_dim: int) -> None:
+    """Prompts of several tiles of queries and of keys have the same bits whole and in chunks."""
+    shape = {"heads": (8, 2), "head_dim": head_dim, "dtype": dtype}
+    scaled = make_scaled(name, [70, 9], [200, 30], **shape) if name else None
+    paged = make_paged([70, 9], [200, 30], **shape) if scaled is None else scaled.paged
+    cache = plain_cache(paged.kv_cache) if scaled is None else scaled.plain
+    scores = ScoreOptions(softmax_scale=head_dim**-0.5, sliding_window=150)
+    found = paged_attention(paged.q, cache, paged.metadata, scores)
+    assert_attention(found, paged, torch.bfloat16 if name else dtype, sliding_window=150)
+    for begin, end in ((0, 33), (33, 70)):
+        chunk = paged.only(0, begin, end)
+        assert torch.equal(paged_attention(chunk.q, cache, chunk.metadata, scores), found[begin:end])
+
+
 @pytest.mark.parametrize("dims", [(512, 64), (256, 32)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_latent_attention(dtype: torch.dtype, dims: tuple[int, int]) -> None:
