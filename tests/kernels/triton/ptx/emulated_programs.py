@@ -92,6 +92,8 @@ def test_programs_may_not_write_different_values_to_one_place() -> None:
         name_programs[(3,)](out, False, **OPTIONS)
     count_programs[(300,)](out.zero_(), **OPTIONS)
     assert out.item() == 300
+    with pytest.raises(Faulty, match="no GPU launches 1 x 65536 x 1 programs"):
+        count_programs[(1, 65536)](out, **OPTIONS)
 
 
 # Of 64 rows, sm_90 multiplies by warpgroups.

@@ -29,11 +29,13 @@ from tests.kernels.triton.ptx.device_memory import DeviceMemory
 from tests.kernels.triton.ptx.machine import Launch, run_launch
 from tests.kernels.triton.ptx.parsing import Program, parse
 from tests.kernels.triton.ptx.sums import check_sums
-from tests.kernels.triton.ptx.values import Array, width_of
+from tests.kernels.triton.ptx.values import Array, Faulty, width_of
 
 _NAMES = {"1": "sm_80", "sm_80": "sm_80", "sm_89": "sm_89", "sm_90": "sm_90"}
 TARGET_NAME = _NAMES[os.environ.get("PAGEWICK_EMULATE_PTX", "1")]
 TARGET = GPUTarget("cuda", int(TARGET_NAME.removeprefix("sm_")), 32)
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 _NUMPY_TYPES = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16}
 # Tensors that kernels find by addresses in other tensors.
 _found_by_address: list[Tensor] = []
@@ -62,6 +64,8 @@ class Compiled:
     def run(self, x: int, y: int, z: int, *arguments: Any) -> None:
         """Run the kernel. The first arguments after the grid are Triton's: a stream, handles and hooks."""
         values = arguments[6:]
+        if any(size > most for size, most in zip((x, y, z), _MOST_PROGRAMS, strict=True)):
+            raise Faulty(f"no GPU launches {x} x {y} x {z} programs")
         launched[self.name] = launched.get(self.name, 0) + 1
         pairs = [
             (name, kind, value)
