@@ -132,6 +132,8 @@ FAULTS = {
     "a race at byte 0 of shared memory": "shl.b32 %r3, %r1, 1; and.b32 %r3, %r3, 60;"
     "setp.lt.u32 %p1, %r1, 1; @%p1 st.shared.b32 [0], %r1; ld.shared.b32 %r4, [0];",
     "is not known": "foo.b32 %r1, %r2;",
+    "a copy that is not known": "cp.async.bulk.shared.global [0], [%rd1], 16;",
+    "a fence that is not known": "fence.proxy.tensormap;",
     "that never come": "setp.lt.u32 %p1, %r1, 5; @%p1 bra $L_end; bar.warp.sync -1; $L_end:\n",
 }
 

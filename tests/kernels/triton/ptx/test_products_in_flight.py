@@ -118,6 +118,7 @@ FAULTS = {
         FILL, ZEROS, FENCES, MULTIPLY, OTHER.replace(FRAGMENT, registers(1000, 4)),
     ],
     "options are not known": [FILL, ZEROS, FENCES, product("bf16", "%rd10", "%rd11", "1, 1, 1, 0", 8)],
+    "a product that is not known": [FILL, ZEROS, FENCES, MULTIPLY.replace("bf16.bf16", "bf16.f16")],
     "that never come": [FILL, ZEROS, FENCES, FIRST_WARP, "@%p1 bra $L_end;", MULTIPLY, "$L_end:"],
 }  # fmt: skip
 

@@ -25,6 +25,9 @@ _HALVES = ("f16", "bf16")
 # Bytes of the elements. A product has 32 bytes of each row along K.
 _SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 _ROW_BYTES = 32
+# Types that may meet in a product.
+_FAMILIES = ({"f16"}, {"bf16"}, {"tf32"}, {"e4m3", "e5m2"}, {"s8", "u8"})
+_COLUMNS = range(8, 257, 8)
 _LANES = np.arange(WARPGROUP)
 # The row and the place in it of a thread: PTX ISA, "Register Fragments" of wgmma.
 _ROW, _IN_ROW = _LANES // 32 * 16 + _LANES % 32 // 4, _LANES % 4
@@ -77,13 +80,12 @@ class _Product:
     def __init__(self, each: Instruction) -> None:
         shape = _SHAPE.fullmatch(each.parts[4])
         self.kinds, self.shape = each.parts[6:], each.parts[4:]
-        total, known = each.parts[5], all(kind in _SIZES for kind in self.kinds)
-        if shape is None or not known or len(self.kinds) != 2 or total != ("s32" if self._is_whole else "f32"):
+        family = next((each for each in _FAMILIES if set(self.kinds) <= each), None)
+        if shape is None or family is None or each.parts[5] != ("s32" if self._is_whole else "f32"):
             raise Faulty("a product that is not known")
         self.num_columns, num_inner = (int(number) for number in shape.groups())
         self.is_half = self.kinds[0] in _HALVES
-        is_mixed = self.kinds[0] != self.kinds[1] and _SIZES[self.kinds[0]] != 1
-        if num_inner * _SIZES[self.kinds[0]] != _ROW_BYTES or is_mixed:
+        if num_inner * _SIZES[self.kinds[0]] != _ROW_BYTES or self.num_columns not in _COLUMNS:
             raise Faulty("a product that is not known")
         self.target, self.left, self.right, self.scale, *options = each.operands
         if len(self.target) != self.num_columns // 2:
