@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from triton.runtime import interpreter
 
 from tests.kernels import paged
+from tests.kernels.triton.harness import IS_EMULATED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +38,7 @@ def exact_dots() -> Iterator[None]:
 def emulator() -> Iterator[None]:
     """With PAGEWICK_EMULATE_PTX=sm_90, or another target, every launch of a kernel runs its PTX in the emulator."""
     with pytest.MonkeyPatch.context() as patch:
-        if os.environ.get("PAGEWICK_EMULATE_PTX"):
+        if IS_EMULATED:
             from tests.kernels.triton.ptx import launcher
 
             launcher.emulate_gpu(patch)

@@ -14,7 +14,7 @@ from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import ScoreOptions
 from tests.kernels.paged import Paged, assert_is_expected, expected_attention, make_paged, packed_copy, plain_cache
 from tests.kernels.scaled import make_scaled
-from tests.kernels.triton.harness import IS_DEEP, assert_close
+from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED, assert_close
 
 # The harness skips this module without Triton.
 import triton.language as tl  # isort: skip
@@ -88,7 +88,11 @@ def test_sinks_and_soft_caps(options: dict[str, Any]) -> None:
 def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
     scaled = make_scaled(name, [1, 20], [290, 40], head_dim=16, dtype=dtype)
     found = attend(scaled.paged, scaled.plain)
-    assert_close(found, expected_attention(scaled.paged))
+    if IS_EMULATED and dtype == torch.bfloat16:
+        # Tensor cores get probabilities in bfloat16; the interpreter keeps them in float32.
+        assert_is_expected(found, scaled.paged)
+    else:
+        assert_close(found, expected_attention(scaled.paged))
 
 
 def test_scaled_weights_do_not_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
