@@ -205,15 +205,15 @@ def test_matrices_and_tensor_cores() -> None:
     assert torch.equal(found[: 16 * 8].view(16, 8), a.float() @ b.float())
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_matrices_stored_by_a_warp(is_turned: bool) -> None:
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_matrices_stored_by_a_warp(is_transposed: bool) -> None:
     """Thread 4 r + c / 2 has columns c and c + 1 of row r of each matrix. Here, pairs of rows are turned round."""
     body = f"""
         mad.wide.u32 %rd3, %r1, 8, %rd1;
         ld.global.v2.b32 {{%r3, %r4}}, [%rd3];
         shl.b32 %r5, %r1, 4;
         xor.b32 %r5, %r5, 16;
-        stmatrix.sync.aligned.m8n8.x2{".trans" if is_turned else ""}.shared.b16 [%r5], {{%r3, %r4}};
+        stmatrix.sync.aligned.m8n8.x2{".trans" if is_transposed else ""}.shared.b16 [%r5], {{%r3, %r4}};
         bar.sync 0;
         shl.b32 %r6, %r1, 3;
         ld.shared.v2.b32 {{%r3, %r4}}, [%r6];
@@ -226,7 +226,7 @@ def test_matrices_stored_by_a_warp(is_turned: bool) -> None:
         for matrix in range(2):
             for half in range(2):
                 row, column = thread // 4, thread % 4 * 2 + half
-                if is_turned:
+                if is_transposed:
                     row, column = column, row
                 expected[(8 * matrix + row) ^ 1][column] = 4 * thread + 2 * matrix + half
     assert found == expected

@@ -50,28 +50,28 @@ class Layout:
     """
 
     width: int
-    is_turned: bool
+    is_transposed: bool
     leading: int
     stride: int
 
     @property
     def along_line(self) -> int:
-        return self.stride if self.width == 16 and self.is_turned else self.leading
+        return self.stride if self.width == 16 and self.is_transposed else self.leading
 
     @property
     def along_lines(self) -> int:
-        return self.leading if self.width == 16 and self.is_turned else self.stride
+        return self.leading if self.width == 16 and self.is_transposed else self.stride
 
     @property
     def step(self) -> int:
         """Bytes from the begin of 32 bytes of K to the next ones."""
-        if self.is_turned:
+        if self.is_transposed:
             return 2 * self.along_lines
         return {16: 2 * self.along_line, 32: self.along_line}.get(self.width, 32)
 
     def image_of(self, matrix: torch.Tensor) -> Array:
         """Return the bytes of a matrix [rows, K]."""
-        content = (matrix.t() if self.is_turned else matrix).contiguous()
+        content = (matrix.t() if self.is_transposed else matrix).contiguous()
         image = np.zeros(MATRIX_BYTES, np.uint8)
         for line, row in enumerate(content.view(torch.uint8).reshape(len(content), -1).numpy()):
             for block, begin in enumerate(range(0, len(row), self.width)):
@@ -85,15 +85,15 @@ class Layout:
         return start >> 4 | distances | base << 49 | MODES[self.width] << 62
 
 
-def layout_of(width: int, num_rows: int, *, is_turned: bool) -> Layout:
+def layout_of(width: int, num_rows: int, *, is_transposed: bool) -> Layout:
     """Return a layout whose blocks do not overlap, and with all distances different from each other."""
     block = 8 * width
-    if not is_turned:
-        return Layout(width, is_turned, block * 13, block)
+    if not is_transposed:
+        return Layout(width, is_transposed, block * 13, block)
     num_blocks = -(-num_rows * 2 // width)
     if width == 16:
-        return Layout(width, is_turned, block * (num_blocks + 1), block)
-    return Layout(width, is_turned, block, block * (num_blocks + 1))
+        return Layout(width, is_transposed, block * (num_blocks + 1), block)
+    return Layout(width, is_transposed, block, block * (num_blocks + 1))
 
 
 def accumulators(found: Array, num_columns: int) -> Array:
@@ -114,16 +114,18 @@ def random_matrices(name: str, num_columns: int, num_inner: int) -> tuple[torch.
     return a, b
 
 
-def multiplied(name: str, width: int, turns: tuple[bool, bool], *, shift: int = 0) -> tuple[Array, Array]:
-    """Return a product as found and as expected. turns: which matrices are transposed; shift: lines before them."""
+def multiplied(name: str, width: int, transposed: tuple[bool, bool], *, shift: int = 0) -> tuple[Array, Array]:
+    """Return a product as found and as expected. transposed: whether left and right are; shift: lines before them."""
     size, num_columns = TYPES[name].itemsize, 96
     num_steps = max(2, width // 32)
     matrices = random_matrices(name, num_columns, num_steps * 32 // size)
-    layouts = [layout_of(width, len(matrix), is_turned=turn) for matrix, turn in zip(matrices, turns, strict=True)]
+    layouts = [
+        layout_of(width, len(matrix), is_transposed=each) for matrix, each in zip(matrices, transposed, strict=True)
+    ]
     image = np.concatenate([layout.image_of(matrix) for layout, matrix in zip(layouts, matrices, strict=True)])
     options = "1" if name == "s8" else "1, 1, 1"
     if size == 2:
-        options += f", {int(turns[0])}, {int(turns[1])}"
+        options += f", {int(transposed[0])}, {int(transposed[1])}"
     instructions = []
     for step in range(num_steps):
         starts = [MATRIX_BYTES * number + 128 * shift + step * layout.step for number, layout in enumerate(layouts)]
@@ -147,11 +149,11 @@ def run_product(instructions: str, image: Array, num_columns: int, name: str = "
     return accumulators(found.numpy(), num_columns)
 
 
-@pytest.mark.parametrize("turns", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("width", LINES)
 @pytest.mark.parametrize("name", ["bf16", "f16"])
-def test_matrices_of_halves(name: str, width: int, turns: tuple[bool, bool]) -> None:
-    found, expected = multiplied(name, width, turns)
+def test_matrices_of_halves(name: str, width: int, transposed: tuple[bool, bool]) -> None:
+    found, expected = multiplied(name, width, transposed)
     assert np.array_equal(found, expected)
 
 
@@ -187,7 +189,7 @@ def test_fragments_of_a_matrix_in_registers(name: str) -> None:
             row = thread // 32 * 16 + thread % 32 // 4 + (8 if register in (1, 3) else 0)
             column = thread % 4 * per_register + number % per_register + (16 // size if register in (2, 3) else 0)
             fragments[thread, number * size : (number + 1) * size] = content[row, column]
-    layout = layout_of(32, 8, is_turned=False)
+    layout = layout_of(32, 8, is_transposed=False)
     image = np.concatenate([layout.image_of(b)[:2048], fragments.reshape(-1)])
     load = "mad.wide.u32 %rd5, %r1, 16, %rd1; ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd5 + 2048];"
     options = "1, 1, 1, 0" if size == 2 else "1, 1, 1"
@@ -199,7 +201,7 @@ def test_fragments_of_a_matrix_in_registers(name: str) -> None:
 def test_sums_are_rounded_towards_zero() -> None:
     a, b = torch.zeros(NUM_ROWS, 16).bfloat16(), torch.zeros(8, 16).bfloat16()
     a[:, 0], a[:, 1], b[:, 0], b[:, 1] = 1, 2**-13, 1, -(2**-13)
-    layout = layout_of(32, NUM_ROWS, is_turned=False)
+    layout = layout_of(32, NUM_ROWS, is_transposed=False)
     image = np.concatenate([layout.image_of(a)[:2048], layout.image_of(b)[:2048]])
     left, right = layout.descriptor(0), layout.descriptor(2048)
     multiply = product("bf16", "%rd10", "%rd11", "1, 1, 1, 0, 0", 8)

@@ -92,13 +92,13 @@ class _Product:
             raise Faulty("a product whose accumulators do not fit its shape")
         numbers = [int(option.view(np.int64)[0]) for option in options]
         num_signs = 0 if self._is_whole else 2
-        self.signs, turns = numbers[:num_signs] or [1, 1], numbers[num_signs:]
+        self.signs, transposed = numbers[:num_signs] or [1, 1], numbers[num_signs:]
         in_registers = isinstance(self.left, tuple)
         expected = (1 if in_registers else 2) if self.is_half else 0
-        if len(turns) != expected or set(self.signs) - {1, -1} or set(turns) - {0, 1}:
+        if len(transposed) != expected or set(self.signs) - {1, -1} or set(transposed) - {0, 1}:
             raise Faulty("a product whose options are not known")
-        self.is_left_turned, self.is_right_turned = (
-            bool(turn) for turn in ([0] * (2 - expected) + turns if self.is_half else [0, 0])
+        self.is_left_transposed, self.is_right_transposed = (
+            bool(each) for each in ([0] * (2 - expected) + transposed if self.is_half else [0, 0])
         )
 
     @property
@@ -124,9 +124,9 @@ def _multiply(threads: Threads, each: Instruction, lanes: Array) -> None:
         products.check_fragments(fragments, lanes)
         left = _fragment(threads, fragments, lanes, product.kinds[0])
     else:
-        left = _from_shared(threads, product.left, lanes, 64, product.kinds[0], product.is_left_turned, since)
+        left = _from_shared(threads, product.left, lanes, 64, product.kinds[0], product.is_left_transposed, since)
     right = _from_shared(
-        threads, product.right, lanes, product.num_columns, product.kinds[1], product.is_right_turned, since
+        threads, product.right, lanes, product.num_columns, product.kinds[1], product.is_right_transposed, since
     )
     total = left @ right.swapaxes(1, 2) * (product.signs[0] * product.signs[1])
     adds = threads.of(product.scale, "pred", lanes)
@@ -151,17 +151,17 @@ def _fragment(threads: Threads, names: tuple[str, ...], lanes: Array, kind: str)
 
 
 def _from_shared(
-    threads: Threads, operand: Operand, lanes: Array, num_rows: int, kind: str, is_turned: bool, since: int
+    threads: Threads, operand: Operand, lanes: Array, num_rows: int, kind: str, is_transposed: bool, since: int
 ) -> Array:
     """Return the matrices [warpgroups, rows, K] that a descriptor names."""
     numbers = threads.of(operand, "u64", lanes)
     if bool((numbers != numbers[:, :1]).any()):
         raise Faulty("threads of a warpgroup have different matrix descriptors")
-    place_parts = parts_along_rows if is_turned else parts_along_k
+    place_parts = parts_along_rows if is_transposed else parts_along_k
     addresses = place_parts(decoded(numbers[:, 0]), num_rows)
     parts = _read(threads, lanes, addresses.reshape(len(lanes), -1), since).reshape(*addresses.shape, PART)
     elements = _numbers(parts, kind)
-    if is_turned:
+    if is_transposed:
         elements = elements.swapaxes(2, 3)
     return elements.reshape(len(lanes), num_rows, -1)
 
