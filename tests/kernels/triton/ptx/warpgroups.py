@@ -75,13 +75,13 @@ def _work(threads: Threads, each: Instruction) -> None:
 
 
 class _Product:
-    """A product of warpgroups. kind: the type of the elements; options: what follows the matrices."""
+    """A product of warpgroups. kinds: types of the elements; scale: whether it adds to the accumulators, or sets them."""
 
     def __init__(self, each: Instruction) -> None:
         shape = _SHAPE.fullmatch(each.parts[4])
         self.kinds, self.shape = each.parts[6:], each.parts[4:]
-        family = next((each for each in _FAMILIES if set(self.kinds) <= each), None)
-        if shape is None or family is None or each.parts[5] != ("s32" if self._is_whole else "f32"):
+        is_known = any(set(self.kinds) <= family for family in _FAMILIES)
+        if shape is None or not is_known or each.parts[5] != ("s32" if self._is_whole else "f32"):
             raise Faulty("a product that is not known")
         self.num_columns, num_inner = (int(number) for number in shape.groups())
         self.is_half = self.kinds[0] in _HALVES
