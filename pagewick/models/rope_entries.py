@@ -87,7 +87,10 @@ def read_rope(
             )
     if has_query_scaling:
         numbers = {_ORIGINAL: _original_length(scaling, entries, max_position_embeddings), **numbers}
-        numbers["query_beta"] = scaling.positive("llama_4_scaling_beta")
+        numbers["query_beta"] = beta = scaling.number("llama_4_scaling_beta")
+        # Devstral 2 has 0, which leaves queries as they are.
+        if beta < 0:
+            raise scaling.wrong("llama_4_scaling_beta", "a number from 0")
     return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, interleaved=interleaved, **numbers)
 
 

@@ -18,6 +18,7 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
     "glm-4.7-flash": [{"rope_interleave": False}, {"mlp_layer_types": ["dense", "dense", "sparse"]}],
     "ministral-3": [
         {"rope_parameters.llama_4_scaling_beta": 0.6},
+        {"rope_parameters.llama_4_scaling_beta": 0.0},
         {"rope_parameters.original_max_position_embeddings": 40},
         {"rope_parameters.mscale": 0.5},
         {"sliding_window": 40},

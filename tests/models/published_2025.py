@@ -101,6 +101,22 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
             "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 131072,
         },
     },
+    "Devstral-2-123B-Instruct-2512": {
+        "architectures": ["Ministral3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "dtype": "bfloat16",
+        "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu", "hidden_size": 12288, "intermediate_size": 28672,
+        "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 96,
+        "num_hidden_layers": 88, "num_key_value_heads": 8, "pad_token_id": 11, "rms_norm_eps": 1e-05,
+        "quantization_config": {
+            "activation_scheme": "static", "dequantize": False, "quant_method": "fp8", "weight_block_size": None,
+            "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        },
+        "rope_parameters": {
+            "beta_fast": 4.0, "beta_slow": 1.0, "factor": 64.0, "llama_4_scaling_beta": 0.0, "mscale": 1.0,
+            "mscale_all_dim": 0.0, "original_max_position_embeddings": 4096, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn",
+        },
+        "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 131072,
+    },
     "Qwen2-VL-7B-Instruct": {
         **_QWEN_VL, "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl",
         "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "model_type": "qwen2_vl"},
@@ -237,6 +253,8 @@ FACTS_2025 = {
     "rms head norm joint",
     "Ministral-3-8B-Instruct-2512": "34 32/8x128 | yarn 128@1e+06 | all | sequential rms 1e-05 | silu 14336 | "
     "262144 | queries 0.1 from 16384",
+    "Devstral-2-123B-Instruct-2512": "88 96/8x128 | yarn 128@1e+06 | all | sequential rms 1e-05 | silu 28672 | "
+    "262144 |",
     "Qwen2-VL-7B-Instruct": "28 28/4x128 | default 128@1e+06 | all | sequential rms 1e-06 | silu 18944 | 32768 | "
     "qkv bias",
     "Qwen2.5-VL-7B-Instruct": "28 28/4x128 | default 128@1e+06 | all | sequential rms 1e-06 | silu 18944 | 128000 | "

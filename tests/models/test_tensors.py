@@ -184,6 +184,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("glm-4.7-flash", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "qk_rope_head_dim")),
     ("mistral-small-3.1", {"text_config": {"model_type": "llama"}}, ("text_config.model_type", "ministral3")),
     ("ministral-3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, ("llama_4_scaling_beta",)),
+    ("ministral-3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": -0.1}}, ("from 0",)),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}},
      ("llama_4_scaling_beta", "left out")),
     ("qwen2", {"rope_parameters": {"rope_type": "mrope", "mrope_section": [2, 3, 3]}}, ("mrope", "yarn")),
