@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
 
 # Old names of architectures: classes were called so before they became part of transformers.
-_OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}
+_OLD_ARCHITECTURES: Final = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+}
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))

@@ -61,6 +61,7 @@ def _mlps(entries: Entries, moe: MoeConfig) -> list[MlpConfig | MoeConfig]:
 
 
 def _read(entries: Entries, mlps: MlpConfig | list[MlpConfig | MoeConfig], *, has_bias: bool) -> ModelConfig:
+    entries.demand("compression_ratio", 1.0, 1.0, "positions that are compressed are not supported")
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
     rope = reading.read_rope_of(entries, attention, default_theta=5e5, interleaved=True)
     return reading.model_config(

@@ -220,6 +220,11 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         **_ERNIE, "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072, "model_type": "ernie4_5",
         "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2,
     },
+    "ERNIE-4.5-0.3B-PT as first published": {
+        **_ERNIE, "architectures": ["Ernie4_5_ForCausalLM"], "head_dim": 128, "hidden_size": 1024,
+        "intermediate_size": 3072, "model_type": "ernie4_5", "num_attention_heads": 16, "num_hidden_layers": 18,
+        "num_key_value_heads": 2,
+    },
     "ERNIE-4.5-21B-A3B-PT": {
         **_ERNIE, "architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 2560, "intermediate_size": 12288,
         "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536,
@@ -284,6 +289,8 @@ FACTS_2025 = {
     "rms head norm joint",
     "ERNIE-4.5-0.3B-PT": "18 16/2x128 | default 128@500000 in pairs | all | sequential rms 1e-05 | silu 3072 | "
     "131072 | tied",
+    "ERNIE-4.5-0.3B-PT as first published": "18 16/2x128 | default 128@500000 in pairs | all | "
+    "sequential rms 1e-05 | silu 3072 | 131072 | tied",
     "ERNIE-4.5-21B-A3B-PT": "28 20/4x128 | default 128@500000 in pairs | all | sequential rms 1e-05 | "
     "1: silu 12288, 27: 6 of 64 x 1536 + 3072 | 131072 | tied",
     "EXAONE-4.0-1.2B": "30 32/8x64 | llama3 64@1e+06 | all | post_norm rms 1e-05 | silu 4096 | 65536 | "

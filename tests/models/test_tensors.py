@@ -198,6 +198,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("olmo-3", {"layer_types": ["full_attention"]}, ("layer_types", "num_hidden_layers")),
     ("ernie-4.5-moe", {"use_bias": True}, ("use_bias", "experts have no biases")),
     ("ernie-4.5-moe", {"moe_norm_min": 0.1}, ("moe_norm_min",)),
+    ("ernie-4.5", {"compression_ratio": 2.0}, ("compression_ratio", "positions")),
     ("exaone-4-32b", {"sliding_window_pattern": "GLLL"}, ("sliding_window_pattern", "GLLL")),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),
