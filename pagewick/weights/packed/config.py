@@ -90,6 +90,9 @@ def quant_method(config: Mapping[str, Any]) -> str:
         return "bitsandbytes"
     if method is None and _is_of_mlx(config):
         return "mlx"
+    if method is None and isinstance(config[key].get("quant_algo"), str):
+        # Nor did older versions of ModelOpt.
+        return "modelopt"
     if not isinstance(method, str) or not method:
         return "an unnamed method"
     name = method.lower().replace("_", "-")

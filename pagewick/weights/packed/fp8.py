@@ -92,14 +92,14 @@ class Fp8Format(PackedFormat):
         return encode(weight.stored_type, weight.shape, lambda first, end: values[first:end], scales, block)
 
     def _scale_shapes(self, shape: Block) -> tuple[tuple[int, ...], ...]:
-        in_blocks = () if self.block is None else (blocks_shape(shape, self.block),)
+        in_blocks = () if self.block is None else _shapes_in_blocks(blocks_shape(shape, self.block))
         if self.block is not None and self.is_block_certain:
             return in_blocks
         return (*in_blocks, *scale_shapes(shape))
 
     def _block_of(self, shape: Block, stored: tuple[int, ...]) -> Block:
         """Return the rows and columns that share a scale, for scales of the shape `stored`."""
-        if self.block is not None and stored == blocks_shape(shape, self.block):
+        if self.block is not None and stored in _shapes_in_blocks(blocks_shape(shape, self.block)):
             return self.block
         return shape if len(stored) == 0 or stored[0] == 1 else (1, shape[1])
 
@@ -166,6 +166,11 @@ def matrix_shape(weight: TensorInfo) -> Block:
 def blocks_shape(shape: Block, block: Block) -> Block:
     """Return how many blocks a weight has, from top to bottom and from left to right."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+def _shapes_in_blocks(number: Block) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of scales for blocks, of which there are `number`; ModelOpt keeps dimensions of one."""
+    return number, (number[0], 1, number[1], 1)
 
 
 def scale_shapes(shape: Block) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""NVIDIA's ModelOpt: FP8 and NVFP4, described by hf_quant_config.json or a quantization_config.
+"""NVIDIA's ModelOpt: FP8, MXFP8 and NVFP4, described by hf_quant_config.json or a quantization_config.
 
 Source: https://github.com/NVIDIA/TensorRT-Model-Optimizer (modelopt/torch/export).
 """
@@ -20,11 +20,17 @@ SIDE_FILE: Final = "hf_quant_config.json"
 _FORMATS: Final[Mapping[str, PackedFormat]] = {
     "FP8": Fp8Format(None),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8Format(None),
+    "FP8_PB_WO": Fp8Format((128, 128)),
+    "fp8_pb_wo": Fp8Format((128, 128)),
+    "MXFP8": Fp8Format((1, 32), has_byte_scales=True),
     "NVFP4": MODELOPT_NVFP4,
+    # Other engines round no activations with it; we never do.
+    "W4A16_NVFP4": MODELOPT_NVFP4,
 }
+# Columns that share a scale, or of a block of rows and columns.
+_GROUP_SIZES: Final = {"FP8_PB_WO": 128, "fp8_pb_wo": 128, "MXFP8": 32, "NVFP4": 16, "W4A16_NVFP4": 16}
 _MIXED: Final = "MIXED_PRECISION"
-_GROUP_SIZE: Final = 16
-_MARKS: Final = (".weight_scale",)
+_MARKS: Final = (".weight_scale", ".weight_scale_inv")
 _SUFFIXES: Final = (".weight", *_MARKS, ".weight_scale_2", *INPUT_SCALES)
 
 
@@ -38,7 +44,8 @@ def from_side_file(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_rules(settings: Settings) -> PackedRules:
     """Return what ModelOpt's entries say. Raises ModelLoadError."""
-    settings.demand("group_size", (_GROUP_SIZE, None, 0))
+    # Some files have the whole content of hf_quant_config.json here.
+    settings = settings.child("quantization") or settings
     _check_kv_cache(settings)
     entry = "exclude_modules" if "exclude_modules" in settings else "ignore"
     is_left_out = _matcher(settings.texts(entry))
@@ -62,14 +69,25 @@ def _check_kv_cache(settings: Settings) -> None:
 
 
 def _chooser(settings: Settings) -> Callable[[str], PackedFormat | None]:
-    algorithm = settings.choice("quant_algo", (*_FORMATS, _MIXED))
-    if algorithm != _MIXED:
-        return lambda prefix: _FORMATS[algorithm]
-    layers = {
-        name: _FORMATS[layer.choice("quant_algo", tuple(_FORMATS))]
-        for name, layer in settings.children("quantized_layers")
-    }
-    return layers.get
+    if settings.get("quant_algo") != _MIXED:
+        whole = _format(settings, (*_FORMATS, _MIXED))
+        return lambda prefix: whole
+    layers = {name: _format(layer, tuple(_FORMATS)) for name, layer in settings.children("quantized_layers")}
+
+    def format_of(prefix: str) -> PackedFormat | None:
+        # A module stands for all that it has, such as all experts of a layer.
+        while prefix and prefix not in layers:
+            prefix = prefix.rpartition(".")[0]
+        return layers.get(prefix)
+
+    return format_of
+
+
+def _format(settings: Settings, known: Sequence[str]) -> PackedFormat:
+    """Return the format of a layer, or of all. Raises ModelLoadError."""
+    algorithm = settings.choice("quant_algo", known)
+    settings.demand("group_size", (_GROUP_SIZES.get(algorithm), None, 0))
+    return _FORMATS[algorithm]
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
