@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
+from pagewick.models.old_names import OLD_ARCHITECTURES
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
 
-# Old names of architectures: classes were called so before they became part of transformers.
-_OLD_ARCHITECTURES: Final = {
-    "LLaMAForCausalLM": "LlamaForCausalLM",
-    "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
-    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
-}
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
@@ -310,7 +305,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
         raise ModelLoadError(
             'config.json names no architecture; it needs for example "architectures": ["LlamaForCausalLM"]'
         )
-    return _OLD_ARCHITECTURES.get(architectures[0], architectures[0])
+    return OLD_ARCHITECTURES.get(architectures[0], architectures[0])
 
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
