@@ -93,10 +93,10 @@ class StackedPart:
     is_transposed: bool
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the tensor from the stack: blocks and scales as they lie there, others as rows one after the other."""
+        """Return the tensor from the stack: blocks and their scales as they lie there, others as rows in order."""
         own = stack[self.expert]
         own = (own.T if self.is_transposed else own)[self.rows]
-        return own.reshape(self.info.shape) if own.dtype.itemsize == 1 else own.contiguous()
+        return own.contiguous() if own.dtype.is_floating_point else own.reshape(self.info.shape)
 
 
 def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, StackedPart]:
@@ -109,20 +109,21 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
     stacking = STACKINGS.get(name) if isinstance(name, str) else None
     if stacking is None:
         return {}
-    text = config.get("text_config")
-    sizes = _Sizes.read(stacking, text if isinstance(text, Mapping) else config)
-    found: dict[str, StackedPart] = {}
-    leaves: dict[str, set[str]] = {}
+    sizes = _Sizes.read(stacking, config)
+    stacks: dict[str, dict[str, tuple[TensorInfo, _Kind]]] = {}
     for tensor in tensors:
         owner, _, leaf = stacking.usual_name(tensor.name).rpartition(".")
         kind = _kind_of(leaf)
-        if not f".{owner}".endswith(stacking.owner) or kind is None:
-            continue
-        sizes.check(tensor, kind)
-        leaves.setdefault(owner, set()).add(leaf)
-        is_transposed = sizes.is_transposed(tensor, kind)
-        found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind, is_transposed)}
-    for owner, present in leaves.items():
+        if f".{owner}".endswith(stacking.owner) and kind is not None:
+            stacks.setdefault(owner, {})[leaf] = tensor, kind
+    found: dict[str, StackedPart] = {}
+    for owner, present in stacks.items():
+        for tensor, kind in present.values():
+            # Scales lie as the numbers do.
+            numbers, _ = present.get(kind.projection, (None, kind))
+            is_transposed = numbers is not None and sizes.is_transposed(numbers, kind)
+            sizes.check(tensor, kind, is_transposed=is_transposed)
+            found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind, is_transposed)}
         _check_complete(stacking, owner, present)
     return found
 
@@ -145,8 +146,13 @@ class _Kind:
     leaf: str
 
 
-_LEAVES: Final = {"": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale"}
-_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
+# The scales of numbers of 8 bits, in blocks of rows and columns.
+_SCALE_INV: Final = "_scale_inv"
+_LEAVES: Final = {
+    "": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale",
+    _SCALE_INV: "weight_scale_inv",
+}  # fmt: skip
+_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3, _SCALE_INV: 3}
 
 
 def _kind_of(leaf: str) -> _Kind | None:
@@ -159,30 +165,34 @@ def _kind_of(leaf: str) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The sizes in config.json; None where it has none."""
+    """The sizes in config.json; None where it has none. block: rows and columns that share a scale."""
 
     stacking: Stacking
     num_experts: int | None
     hidden: int | None
     inner: int | None
+    block: tuple[int, int] | None
 
     @classmethod
     def read(cls, stacking: Stacking, config: Mapping[str, Any]) -> _Sizes:
+        text = config.get("text_config")
+        values = text if isinstance(text, Mapping) else config
         # transformers writes num_local_experts since its version 5.
-        num_experts = stacking.num_experts if stacking.num_experts in config else "num_local_experts"
+        num_experts = stacking.num_experts if stacking.num_experts in values else "num_local_experts"
         names = num_experts, "hidden_size", stacking.inner
-        return cls(stacking, *(value if isinstance(value := config.get(name), int) else None for name in names))
+        experts, hidden, inner = (value if isinstance(value := values.get(name), int) else None for name in names)
+        return cls(stacking, experts, hidden, inner, _block_of(config))
 
-    def is_transposed(self, tensor: TensorInfo, kind: _Kind) -> bool:
-        """Whether the outputs of the numbers in a stack are its last dimension; if both may be, they are not."""
-        if kind.suffix:
+    def is_transposed(self, numbers: TensorInfo, kind: _Kind) -> bool:
+        """Whether the outputs in a stack with these numbers are the last dimension; if both may be, they are not."""
+        if kind.suffix not in ("", _SCALE_INV):
             return False
         if self.stacking.is_transposed is not None:
             return self.stacking.is_transposed
         inputs = self.hidden if kind.projection == _GATE_UP else self.inner
-        return tensor.shape[1:2] == (inputs,) and tensor.shape[-1] != inputs
+        return numbers.shape[1:2] == (inputs,) and numbers.shape[-1] != inputs
 
-    def check(self, tensor: TensorInfo, kind: _Kind) -> None:
+    def check(self, tensor: TensorInfo, kind: _Kind, *, is_transposed: bool) -> None:
         """Raise ModelLoadError unless a stack has the shape that config.json says, as far as it says it."""
         if self.num_experts is None or self.hidden is None or self.inner is None:
             if len(tensor.shape) != _NUM_DIMENSIONS[kind.suffix]:
@@ -192,9 +202,11 @@ class _Sizes:
                 )
             return
         outputs, inputs = (2 * self.inner, self.hidden) if kind.projection == _GATE_UP else (self.hidden, self.inner)
+        if kind.suffix == _SCALE_INV:
+            rows, columns = self._block_for(tensor, kind, is_transposed=is_transposed)
+            outputs, inputs = -(-outputs // rows), -(-inputs // columns)
         expected: tuple[int, ...] = (self.num_experts, outputs)
-        if kind.suffix == "":
-            is_transposed = self.is_transposed(tensor, kind)
+        if kind.suffix in ("", _SCALE_INV):
             expected = (self.num_experts, inputs, outputs) if is_transposed else (*expected, inputs)
         elif kind.suffix == "_blocks":
             expected = (*expected, inputs // _BLOCK, _BLOCK // 2)
@@ -205,6 +217,30 @@ class _Sizes:
                 f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
                 + _FIX
             )
+
+    def _block_for(self, scales: TensorInfo, kind: _Kind, *, is_transposed: bool) -> tuple[int, int]:
+        """Return the rows and columns that share one of these scales. Raises ModelLoadError."""
+        rows, columns = self.block or (1, 0)
+        if self.block is None or (is_transposed and rows != columns):
+            raise ModelLoadError(
+                f"cannot load {scales.name}: experts of a layer in one tensor need a weight_block_size in config.json"
+                f"{', as many rows as columns,' * is_transposed} for such scales\n{_FIX}"
+            )
+        if kind.projection == _GATE_UP and self.inner is not None and self.inner % rows:
+            raise ModelLoadError(
+                f"cannot load {scales.name}: some of its blocks of {rows} rows are in gate and in up\n"
+                "  use another checkpoint of this model"
+            )
+        return rows, columns
+
+
+def _block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the rows and columns that share a scale by config.json; None if it does not say so."""
+    packing = config.get("quantization_config")
+    block = packing.get("weight_block_size") if isinstance(packing, Mapping) else None
+    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
+        return block[0], block[1]
+    return None
 
 
 def _parts(
@@ -232,7 +268,8 @@ def _parts(
 def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> None:
     """Raise ModelLoadError unless a module has all of its stacks: numbers or blocks, and biases."""
     is_packed = any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves)
-    suffixes = [*(("_blocks", "_scales") if is_packed else ("",)), *(("_bias",) if stacking.has_biases else ())]
+    suffixes = ["_blocks", "_scales"] if is_packed else [""]
+    suffixes += [_SCALE_INV] * any(leaf.endswith(_SCALE_INV) for leaf in leaves) + ["_bias"] * stacking.has_biases
     wanted = [f"{projection}{suffix}" for projection in (_GATE_UP, _DOWN) for suffix in suffixes]
     missing = [stacking.name_in_file(f"{owner}.{leaf}") for leaf in wanted if leaf not in leaves]
     if missing:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pagewick.config import EngineConfig
+from pagewick.engine.preflight import check_models
+from pagewick.errors import ModelLoadError
 from pagewick.weights.opening import open_source
 from tests.models.answers import answers, running
-from tests.models.checkpoints import write_checkpoint
+from tests.models.checkpoints import make_model, save, write_checkpoint
+from tests.models.variants import VARIANTS
+from tests.weights.packed import byte_writers
 
 
 def test_a_stack_is_read_in_both_orders(tmp_path: Path) -> None:
@@ -64,3 +71,64 @@ def test_experts_of_qwen3_5_are_stacked_in_published_files(tmp_path: Path) -> No
             assert torch.equal(source.get(name), tensor), name
     with running(tmp_path) as engine:
         assert len(answers(engine, [[1, 2, 3]], num_tokens=3)[0].token_ids) == 3
+
+
+def fp8_stacks(directory: Path, *, is_transposed: bool) -> dict[str, Tensor]:
+    """Write Qwen3-VL with experts in FP8, in stacks; return the numbers of its experts by name."""
+    sizes = {**VARIANTS["qwen3-vl-moe"].all_entries()}
+    sizes["text_config"] = {**sizes["text_config"], "hidden_size": 96, "moe_intermediate_size": 32}
+    save(make_model("qwen3-vl-moe", sizes), directory)
+    stored, meant = {}, {}
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        if tensor.ndim != 3:
+            stored[name] = tensor
+            continue
+        written = [byte_writers.fp8(one.float(), (16, 16)) for one in tensor]
+        rows = {"down_proj": slice(None)}
+        if name.endswith("gate_up_proj"):
+            rows = {"gate_proj": slice(0, 32), "up_proj": slice(32, None)}
+        for index, (_, numbers) in enumerate(written):
+            owner = name.rpartition(".")[0]
+            meant |= {f"{owner}.{index}.{leaf}.weight": numbers[own] for leaf, own in rows.items()}
+        for end, part in (("", ".weight"), ("_scale_inv", ".weight_scale_inv")):
+            stack = torch.stack([parts[part] for parts, _ in written])
+            stored[f"{name}{end}"] = stack.transpose(1, 2).contiguous() if is_transposed else stack
+    save_file(stored, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (directory / "config.json").write_text(json.dumps(config))
+    return meant
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_stacks_in_fp8(is_transposed: bool, tmp_path: Path) -> None:
+    """Published files of Qwen3-VL have both numbers and scales transposed."""
+    meant = fp8_stacks(tmp_path, is_transposed=is_transposed)
+    check_models(EngineConfig(model=str(tmp_path)))
+    with open_source(tmp_path) as source:
+        for name, numbers in meant.items():
+            assert torch.equal(source.get(name), numbers), name
+    with running(tmp_path) as engine:
+        assert len(answers(engine, [[1, 2, 3]], num_tokens=3)[0].token_ids) == 3
+
+
+def test_stacks_in_fp8_that_cannot_be_separated_are_refused(tmp_path: Path) -> None:
+    fp8_stacks(tmp_path, is_transposed=True)
+    tensors, file = load_file(tmp_path / "model.safetensors"), tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj_scale_inv"
+
+    def check(words: str, block: object = None, **changed: Tensor | None) -> None:
+        kept = {key: tensor for key, tensor in {**tensors, **changed}.items() if tensor is not None}
+        save_file(kept, tmp_path / "model.safetensors")
+        entries = {**config["quantization_config"], "weight_block_size": block or [16, 16]}
+        file.write_text(json.dumps({**config, "quantization_config": entries}))
+        with pytest.raises(ModelLoadError, match=words):
+            open_source(tmp_path)
+
+    check("_scale_inv: experts of a layer in one tensor need a weight_block_size", "16x16")
+    check("as many rows as columns", [16, 32])
+    down = {key: torch.ones(len(one), 1, 2) for key, one in tensors.items() if key.endswith("down_proj_scale_inv")}
+    check("gate_up_proj_scale_inv: some of its blocks of 64 rows are in gate and in up", [64, 64], **down)
+    check(f"{name}: its shape is .*, and config.json says", **{name: tensors[name][:, :1].contiguous()})
+    check(f"lacks 1 tensor of this model: {name}", **{name: None})
