@@ -23,7 +23,7 @@ from pagewick.models.config import (
     NormConfig,
 )
 from pagewick.models.entries import Entries
-from pagewick.models.multimodal import read_text_part
+from pagewick.models.multimodal import read_alone, read_text_part
 
 # Defaults of entries that files leave out, even Google's own.
 _GEMMA2: Final = {
@@ -73,6 +73,14 @@ def read_gemma2(entries: Entries) -> ModelConfig:
 
 
 def read_gemma3(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_gemma3, is_tied=True)
+
+
+def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_gemma3, is_tied=True)
+
+
+def _read_gemma3(entries: Entries) -> ModelConfig:
     entries = entries.filled(_GEMMA3)
     entries.demand("attn_logit_softcapping", None, None, "queries and keys are normalised instead")
     attention, mlp = _attention(entries, is_normed=True), _mlp(entries)
@@ -88,10 +96,6 @@ def read_gemma3(entries: Entries) -> ModelConfig:
     return _model(
         entries, layers, block="sandwich", logit_soft_cap=entries.optional_positive("final_logit_softcapping")
     )
-
-
-def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, read_gemma3, is_tied=True)
 
 
 def _attention(entries: Entries, *, is_normed: bool = False) -> AttentionConfig:

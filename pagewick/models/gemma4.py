@@ -26,7 +26,7 @@ from pagewick.models.config import (
     NormConfig,
 )
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.multimodal import read_text_part
+from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.rope_entries import read_rope
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -71,6 +71,22 @@ _NAMES: Final = NameMap(
 
 
 def read_gemma4(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_gemma4, is_tied=True)
+
+
+def read_gemma4_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_gemma4, is_tied=True)
+
+
+def read_gemma4_unified(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_gemma4_unified, is_tied=True)
+
+
+def read_gemma4_unified_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_gemma4_unified, is_tied=True)
+
+
+def _read_gemma4(entries: Entries) -> ModelConfig:
     entries = entries.filled(_DEFAULTS)
     if entries.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise entries.wrong("use_bidirectional_attention", "null or 'vision': attention to later tokens of a text")
@@ -114,19 +130,11 @@ def read_gemma4(entries: Entries) -> ModelConfig:
     )
 
 
-def read_gemma4_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, read_gemma4, is_tied=True)
-
-
-def read_gemma4_unified(entries: Entries) -> ModelConfig:
+def _read_gemma4_unified(entries: Entries) -> ModelConfig:
     """Read Gemma 4 12B, whose layers have neither inputs of their own nor experts."""
     entries.demand("enable_moe_block", False, False, "there are no experts in this architecture")
     entries.demand("hidden_size_per_layer_input", 0, 0, "there are no such inputs in this architecture")
-    return read_gemma4(entries.filled(_UNIFIED))
-
-
-def read_gemma4_unified_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, read_gemma4_unified, is_tied=True)
+    return _read_gemma4(entries.filled(_UNIFIED))
 
 
 def _lenders(entries: Entries, windows: Sequence[int | None]) -> list[int | None]:

@@ -13,7 +13,7 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
-from pagewick.models.multimodal import read_text_part, text_entries
+from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
@@ -33,11 +33,19 @@ _MIXTRAL_NAMES = NameMap(
 
 
 def read_mistral(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_mistral)
+
+
+def read_ministral3(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_ministral3)
+
+
+def _read_mistral(entries: Entries) -> ModelConfig:
     entries = entries.filled({**_SIZES, "sliding_window": 4096})
     return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
 
 
-def read_ministral3(entries: Entries) -> ModelConfig:
+def _read_ministral3(entries: Entries) -> ModelConfig:
     defaults: dict[str, Any] = {"head_dim": 128, **_SIZES, "max_position_embeddings": 262144}
     if "rope_scaling" not in entries:
         entries, defaults = entries.without_null(("rope_parameters",)), {**defaults, "rope_parameters": _MINISTRAL_ROPE}
@@ -48,7 +56,7 @@ def read_ministral3(entries: Entries) -> ModelConfig:
 def read_mistral3(entries: Entries) -> ModelConfig:
     text = text_entries(entries)
     kind = text.choice("model_type", ("mistral", "ministral3"), "mistral")
-    read = read_mistral if kind == "mistral" else read_ministral3
+    read = _read_mistral if kind == "mistral" else _read_ministral3
     return read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False))
 
 

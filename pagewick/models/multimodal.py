@@ -31,6 +31,19 @@ def text_entries(entries: Entries) -> Entries:
     return entries.child("text_config") or Entries({}, "text_config")
 
 
+def read_alone(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool = False) -> ModelConfig:
+    """Read a text model that may be the text part of a larger one by itself.
+
+    Some files still have the larger one's names of tensors, its other parts, or its text_config.
+    """
+    if "text_config" in entries:
+        return read_text_part(entries, read, is_tied=is_tied)
+    config = read(entries)
+    # Its own names come first: they count where the file's names are not known.
+    names = tuple(_joined(outer, inner) for outer in _NAMES[::-1] for inner in config.names)
+    return replace(config, names=names, ignored=(_OTHER_PARTS, *config.ignored))
+
+
 def read_flat(entries: Entries, read: Callable[[Entries], ModelConfig]) -> ModelConfig:
     """Read the text part of a file that has its entries among the others."""
     return replace(read(entries), names=_NAMES, ignored=(_OTHER_PARTS,))
@@ -48,6 +61,10 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
     # Null in the text part means missing: the value of the whole file counts then.
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
-    names = tuple(NameMap(parts=(*outer.parts, *inner.parts)) for outer in _NAMES for inner in config.names)
+    names = tuple(_joined(outer, inner) for outer in _NAMES for inner in config.names)
     ignored = (_OTHER_PARTS, *config.ignored)
     return replace(config, names=names, ignored=ignored, tie_word_embeddings=is_tied)
+
+
+def _joined(outer: NameMap, inner: NameMap) -> NameMap:
+    return NameMap(parts=(*outer.parts, *inner.parts))

@@ -22,7 +22,7 @@ from pagewick.layers.config import DeltaConfig, MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
 from pagewick.models.entries import Entries
-from pagewick.models.multimodal import read_text_part
+from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.qwen import sparse_layers
 
 _SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
@@ -38,23 +38,31 @@ def read_qwen3_next(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3_5(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_qwen3_5)
+
+
+def read_qwen3_5_moe(entries: Entries) -> ModelConfig:
+    return read_alone(entries, _read_qwen3_5_moe)
+
+
+def read_qwen3_5_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_qwen3_5, is_tied=False)
+
+
+def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
+    return read_text_part(entries, _read_qwen3_5_moe, is_tied=False)
+
+
+def _read_qwen3_5(entries: Entries) -> ModelConfig:
     entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 4}))
     return _read(entries, [reading.read_mlp(entries)] * reading.read_num_layers(entries))
 
 
-def read_qwen3_5_moe(entries: Entries) -> ModelConfig:
+def _read_qwen3_5_moe(entries: Entries) -> ModelConfig:
     entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 2, "norm_topk_prob": True}))
     shared = entries.size("shared_expert_intermediate_size", 512)
     mlps = sparse_layers(entries, default_top_k=8, default_num_experts=256, shared=shared)
     return _read(entries, mlps)
-
-
-def read_qwen3_5_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, read_qwen3_5, is_tied=False)
-
-
-def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, read_qwen3_5_moe, is_tied=False)
 
 
 def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: bool = False) -> ModelConfig:
