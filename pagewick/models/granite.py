@@ -1,8 +1,9 @@
-"""Granite 3, dense or with experts (1B-A400M, 3B-A800M): Llama, except for four factors.
+"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), and Granite 4 without Mamba: Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
-The experts of a layer are the best of a softmax over all, with normalised weights.
+The experts of a layer are the best of a softmax over all, with normalised weights. Granite 4 calls an MLP without
+experts beside it shared_mlp, and may rotate nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from pagewick.models.entries import Entries
 _NAMES: Final = NameMap()
 # Experts are stacked in the file: weights/stacked.py.
 _MOE_NAMES: Final = NameMap(parts=(("mlp.gate", "block_sparse_moe.router.layer"), ("mlp.experts", "block_sparse_moe")))
+
+_SHARED_NAMES: Final = NameMap(
+    parts=(("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
+)
+_ATTENTION: Final = ("attention", reading.FULL)
 
 
 def read_granite(entries: Entries) -> ModelConfig:
@@ -34,13 +40,33 @@ def read_granite_moe(entries: Entries) -> ModelConfig:
     return _read(entries, moe, _MOE_NAMES)
 
 
-def _read(entries: Entries, mlp: MlpConfig | MoeConfig, names: NameMap = _NAMES) -> ModelConfig:
+def read_granite_hybrid(entries: Entries) -> ModelConfig:
+    entries = entries.renamed({"layer_types": "layers_block_type"})
+    entries.demand("num_local_experts", 0, 8, "experts beside an MLP are not supported")
+    num_layers = reading.read_num_layers(entries)
+    kinds = entries.texts("layer_types") or ()
+    if len(kinds) != num_layers or set(kinds) - set(_ATTENTION):
+        expected = f"a list of num_hidden_layers ({num_layers}) times {_ATTENTION[0]}: Mamba is not supported"
+        raise entries.wrong("layer_types", expected)
+    is_rotated = entries.choice("position_embedding_type", ("rope", "nope"), "nope") == "rope"
+    mlp = MlpConfig(
+        intermediate_size=entries.size("shared_intermediate_size", 1024),
+        activation=reading.read_activation(entries),
+        is_fused=True,
+    )
+    entries = entries.replaced(dict.fromkeys(("layer_types", "layers_block_type")))
+    return _read(entries, mlp, _SHARED_NAMES, is_rotated=is_rotated)
+
+
+def _read(
+    entries: Entries, mlp: MlpConfig | MoeConfig, names: NameMap = _NAMES, *, is_rotated: bool = True
+) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(
         entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=entries.positive("attention_multiplier", 1.0)
     )
-    rope = reading.read_rope_of(entries, attention)
+    rope = reading.read_rope_of(entries, attention) if is_rotated else None
     return reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),

@@ -69,6 +69,7 @@ ARCHITECTURES: Final = {
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
     "GraniteMoeForCausalLM": "pagewick.models.granite:read_granite_moe",
+    "GraniteMoeHybridForCausalLM": "pagewick.models.granite:read_granite_hybrid",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
 }
 _TASKS: Final = ("ForCausalLM", "ForConditionalGeneration")

@@ -444,7 +444,7 @@ class TestVerdicts:
             assert nearest_to(f"{stem}ForCausalLM") == "", stem
         for name, nearest in (
             ("Qwen2AudioForConditionalGeneration", "Qwen2"),
-            ("GraniteMoeHybridForCausalLM", "GraniteMoe"),
+            ("GraniteMoeSharedForCausalLM", "GraniteMoe"),
         ):
             assert nearest_to(name) == f"{nearest}ForCausalLM"
 

@@ -35,6 +35,14 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"logits_scaling": 1.72},
         {"attention_bias": True},
     ],
+    "granite-4": [
+        {"position_embedding_type": None},
+        {"embedding_multiplier": 3.1},
+        {"residual_multiplier": 0.45},
+        {"attention_multiplier": 0.32},
+        {"logits_scaling": 1.72},
+        {"rope_parameters.rope_theta": 9e4},
+    ],
     "command-r": [
         {"logit_scale": 0.7},
         {"use_qk_norm": True},

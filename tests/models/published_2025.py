@@ -162,6 +162,17 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "tie_word_embeddings": True,
         "torch_dtype": "float32", "use_cache": True, "vocab_size": 49155,
     },
+    "granite-4.0-1b": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "attention_multiplier": 0.0078125, "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257,
+        "hidden_act": "silu", "hidden_size": 2048, "init_method": "mup", "intermediate_size": 4096,
+        "layer_types": ["attention"] * 40, "logits_scaling": 8, "mamba_n_heads": 128, "max_position_embeddings": 131072,
+        "model_type": "granitemoehybrid", "normalization_function": "rmsnorm", "num_attention_heads": 16,
+        "num_experts_per_tok": 0, "num_hidden_layers": 40, "num_key_value_heads": 4, "num_local_experts": 0,
+        "output_router_logits": False, "position_embedding_type": "rope", "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000000, "shared_intermediate_size": 4096,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352,
+    },
     "c4ai-command-r-v01": _COHERE,
     "c4ai-command-r-plus": {
         **_COHERE, "hidden_size": 12288, "intermediate_size": 33792, "logit_scale": 0.8333333333333334,
@@ -270,6 +281,8 @@ FACTS_2025 = {
     "262144 | rms head norm",
     "granite-3.0-1b-a400m-base": "24 16/8x64 | default 64@10000 | all | sequential rms 1e-06 | 8 of 32 x 512 | 4096 | "
     "tied, factors 12 0.22 0.166667",
+    "granite-4.0-1b": "40 16/4x128 | default 128@1e+07 | all | sequential rms 1e-05 | silu 4096 | 131072 | "
+    "tied, factors 12 0.22 0.125",
     "c4ai-command-r-v01": "40 64/64x128 | default 128@8e+06 in pairs | all | parallel layer 1e-05 | silu 22528 | "
     "131072 | tied, factors 1 1 0.0625",
     "c4ai-command-r-plus": "64 96/8x128 | default 128@7.5e+07 in pairs | all | parallel layer 1e-05 | silu 33792 | "

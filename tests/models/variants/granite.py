@@ -11,6 +11,11 @@ MULTIPLIERS = {
 OTHERS = {
     "embedding_multiplier": 2.3, "residual_multiplier": 0.57, "attention_multiplier": 0.22, "logits_scaling": 1.3,
 }  # fmt: skip
+# transformers checks entries of Mamba's layers although there are none.
+DENSE = {
+    "num_local_experts": 0, "shared_intermediate_size": 40, "layer_types": ["full_attention"] * 3, "mamba_n_heads": 4,
+    "time_step_limit": (0.0, 100.0),
+}  # fmt: skip
 
 VARIANTS = {
     "granite": Variant(
@@ -32,4 +37,12 @@ VARIANTS = {
         },
         is_loose=True,
     ),
+    "granite-4": Variant(
+        "GraniteMoeHybrid",
+        {
+            **NO_HEAD_DIM, **MULTIPLIERS, **DENSE, **rope(theta=1e6), "rms_norm_eps": 2e-3, "tie_word_embeddings": True,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite-4-not-rotated": Variant("GraniteMoeHybrid", {**NO_HEAD_DIM, **OTHERS, **DENSE, "attention_bias": True}),
 }  # fmt: skip
