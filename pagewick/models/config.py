@@ -282,7 +282,10 @@ class ModelConfig:
     def name_map(self, tensor_names: Sequence[str]) -> NameMap:
         """The map for a file with these tensors: the first under which most of a few well-known names exist."""
         known = frozenset(tensor_names)
-        sought = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
+        sought = ["model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight"]
+        mixed = next((idx for idx, layer in enumerate(self.layers) if not isinstance(layer.mlp, MlpConfig)), None)
+        if mixed is not None:
+            sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
         maps = (*self.names, *(names.bare() for names in self.names))
         return max(maps, key=lambda names: sum(names.in_file(name) in known for name in sought))
 

@@ -20,6 +20,13 @@ _NAMES: Final = NameMap(
         ("shared_expert", "shared_experts"),
     )
 )
+# These are in files that transformers writes as it computes.
+_NEW_NAMES: Final = NameMap(
+    parts=(
+        ("gate.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias"),
+        ("shared_expert", "shared_experts"),
+    )
+)
 _LATER_TOKENS: Final = r"model\.mtp_.*"
 
 
@@ -69,6 +76,6 @@ def _read(entries: Entries, mlps: MlpConfig | list[MlpConfig | MoeConfig], *, ha
         tie_word_embeddings=True,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-5)),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlps, rope),
-        names=(_NAMES,),
+        names=(_NAMES, _NEW_NAMES),
         ignored=(_LATER_TOKENS,),
     )

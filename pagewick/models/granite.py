@@ -19,6 +19,9 @@ _NAMES: Final = NameMap()
 # Experts are stacked in the file: weights/stacked.py.
 _MOE_NAMES: Final = NameMap(parts=(("mlp.gate", "block_sparse_moe.router.layer"), ("mlp.experts", "block_sparse_moe")))
 
+_NEW_MOE_NAMES: Final = NameMap(
+    parts=(("mlp.gate", "block_sparse_moe.router"), ("mlp.experts", "block_sparse_moe.experts"))
+)
 _SHARED_NAMES: Final = NameMap(
     parts=(("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
 )
@@ -37,7 +40,7 @@ def read_granite_moe(entries: Entries) -> ModelConfig:
         intermediate_size=entries.size("intermediate_size"),
         activation=reading.read_activation(entries),
     )
-    return _read(entries, moe, _MOE_NAMES)
+    return _read(entries, moe, _MOE_NAMES, _NEW_MOE_NAMES)
 
 
 def read_granite_hybrid(entries: Entries) -> ModelConfig:
@@ -58,9 +61,7 @@ def read_granite_hybrid(entries: Entries) -> ModelConfig:
     return _read(entries, mlp, _SHARED_NAMES, is_rotated=is_rotated)
 
 
-def _read(
-    entries: Entries, mlp: MlpConfig | MoeConfig, names: NameMap = _NAMES, *, is_rotated: bool = True
-) -> ModelConfig:
+def _read(entries: Entries, mlp: MlpConfig | MoeConfig, *names: NameMap, is_rotated: bool = True) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(
@@ -74,5 +75,5 @@ def _read(
         embedding_scale=entries.positive("embedding_multiplier", 1.0),
         residual_scale=entries.positive("residual_multiplier", 1.0),
         logit_scale=1.0 / entries.positive("logits_scaling", 1.0),
-        names=(names,),
+        names=names or (_NAMES,),
     )

@@ -23,6 +23,8 @@ _NAMES: Final = NameMap(
         ("up_proj", "w3"),
     )
 )
+# These are in files that transformers writes as it computes.
+_NEW_NAMES: Final = NameMap(parts=(("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),))
 # Entries of the published file that nobody else has a second value of.
 _ONLY: Final = {
     "scoring_func": "sigmoid",
@@ -59,5 +61,5 @@ def read_minimax_m2(entries: Entries) -> ModelConfig:
         entries,
         norm=NormConfig(eps=eps),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, moe, rope),
-        names=(_NAMES,),
+        names=(_NAMES, _NEW_NAMES),
     )

@@ -26,7 +26,7 @@ _MINISTRAL_ROPE: Final = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-# These names are older than the ones that other families use.
+# These names are older than the ones that other families use, which some files have as well.
 _MIXTRAL_NAMES = NameMap(
     parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3"))
 )
@@ -70,7 +70,7 @@ def read_mixtral(entries: Entries) -> ModelConfig:
         intermediate_size=entries.size("intermediate_size"),
         activation=reading.read_activation(entries),
     )
-    return _read(entries, moe, names=(_MIXTRAL_NAMES,), default_theta=1e6)
+    return _read(entries, moe, names=(_MIXTRAL_NAMES, NameMap()), default_theta=1e6)
 
 
 def _read(

@@ -27,13 +27,13 @@ _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
 class Stacking:
     """How the checkpoints of an architecture stack experts.
 
-    owner: the end of the name of the module that has them. num_experts, inner: entries of config.json with their number
+    owners: ends of names of the module that has them. num_experts, inner: entries of config.json with their number
     and with I. is_transposed: numbers are [E, C, N], else [E, N, C]; None: the shape says which. is_interleaved: gate
     and up have every other output, else gate has the first half. has_biases: there are biases [E, N] as well. names:
     ends of names of stacks that are not gate_up_proj and down_proj, each with the usual one.
     """
 
-    owner: str
+    owners: tuple[str, ...]
     num_experts: str
     inner: str
     is_transposed: bool | None = False
@@ -55,22 +55,28 @@ class Stacking:
         return usual_name
 
 
-_GEMMA4: Final = Stacking(".experts", "num_experts", "moe_intermediate_size")
-_QWEN3_5: Final = Stacking(".mlp.experts", "num_experts", "moe_intermediate_size")
-# Architecture in config.json -> how its checkpoints stack experts. Some store them one by one all the same.
+_USUAL: Final = (".mlp.experts",)
+_GEMMA4: Final = Stacking((".experts",), "num_experts", "moe_intermediate_size")
+_QWEN: Final = Stacking(_USUAL, "num_experts", "moe_intermediate_size")
+_ROUTED: Final = Stacking(_USUAL, "n_routed_experts", "moe_intermediate_size")
+_LOCAL: Final = Stacking(_USUAL, "num_local_experts", "intermediate_size")
+# Architecture in config.json -> how its checkpoints stack experts. Published files of most have them one by one, and
+# so does what transformers writes, unless it saves a model as it computes with it (save_original_format=False).
 STACKINGS: Final[Mapping[str, Stacking]] = {
     "GptOssForCausalLM": Stacking(
-        ".mlp.experts", "num_local_experts", "intermediate_size", is_transposed=True, is_interleaved=True,
-        has_biases=True,
+        _USUAL, "num_local_experts", "intermediate_size", is_transposed=True, is_interleaved=True, has_biases=True
     ),
     # transformers writes what it has read in another order than that of the published files.
-    "Qwen3VLMoeForConditionalGeneration": Stacking(
-        ".mlp.experts", "num_experts", "moe_intermediate_size", is_transposed=None
-    ),
-    "Qwen3_5MoeForCausalLM": _QWEN3_5,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
+    "Qwen3VLMoeForConditionalGeneration": Stacking(_USUAL, "num_experts", "moe_intermediate_size", is_transposed=None),
+    **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"), _QWEN),
+    **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
+    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _ROUTED),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
+    **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _LOCAL),
+    "OlmoeForCausalLM": Stacking(_USUAL, "num_experts", "intermediate_size"),
+    "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": Stacking(
-        ".block_sparse_moe", "num_local_experts", "intermediate_size",
+        (".block_sparse_moe", ".block_sparse_moe.experts"), "num_local_experts", "intermediate_size",
         names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
     ),
     "Gemma4ForCausalLM": _GEMMA4,
@@ -114,7 +120,7 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
     for tensor in tensors:
         owner, _, leaf = stacking.usual_name(tensor.name).rpartition(".")
         kind = _kind_of(leaf)
-        if f".{owner}".endswith(stacking.owner) and kind is not None:
+        if f".{owner}".endswith(stacking.owners) and kind is not None:
             stacks.setdefault(owner, {})[leaf] = tensor, kind
     found: dict[str, StackedPart] = {}
     for owner, present in stacks.items():

@@ -132,3 +132,24 @@ def test_stacks_in_fp8_that_cannot_be_separated_are_refused(tmp_path: Path) -> N
     check("gate_up_proj_scale_inv: some of its blocks of 64 rows are in gate and in up", [64, 64], **down)
     check(f"{name}: its shape is .*, and config.json says", **{name: tensors[name][:, :1].contiguous()})
     check(f"lacks 1 tensor of this model: {name}", **{name: None})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mixtral", "qwen2-moe-dense-layers", "qwen3-moe", "qwen3-next", "glm-4.5", "glm-4.7-flash", "deepseek-v2",
+        "deepseek-v3", "granite-moe", "minimax-m2", "olmoe", "ernie-4.5-moe",
+    ],
+)  # fmt: skip
+def test_models_that_transformers_writes_as_it_computes(name: str, tmp_path: Path) -> None:
+    """With all experts of a layer in one tensor, and for some with other names; fine-tuned models have such files."""
+    model, prompts = make_model(name), [[3, 4, 5, 6, 7]]
+    save(model, tmp_path / "one-by-one")
+    model.save_pretrained(tmp_path / "stacked", save_original_format=False)  # type: ignore[operator]
+    assert any(name.endswith("gate_up_proj") for name in load_file(tmp_path / "stacked" / "model.safetensors"))
+    found = []
+    for directory in ("one-by-one", "stacked"):
+        check_models(EngineConfig(model=str(tmp_path / directory)))
+        with running(tmp_path / directory) as engine:
+            found.append(answers(engine, prompts, num_tokens=3)[0].logits)
+    assert torch.equal(*found)
