@@ -152,13 +152,13 @@ class _Kind:
     leaf: str
 
 
-# The scales of numbers of 8 bits, in blocks of rows and columns.
-_SCALE_INV: Final = "_scale_inv"
+# The scales of numbers of 8 bits, in blocks of rows and columns; those of rows or of groups of columns.
+_SCALE_INV, _SCALE = "_scale_inv", "_scale"
 _LEAVES: Final = {
     "": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale",
-    _SCALE_INV: "weight_scale_inv",
+    "_packed": "weight_packed", _SCALE: "weight_scale", _SCALE_INV: "weight_scale_inv",
 }  # fmt: skip
-_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3, _SCALE_INV: 3}
+_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3, "_packed": 3, _SCALE: 3, _SCALE_INV: 3}
 
 
 def _kind_of(leaf: str) -> _Kind | None:
@@ -218,6 +218,9 @@ class _Sizes:
             expected = (*expected, inputs // _BLOCK, _BLOCK // 2)
         elif kind.suffix == "_scales":
             expected = (*expected, inputs // _BLOCK)
+        elif kind.suffix != "_bias":
+            # Bits and groups, which are not known here, say how many words or scales a row has.
+            expected = (*expected, tensor.shape[-1] if len(tensor.shape) == 3 else 1)
         if tensor.shape != expected:
             raise ModelLoadError(
                 f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
@@ -273,9 +276,13 @@ def _parts(
 
 def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> None:
     """Raise ModelLoadError unless a module has all of its stacks: numbers or blocks, and biases."""
-    is_packed = any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves)
-    suffixes = ["_blocks", "_scales"] if is_packed else [""]
-    suffixes += [_SCALE_INV] * any(leaf.endswith(_SCALE_INV) for leaf in leaves) + ["_bias"] * stacking.has_biases
+    suffixes = [""]
+    if any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves):
+        suffixes = ["_blocks", "_scales"]
+    elif any(leaf.endswith("_packed") for leaf in leaves):
+        suffixes = ["_packed"]
+    suffixes += [end for end in (_SCALE, _SCALE_INV) if any(leaf.endswith(end) for leaf in leaves)]
+    suffixes += ["_bias"] * stacking.has_biases
     wanted = [f"{projection}{suffix}" for projection in (_GATE_UP, _DOWN) for suffix in suffixes]
     missing = [stacking.name_in_file(f"{owner}.{leaf}") for leaf in wanted if leaf not in leaves]
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from torch import Tensor
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ModelLoadError
+from pagewick.quantization.ggml import dequantize
 from pagewick.weights.opening import open_source
 from tests.models.answers import answers, running
 from tests.models.checkpoints import make_model, save, write_checkpoint
 from tests.models.variants import VARIANTS
 from tests.weights.packed import byte_writers
+from tests.weights.packed.test_byte_formats import CASES, _compressed
 
 
 def test_a_stack_is_read_in_both_orders(tmp_path: Path) -> None:
@@ -153,3 +156,37 @@ def test_models_that_transformers_writes_as_it_computes(name: str, tmp_path: Pat
         with running(tmp_path / directory) as engine:
             found.append(answers(engine, prompts, num_tokens=3)[0].logits)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_stacks_of_compressed_tensors(is_fp8: bool, tmp_path: Path) -> None:
+    """As AWQ checkpoints of Gemma 4 26B-A4B have them, and the same in FP8 with a scale for each row."""
+    entries = {**VARIANTS["gemma-4-26b-a4b"].all_entries(), "hidden_size": 64, "moe_intermediate_size": 32}
+    save(make_model("gemma-4-26b-a4b", entries), tmp_path)
+    write = byte_writers.fp8_rows if is_fp8 else partial(byte_writers.integers, bits=4, group_size=32)
+    leaves = {"" if is_fp8 else "_packed": ".weight" if is_fp8 else ".weight_packed", "_scale": ".weight_scale"}
+    stored, meant = {}, {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        if tensor.ndim != 3:
+            stored[name] = tensor
+            continue
+        written = [write(one.float()) for one in tensor]
+        for index, (_, numbers) in enumerate(written):
+            owner, _, projection = name.rpartition(".")
+            parts = numbers.chunk(2) if projection == "gate_up_proj" else [numbers]
+            names = ("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",)
+            meant |= {f"{owner}.{index}.{leaf}.weight": part for leaf, part in zip(names, parts, strict=True)}
+        stored |= {f"{name}{end}": torch.stack([of[leaf] for of, _ in written]) for end, leaf in leaves.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    groups = _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32)
+    config["quantization_config"] = CASES["float-rows"].config if is_fp8 else groups
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_models(EngineConfig(model=str(tmp_path)))
+    with open_source(tmp_path) as source:
+        for name, numbers in meant.items():
+            kind = source.stored_type(name)
+            found = source.get(name)
+            assert torch.equal(dequantize(kind, found, numbers.shape[1]) if isinstance(kind, str) else found, numbers)
+    with running(tmp_path) as engine:
+        assert len(answers(engine, [[1, 2, 3]], num_tokens=3)[0].token_ids) == 3
