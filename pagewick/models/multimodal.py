@@ -1,7 +1,7 @@
 """The text part of models that also see images or hear; the other parts of a file are not loaded.
 
 The text part has a config.json of its own, the entry text_config, and its tensors may have a prefix. In old files of
-Qwen2-VL its entries stand among the others.
+Qwen2-VL its entries stand among the others, and in some of text models that were cut out of a larger one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def read_alone(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_t
 
 def read_flat(entries: Entries, read: Callable[[Entries], ModelConfig]) -> ModelConfig:
     """Read the text part of a file that has its entries among the others."""
-    return replace(read(entries), names=_NAMES, ignored=(_OTHER_PARTS,))
+    config = read(entries)
+    names = tuple(_joined(outer, inner) for outer in _NAMES for inner in config.names)
+    return replace(config, names=names, ignored=(_OTHER_PARTS, *config.ignored))
 
 
 def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool = False) -> ModelConfig:
@@ -54,6 +56,9 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
 
     is_tied: whether the head is tied to the embedding if the file as a whole does not say so.
     """
+    if "text_config" not in entries and "hidden_size" in entries:
+        # Some programs write text models under the name of the larger one.
+        return read_flat(entries, read)
     text = text_entries(entries)
     outer: dict[str, Any] = {"architectures": [architecture_of(entries.values)]}
     if not any(name in text for name in _DTYPES):

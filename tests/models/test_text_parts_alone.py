@@ -63,3 +63,21 @@ def test_entries_of_the_larger_model(name: str, tmp_path: Path) -> None:
     part = read_config({**nested, "text_config": config})
     assert set(alone.names) == set(part.names)
     assert replace(part, names=alone.names) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3.5-moe", "Qwen3_5MoeForConditionalGeneration"),
+        ("gemma-3-1b", "Gemma3ForConditionalGeneration"),
+        ("gemma-4-26b-a4b", "Gemma4ForConditionalGeneration"),
+    ],
+)
+def test_the_name_of_the_larger_model(name: str, architecture: str, tmp_path: Path) -> None:
+    """As pruned models of Qwen3.5 have it, and what AutoRound writes."""
+    write_checkpoint(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    alone, part = read_config(config), read_config({**config, "architectures": [architecture]})
+    assert set(alone.names) == set(part.names)
+    assert replace(part, names=alone.names, architecture=alone.architecture) == alone
