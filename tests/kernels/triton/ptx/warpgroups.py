@@ -75,7 +75,7 @@ def _work(threads: Threads, each: Instruction) -> None:
 
 
 class _Product:
-    """A product of warpgroups. kinds: types of the elements; scale: whether it adds to the accumulators, or sets them."""
+    """A product of warpgroups. kinds: types of the elements; scale: whether it adds to accumulators, or sets them."""
 
     def __init__(self, each: Instruction) -> None:
         shape = _SHAPE.fullmatch(each.parts[4])
