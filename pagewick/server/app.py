@@ -21,13 +21,14 @@ from pagewick.async_llm import AsyncEngine
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
 from pagewick.server.api.admission import Admission
+from pagewick.server.api.anthropic.dialect import AnthropicApi
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.conversations import ConversationStore, LocalConversations
 from pagewick.server.core.core import Core
-from pagewick.server.errors import ApiError, api_error
+from pagewick.server.errors import ERROR_ANSWER, REQUEST_ID, ApiError, api_error
 from pagewick.server.guard.access import Access, ResponseHeaders, open_paths
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.health import health_routes
@@ -44,22 +45,21 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, AnthropicApi)
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
 _NO_SCORES = "reranking and scoring are not supported yet: this server only generates text"
+_NO_BATCHES = "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
     "/v1/responses": f"the Responses API is not supported yet; {_USE_CHATS}",
-    "/v1/messages": f"Anthropic's API is not supported yet; {_USE_CHATS}",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "images are not supported yet: this server only generates text",
-    "/v1/batches": "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests",
-    "/v1/files": "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests",
+    **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     "/api/": "Ollama's API is not supported; give its clients OpenAI's API, with a base URL that ends in /v1",
     "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",
 }
@@ -121,7 +121,7 @@ def build_app(
     routes.router.redirect_slashes = False
     app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
     app = with_access_control(Doorkeeper(app, lifecycle), settings, keys)
-    return ErrorBoundary(HttpMetrics(app, metrics, request_log))
+    return ErrorBoundary(HttpMetrics(app, metrics, request_log), dialects)
 
 
 def _common_of(engine: AsyncEngine, settings: ServerSettings) -> Common:
@@ -146,24 +146,32 @@ async def _show_metrics(render: Callable[[], Awaitable[bytes]], request: Request
 
 
 class ErrorBoundary:
-    """Gives every request an x-request-id, also in its scope, and a response even if an exception gets this far."""
+    """Gives every request an x-request-id, also in its scope, and a response even if an exception gets this far.
 
-    def __init__(self, app: ASGIApp) -> None:
+    An error has the form of the dialect that the path belongs to, wherever the request is refused.
+    """
+
+    def __init__(self, app: ASGIApp, dialects: Sequence[type[Dialect]] = DIALECTS) -> None:
         self._app = app
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
-        scope["pagewick.request_id"] = request_id
+        scope[REQUEST_ID] = request_id
+        names = {"x-request-id"}
+        if (dialect := next((one for one in self._dialects if one.owns(scope["path"])), None)) is not None:
+            scope[ERROR_ANSWER] = dialect.error_answer
+            names.add(dialect.id_header)
         is_started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update(dict.fromkeys(names, request_id))
             await send(message)
 
         try:
@@ -188,7 +196,7 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
         usual += "the base URL of a client ends in /v1"
         if path.startswith("/v1/"):
             usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
-            usual += "/v1/embeddings, /v1/models and /v1/sessions/{id}"
+            usual += "/v1/embeddings, /v1/messages, /v1/models and /v1/sessions/{id}"
         found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)

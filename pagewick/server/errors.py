@@ -5,7 +5,7 @@ No body names a path, an address or a traceback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
@@ -23,8 +23,11 @@ from pagewick.errors import (
 )
 
 CLIENT_CLOSED_REQUEST = 499
-# Key in a request's scope: its dialect's function that turns an ApiError into the body of the response.
-ERROR_BODY = "pagewick.error_body"
+# Keys in a request's scope: the id of the request; the function of its dialect that makes status and body from an
+# ApiError and this id; and the code of the error that was the answer, since not every dialect's body has it.
+REQUEST_ID = "pagewick.request_id"
+ERROR_ANSWER = "pagewick.error_answer"
+ERROR_CODE = "pagewick.error_code"
 
 
 class ErrorDetail(Struct):
@@ -67,11 +70,14 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.body: dict[str, Any] = to_builtins(ErrorResponse(ErrorDetail(message, type, param, code)))
 
-    def response(self, scope: Mapping[str, Any] | None = None) -> JSONResponse:
-        """Return the response to a request, with its dialect's body; OpenAI's if no dialect has read the request."""
-        dialects_body = (scope or {}).get(ERROR_BODY)
-        body = self.body if dialects_body is None else dialects_body(self)
-        return JSONResponse(body, self.status, self.headers)
+    def response(self, scope: MutableMapping[str, Any] | None = None) -> JSONResponse:
+        """Return the response to the request with this scope, in the form of its dialect; OpenAI's if it has none."""
+        scope = {} if scope is None else scope
+        scope[ERROR_CODE] = self.code
+        status, body = self.status, self.body
+        if (answer := scope.get(ERROR_ANSWER)) is not None:
+            status, body = answer(self, scope.get(REQUEST_ID, ""))
+        return JSONResponse(body, status, self.headers)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -59,7 +59,7 @@ class Doorkeeper:
             return
         if self._lifecycle.is_draining:
             message = "the server is shutting down; send the request again, to another server"
-            await _unavailable(message, "draining")(scope, receive, send)
+            await _unavailable(message, "draining").response(scope)(scope, receive, send)
             return
         self._lifecycle.enter()
         try:
@@ -78,10 +78,10 @@ class Stage:
         await self.app(scope, receive, send)
 
 
-def _unavailable(message: str, code: str) -> Response:
+def _unavailable(message: str, code: str) -> ApiError:
     """A 503 after which the connection is closed, so that the next request finds another server or a loaded one."""
     headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
-    return ApiError(503, message, type="service_unavailable_error", code=code, headers=headers).response()
+    return ApiError(503, message, type="service_unavailable_error", code=code, headers=headers)
 
 
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +91,7 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/health/live":
         response: Response = JSONResponse({"status": "loading"})
     else:
-        response = _unavailable("the model is loading; try again in some seconds", "loading")
+        response = _unavailable("the model is loading; try again in some seconds", "loading").response(scope)
     await response(scope, receive, send)
 
 

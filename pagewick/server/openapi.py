@@ -41,6 +41,10 @@ _STREAM = (
     "With stream: true the response is a stream of server-sent events. The data of each event is one chunk, and the "
     "last is [DONE]. An error after the first event is an event, too."
 )
+_NAMED_STREAM = (
+    "With stream: true the response is a stream of server-sent events, each with its type as its name. An error after "
+    "the first event is an event, too."
+)
 # Statuses that a request with a body may get. Every route may give those of _ALWAYS.
 _WITH_BODY = (400, 408, 413, 415)
 _ALWAYS = (403, 503)
@@ -57,8 +61,11 @@ _MEANINGS = {
     500: "The request failed, and would fail again.",
     503: "The model is loading, the engine is restarting, or the server is stopping.",
     504: "The request's timeout is over.",
+    529: "The server cannot take requests now: see 503.",
 }
-_RETRIED = (429, 503)
+# Statuses that HTTP itself does not have.
+_PHRASES = {529: "Overloaded"}
+_RETRIED = (429, 503, 529)
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -119,8 +126,8 @@ def _operation(operation: Operation, handler: Any, *, needs_key: bool) -> _Json:
         "summary": summary.rstrip("."),
         "responses": {
             "200": _success(operation),
-            **{str(status): {"$ref": f"#/components/responses/{_name(status)}"} for status in sorted(statuses)},
-            "default": _error(),
+            **{str(status): _error_of(operation, status) for status in sorted(statuses)},
+            "default": _error(kind=operation.error),
         },
     }
     if description:
@@ -145,13 +152,22 @@ def _success(operation: Operation) -> _Json:
         media_type = operation.response.partition(";")[0] or "*/*"
         return {"description": "Success", "content": {media_type: {}}}
     content: _Json = {"application/json": {"schema": _ref(operation.response)}}
-    if operation.chunk is not None:
-        content["text/event-stream"] = {"schema": {"anyOf": [_ref(operation.chunk), _ref(ErrorResponse)]}}
-    return {"description": _STREAM if operation.chunk else "Success", "content": content}
+    if operation.chunks:
+        content["text/event-stream"] = {"schema": {"anyOf": [*map(_ref, operation.chunks), _ref(operation.error)]}}
+    # Only events without names need one that ends the stream.
+    about = _STREAM if len(operation.chunks) == 1 else _NAMED_STREAM
+    return {"description": about if operation.chunks else "Success", "content": content}
 
 
-def _error(status: int | None = None) -> _Json:
-    body = {"application/json": {"schema": _ref(ErrorResponse)}}
+def _error_of(operation: Operation, status: int) -> _Json:
+    """Errors of OpenAI's form are described once for all routes."""
+    if operation.error is ErrorResponse:
+        return {"$ref": f"#/components/responses/{_name(status)}"}
+    return _error(status, operation.error)
+
+
+def _error(status: int | None = None, kind: type = ErrorResponse) -> _Json:
+    body = {"application/json": {"schema": _ref(kind)}}
     made: _Json = {"description": "An error" if status is None else _MEANINGS[status], "content": body}
     if status in _RETRIED:
         about = "Seconds after which to try again."
@@ -167,7 +183,7 @@ def _parameters(path: str) -> _Json:
 
 
 def _name(status: int) -> str:
-    return HTTPStatus(status).phrase.title().replace(" ", "")
+    return _PHRASES.get(status) or HTTPStatus(status).phrase.title().replace(" ", "")
 
 
 def _ref(kind: type) -> _Json:
@@ -176,7 +192,7 @@ def _ref(kind: type) -> _Json:
 
 def _schemas(operations: Iterable[Operation]) -> _Json:
     requests = {operation.request for operation in operations if operation.request is not None}
-    bodies = [body for operation in operations for body in (operation.response, operation.chunk)]
+    bodies = [body for one in operations for body in (one.response, one.error, *one.chunks)]
     answers = {body for body in bodies if isinstance(body, type)}
     of_requests = _components(requests)
     of_answers = _components(answers | {ErrorResponse})

@@ -26,7 +26,6 @@ MAX_NAME_CHARS = 64
 # Upper limit of the characters of a body that an error repeats.
 MAX_QUOTED_CHARS = 200
 
-_KINDS_OF_PARTS = (b'"text"', b'"refusal"')
 _OBJECTS = list[dict[str, msgspec.Raw]]
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -105,12 +104,20 @@ def _ignored_in_messages(messages: msgspec.Raw, known: KnownFields) -> list[str]
     names: dict[str, None] = {}
     for message in msgspec.json.decode(messages, type=_OBJECTS):
         names |= dict.fromkeys(_unknown_in(message, known.in_messages, "messages[]"))
-        content = message.get("content", msgspec.Raw(b""))
-        if bytes(content).lstrip().startswith(b"["):
-            for part in msgspec.json.decode(content, type=_OBJECTS):
-                if bytes(part.get("type", b"")) in _KINDS_OF_PARTS:  # others are refused as such
-                    names |= dict.fromkeys(_unknown_in(part, known.in_parts, "messages[].content[]"))
+        names |= dict.fromkeys(_unknown_in_parts(message, known, "messages[].content[]"))
     return list(names)
+
+
+def _unknown_in_parts(owner: Mapping[str, msgspec.Raw], known: KnownFields, path: str) -> Iterator[str]:
+    """Yield the paths of unknown fields of parts, and of parts within these. Other types are refused as such."""
+    content = owner.get("content", msgspec.Raw(b""))
+    if not bytes(content).lstrip().startswith(b"["):
+        return
+    for part in msgspec.json.decode(content, type=_OBJECTS):
+        kind = msgspec.json.decode(part.get("type", msgspec.Raw(b"null")))
+        if isinstance(kind, str) and kind in known.in_parts:
+            yield from _unknown_in(part, known.in_parts[kind], path)
+            yield from _unknown_in_parts(part, known, f"{path}.content[]")
 
 
 def _unknown_in(values: Mapping[str, msgspec.Raw], expected: Collection[str], path: str) -> Iterator[str]:
@@ -133,7 +140,7 @@ def _field_error(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> 
         reason, path = path, ""
     if len(reason) > MAX_QUOTED_CHARS:
         reason = reason[:MAX_QUOTED_CHARS] + "..."
-    if reason.startswith("Invalid enum value") and (values := _accepted_values(kind, path)):
+    if reason.startswith(("Invalid enum value", "Invalid value")) and (values := _accepted_values(kind, path)):
         reason += "; accepted: " + ", ".join(values)
     names = [path.rstrip("`").lstrip(".")]
     if match := re.search(r"missing required field `(\w+)`", reason):
@@ -153,6 +160,9 @@ def _accepted_values(kind: type[msgspec.Struct], path: str) -> list[str]:
 
 def _inside(place: Any, name: str) -> list[Any]:
     """Return the types that the field of a struct, or the entries of a list if the name is empty, may have."""
+    if name and getattr(place, "tag_field", None) == name:
+        # A struct without fields stands for a kind of object that is refused with a reason of its own.
+        return [msgspec.inspect.LiteralType((place.tag,))] if place.fields else []
     inner = [field.type for field in getattr(place, "fields", ()) if field.encode_name == name]
     if not name and isinstance(place, msgspec.inspect.ListType):
         inner = [place.item_type]

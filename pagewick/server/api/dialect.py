@@ -23,7 +23,7 @@ from pagewick.server.api.sse import EventStream, run_while_connected
 from pagewick.server.core.core import Core
 from pagewick.server.core.request import ChatRequest
 from pagewick.server.core.request_context import RequestContext
-from pagewick.server.errors import ERROR_BODY
+from pagewick.server.errors import ERROR_ANSWER, ApiError
 from pagewick.server.guard.body import read_body
 
 _Body = TypeVar("_Body", bound=Struct)
@@ -51,10 +51,15 @@ class Dialect:
     A subclass has its own `framing` and `known_fields` and lists its routes. Their handlers `read` a body, turn it into
     a request for the core, and respond with the result. A handler that is left early, because the client left or
     because of an error, aborts the request in the engine.
+
+    paths: with all below them, they are the dialect's alone: errors there have its form even if no route sees them.
+    id_header: name of the header under which its clients look for the id of a request.
     """
 
     framing: ClassVar[Framing]
     known_fields: ClassVar[KnownFields]
+    paths: ClassVar[tuple[str, ...]] = ()
+    id_header: ClassVar[str] = "x-request-id"
 
     def __init__(self, core: Core, admission: Admission) -> None:
         self.core = core
@@ -65,18 +70,29 @@ class Dialect:
     def routes(self) -> list[Route]:
         raise NotImplementedError
 
-    async def read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
+    @classmethod
+    def owns(cls, path: str) -> bool:
+        return any(path == own or path.startswith(f"{own}/") for own in cls.paths)
+
+    @classmethod
+    def error_answer(cls, error: ApiError, request_id: str) -> tuple[int, Any]:
+        """Return the status and the body of a response that is nothing but an error."""
+        return error.status, cls.framing.error_body(error)
+
+    async def read(self, request: Request, kind: type[_Body], *, needs_engine: bool = True) -> tuple[_Body, list[str]]:
         """Return the body, and the names of fields that have no effect. From here on errors are in the dialect's form.
 
         kind: the struct that the body must fit; its field `model`, if it has one, must be a model that is served.
+        needs_engine: refuse the request if the engine would, because too many wait.
 
         Raises ApiError, InvalidRequestError, QueueFullError.
         """
-        request.scope[ERROR_BODY] = self.framing.error_body
+        request.scope[ERROR_ANSWER] = self.error_answer
         raw = await read_body(request, self.settings)
         body, ignored = decode_request(raw, kind, strict=self.settings.strict, known=self.known_fields)
         self.models.check(getattr(body, "model", None))
-        self.admission.check_queue()
+        if needs_engine:
+            self.admission.check_queue()
         return body, ignored
 
     async def answer_chat(

@@ -76,14 +76,14 @@ class KnownFields:
 
     unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: fields that change
     no response. in_messages: all fields that an entry of `messages` may have; empty if the dialect does not check that.
-    in_parts: all fields that a text in a message's content may have. inside: fields of further objects, or further
-    fields of a struct, by their paths, such as "tools[].function".
+    in_parts: all fields of parts of a message's content, by their types; parts of other types are not checked.
+    inside: fields of further objects, or further fields of a struct, by their paths, such as "tools[].function".
     """
 
     unsupported: Mapping[str, tuple[Any, ...]]
     harmless: frozenset[str] = frozenset()
     in_messages: frozenset[str] = frozenset()
-    in_parts: frozenset[str] = frozenset()
+    in_parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     inside: Nested = field(default_factory=dict)
 
 
@@ -99,7 +99,9 @@ INSIDE: Nested = {
     "tools[]": frozenset({"cache_control"}),
     "tools[].function": frozenset({"cache_control"}),
 }
-IN_PARTS = frozenset({"type", "text", "refusal", "annotations", "cache_control", "id"})
+IN_PARTS = dict.fromkeys(
+    ("text", "refusal"), frozenset({"type", "text", "refusal", "annotations", "cache_control", "id"})
+)
 OPENAI_FIELDS = KnownFields(
     UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__), IN_PARTS, INSIDE
 )

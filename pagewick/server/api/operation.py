@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from pagewick.server.api.known_fields import KnownFields
+from pagewick.server.errors import ErrorResponse
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
@@ -16,16 +17,22 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 class Operation(Struct, frozen=True, kw_only=True):
     """tag: the group of routes. request, response: structs of the two bodies; a response may also be a media type.
 
-    chunk: struct of an event's data, for responses that may be streams. known: further fields that a request may have.
-    errors: the statuses of errors, beside those that every route may have.
+    chunk: struct of an event's data, or several, for responses that may be streams. known: further fields that a
+    request may have. errors: the statuses of errors, beside those that every route may have. error: struct of their
+    bodies.
     """
 
     tag: str = "Other"
     request: type[Struct] | None = None
     response: type[Struct] | str = ""
-    chunk: type[Struct] | None = None
+    chunk: type[Struct] | tuple[type[Struct], ...] = ()
     known: KnownFields | None = None
     errors: tuple[int, ...] = ()
+    error: type[Struct] = ErrorResponse
+
+    @property
+    def chunks(self) -> tuple[type[Struct], ...]:
+        return self.chunk if isinstance(self.chunk, tuple) else (self.chunk,)
 
 
 def describes(operation: Operation) -> Callable[[_Handler], _Handler]:

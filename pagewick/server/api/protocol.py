@@ -96,15 +96,11 @@ class GenerationRequest(StructuredFields, kw_only=True):
     def sampling(self, **more: Any) -> dict[str, Any]:
         """Also return the wish for no limit, which overrides a server's limit. Raises InvalidRequestError."""
         given = super().sampling(**more)
-        if (form := self.form()) is not None:
-            given["structured_outputs"] = form[1]
         return {"max_tokens": None, **given} if self.n_predict == -1 else given
 
     def names(self) -> dict[str, str]:
         """Return TextRequest.names."""
-        names, form = super().names(), self.form()
-        if form is not None:
-            names["structured_outputs"] = form[0]
+        names = super().names()
         if self.n_predict is not None:
             names["max_tokens"] = "n_predict"
         if self.n_probs is not None:

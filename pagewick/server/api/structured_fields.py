@@ -40,6 +40,16 @@ class StructuredFields(ServingFields, kw_only=True):
     constraint: str | None = None
     constraint_type: Literal["regex", "lark", "grammar", "json_schema", "json"] | None = None
 
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        """Also return the form. Raises InvalidRequestError."""
+        given = super().sampling(**more)
+        return given if (form := self.form()) is None else {**given, "structured_outputs": form[1]}
+
+    def names(self) -> dict[str, str]:
+        """Return TextRequest.names."""
+        names = super().names()
+        return names if (form := self.form()) is None else {**names, "structured_outputs": form[0]}
+
     def form(self) -> tuple[str, StructuredOutputsParams] | None:
         """Return the field that asks for a form, and the form; None if none does.
 

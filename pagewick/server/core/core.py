@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Unpack
@@ -17,7 +17,7 @@ from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
 from pagewick.server.core.field_names import renamed
 from pagewick.server.core.limits import check_prompt_logprobs
-from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
+from pagewick.server.core.request import ChatRequest, Message, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.template import chat_options
@@ -27,6 +27,7 @@ from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_maker import PlanFields, RequestPlan
 from pagewick.text.tool_calls.checks import checked_offer
+from pagewick.text.tool_calls.offer import ToolOffer
 
 
 class Core:
@@ -80,10 +81,7 @@ class Core:
         EngineDeadError.
         """
         with _naming_fields(chat.names):
-            if chat.tools and PartKind.TOOL_CALL not in self.engine.part_kinds:
-                message = "tools cannot be used: how this model writes tool calls is not known; leave it out"
-                raise UnsupportedError(message, param="tools")
-            offer = checked_offer(chat.tools, chat.tool_choice)
+            offer = self._offer(chat)
             plan = await self._plan(
                 context,
                 chat,
@@ -92,19 +90,18 @@ class Core:
                 split_parts=True,
                 offer=offer,
             )
-            token_ids = await self.engine.encode_chat(
-                chat.messages if recording is None else recording.messages,
-                chat.tools if offer is not None else None,
-                add_special_tokens=bool(chat.add_special_tokens),
-                truncate_prompt_tokens=chat.truncate_prompt_tokens,
-                num_output_tokens=_room_for(plan),
-                **chat_options(chat.template, chat.thinking, self.settings),
-            )
+            messages = chat.messages if recording is None else recording.messages
+            token_ids = await self._encode_chat(chat, messages, offer, _room_for(plan))
             if plan.params.prompt_logprobs is not None:
                 check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), plan.params.prompt_logprobs)
             text = await asyncio.to_thread(self.engine.decode, token_ids) if self.settings.log_prompts else None
             on_delta = None if recording is None else recording.observe
             return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
+
+    async def count_tokens(self, chat: ChatRequest) -> int:
+        """Return the number of tokens of the prompt that `start_chat` would make. Raises as it does."""
+        with _naming_fields(chat.names):
+            return len(await self._encode_chat(chat, chat.messages, self._offer(chat), 1))
 
     async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
         """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""
@@ -124,6 +121,24 @@ class Core:
                 check_prompt_logprobs(name, plan.params.n, num_tokens, num_logprobs)
             return generations
 
+    def _offer(self, chat: ChatRequest) -> ToolOffer | None:
+        if chat.tools and PartKind.TOOL_CALL not in self.engine.part_kinds:
+            message = "tools cannot be used: how this model writes tool calls is not known; leave it out"
+            raise UnsupportedError(message, param="tools")
+        return checked_offer(chat.tools, chat.tool_choice)
+
+    async def _encode_chat(
+        self, chat: ChatRequest, messages: Sequence[Message], offer: ToolOffer | None, num_output_tokens: int
+    ) -> list[int]:
+        return await self.engine.encode_chat(
+            messages,
+            chat.tools if offer is not None else None,
+            add_special_tokens=bool(chat.add_special_tokens),
+            truncate_prompt_tokens=chat.truncate_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            **chat_options(chat.template, chat.thinking, self.settings),
+        )
+
     async def _plan(self, context: RequestContext, request: TextRequest, **fields: Unpack[PlanFields]) -> RequestPlan:
         """Check all values of a request. Raises InvalidRequestError."""
         num_kept = request.truncate_prompt_tokens
@@ -134,8 +149,9 @@ class Core:
         spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
         params = sampling_params(request, self.engine.default_params, spelled, self.engine.chosen_defaults)
         options = options_of(request.serving)
-        if self.engine.default_params.max_tokens is not None and "max_tokens" not in request.sampling:
-            # A limit of the server's is no reason to refuse a request.
+        is_servers = self.engine.default_params.max_tokens is not None and "max_tokens" not in request.sampling
+        # A limit of the server's is no reason to refuse a request.
+        if is_servers or request.lowers_max_tokens:
             options = structs.replace(options, lowers_max_tokens=True)
         plan = await self.engine.prepare(params, options=options, **fields)
         options = context.isolate(plan.options, request.serving, self.settings)

@@ -64,11 +64,13 @@ class TextRequest:
     token id or a text, and a bias; False bans the token. default_max_tokens: the dialect's, if the server has none.
     names: from fields here and in SamplingParams to the names under which the client has sent them, where these differ;
     `[]` stands for any index.
-    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
+    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit. lowers_max_tokens: go on
+    until the context is full if max_tokens exceeds its room, instead of refusing the request.
     """
 
     is_stream: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    lowers_max_tokens: bool = False
     default_max_tokens: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     serving: Serving = Serving()

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from pagewick.engine.messages import RequestOptions
 from pagewick.errors import InvalidRequestError
 from pagewick.server.core.request import Serving
+from pagewick.server.errors import REQUEST_ID
 from pagewick.server.settings import ServerSettings
 
 
@@ -24,7 +25,7 @@ class RequestContext:
 
     @classmethod
     def of(cls, request: Request) -> RequestContext:
-        return cls(request.scope.get("pagewick.request_id") or uuid.uuid4().hex, request.scope.get("pagewick.key", ""))
+        return cls(request.scope.get(REQUEST_ID) or uuid.uuid4().hex, request.scope.get("pagewick.key", ""))
 
     def engine_id(self) -> str:
         """Return an id for the engine, which is unique even if clients send the same request id at the same time."""

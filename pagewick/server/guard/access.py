@@ -79,7 +79,7 @@ class Access:
         try:
             response = self._check(scope)
         except ApiError as error:
-            response = error.response()
+            response = error.response(scope)
         await (response or self._app)(scope, receive, send)
 
     def _check(self, scope: Scope) -> Response | None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagewick.server.errors import CLIENT_CLOSED_REQUEST
+from pagewick.server.errors import CLIENT_CLOSED_REQUEST, ERROR_CODE, REQUEST_ID
 from pagewick.server.lifecycle import WATCHED
 from pagewick.server.telemetry.metrics import Metrics
 from pagewick.server.telemetry.request_log import RequestLog
@@ -70,9 +70,10 @@ class HttpMetrics:
             status = 500 if status is None else status
             self._metrics.respond(method, handler, status, time.monotonic() - began)
             if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:
+                code = scope.get(ERROR_CODE) or code
                 reason = self._metrics.refuse(status, code)
                 if self._request_log is not None:
-                    request_id = scope.get("pagewick.request_id", "-")
+                    request_id = scope.get(REQUEST_ID, "-")
                     self._request_log.refused(request_id, method, handler, status, code or reason)
 
 
@@ -93,12 +94,12 @@ def handler_of(scope: Scope) -> str:
 
 
 def _code_of(body: bytes) -> str | None:
-    """Return the code of an error in OpenAI's shape, which is one of ours, or the type of one in Anthropic's."""
+    """Return the code of an error in OpenAI's shape, which is one of ours."""
     if not body or len(body) > _MAX_ERROR_BYTES:
         return None
     try:
         error = _decoder.decode(body).error
     except msgspec.DecodeError:
         return None
-    code = error.get("code") or error.get("type")
+    code = error.get("code")
     return code if isinstance(code, str) else None

@@ -69,6 +69,7 @@ _REFUSAL_STATUSES = {
     431: "too_large",
     503: "unavailable",
     504: "deadline",
+    529: "unavailable",
 }
 _REFUSALS = sorted({*_REFUSAL_CODES.values(), *_REFUSAL_STATUSES.values(), "invalid_request", "internal"})
 

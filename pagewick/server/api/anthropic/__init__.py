@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its routes, fields, content blocks, responses and events."""
