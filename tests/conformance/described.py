@@ -38,7 +38,7 @@ def check_exchange(response: Any, body: bytes) -> None:
     if response.status_code == 200 and operation is not None:
         _check_request(request, operation)
     answers = {} if operation is None else operation["responses"]
-    answer = answers.get(str(response.status_code), {"$ref": "#/components/responses/InternalServerError"})
+    answer = answers.get(str(response.status_code)) or _errors_below(request.url.path)
     content = (_resolved(answer) if "$ref" in answer else answer)["content"]
     media_type = response.headers.get("content-type", "").partition(";")[0]
     if response.status_code in (204, 304) or request.method == "HEAD":
@@ -99,6 +99,15 @@ def _operation(request: Any) -> Json | None:
             found: Json = methods[request.method.lower()]
             return found
     return None
+
+
+def _errors_below(path: str) -> Json:
+    """Return how errors look that no operation describes: as those of the nearest path above, if there is one."""
+    above = [known for known in document()["paths"] if f"{path}/".startswith(f"{known}/")]
+    if not above:
+        return {"$ref": "#/components/responses/InternalServerError"}
+    found: Json = next(iter(document()["paths"][max(above, key=len)].values()))["responses"]["default"]
+    return found
 
 
 def _check_request(request: Any, operation: Json) -> None:

@@ -18,8 +18,8 @@ PASSED, FAILED = "passes", "fails"
 
 _HEAD = """# Conformance
 
-This page lists the behaviour that clients of OpenAI's API rely on, with the tests that check it: the current official
-client, sync and async, streamed and not, against `pagewick serve` with the built-in model.
+This page lists the behaviour that clients of OpenAI's and Anthropic's APIs rely on, with the tests that check it: the
+current official clients, sync and async, streamed and not, against `pagewick serve` with the built-in model.
 `tests/conformance/report.py` runs the suite and writes this page.
 """
 _BREAKAGES = """

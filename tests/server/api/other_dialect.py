@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 from msgspec import Struct
@@ -103,10 +103,12 @@ class OtherDialect(Dialect):
 
 
 class Served:
-    """A server with this dialect and OpenAI's, over a model that writes parts in the fake format.
+    """A server with some dialects, by default this one and OpenAI's, over a model that writes parts in the fake format.
 
     has_own_format: in the format of its chat template instead, or in the one that tool_call_parser names.
     """
+
+    dialects: ClassVar[tuple[type[Dialect], ...]] = (OpenAIApi, OtherDialect)
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class Served:
             engine = AsyncEngine(
                 self.client, TOKENIZER, template, part_formats=self._formats, tool_call_parser=self._parser
             )
-            app = build_app(engine, self._settings, dialects=(OpenAIApi, OtherDialect))
+            app = build_app(engine, self._settings, dialects=self.dialects)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 return await work(http)

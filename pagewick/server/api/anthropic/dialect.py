@@ -18,6 +18,7 @@ from pagewick.server.api.anthropic.fields import ANTHROPIC_FIELDS, CountTokensRe
 from pagewick.server.api.anthropic.rendering import MessageResponse, named
 from pagewick.server.api.anthropic.responses import (
     EVENTS,
+    ErrorDetails,
     Message,
     MessagesError,
     MessagesErrorDetail,
@@ -45,6 +46,8 @@ _TYPES = {
 }
 # Claude Code summarizes a conversation that has become too long when it reads these words.
 _TOO_LONG = "prompt is too long: "
+# The tool runner of Anthropic's client asks the server to keep the conversation, and sends it whole after this error.
+_NO_THREADS = ErrorDetails("thread_unsupported_request")
 
 _MESSAGES = Operation(tag="Anthropic's API", known=ANTHROPIC_FIELDS, error=MessagesError)
 
@@ -52,8 +55,12 @@ _MESSAGES = Operation(tag="Anthropic's API", known=ANTHROPIC_FIELDS, error=Messa
 def _error_of(error: ApiError) -> MessagesError:
     status = _STATUSES.get(error.status, error.status)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    is_too_long = error.code == "context_length_exceeded"
-    return MessagesError(MessagesErrorDetail(kind, f"{_TOO_LONG}{error.message}" if is_too_long else error.message))
+    detail = MessagesErrorDetail(kind, error.message)
+    if error.code == "context_length_exceeded":
+        detail.message = f"{_TOO_LONG}{error.message}"
+    if error.param == "thread":
+        detail.details = _NO_THREADS
+    return MessagesError(detail)
 
 
 _UNNAMED = EventFraming(error_body=_error_of, error_name="error")

@@ -21,7 +21,7 @@ _TEXT = _BLOCK | {"text", "citations"}
 # cache_control has no effect, since every prefix is cached; nor has eager_input_streaming, since inputs are always
 # streamed as they come.
 ANTHROPIC_FIELDS = KnownFields(
-    unsupported={"container": (), "mcp_servers": ([],)},
+    unsupported={"container": (), "mcp_servers": ([],), "thread": ()},
     harmless=frozenset({"cache_control", "metadata", "service_tier"}),
     in_messages=frozenset({"role", "content"}),
     in_parts={

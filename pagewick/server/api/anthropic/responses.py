@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
@@ -130,11 +130,18 @@ class TokenCount(Struct):
     input_tokens: int
 
 
+class ErrorDetails(Struct):
+    """error_code: names the cause, where a client can go on without what the server does not have."""
+
+    error_code: str
+
+
 class MessagesErrorDetail(Struct):
     """type: a word for programs. message: the cause and the fix."""
 
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class MessagesError(Struct, tag_field="type", tag="error", omit_defaults=True):
