@@ -48,6 +48,7 @@ class Core:
         self.settings = settings
         self.conversations = conversations or LocalConversations(engine.session_ttl_s)
         self._log = log
+        self._takes_late_instructions: bool | None = None
 
     @property
     def thinking_model(self) -> ThinkingModel:
@@ -102,6 +103,21 @@ class Core:
         """Return the number of tokens of the prompt that `start_chat` would make. Raises as it does."""
         with _naming_fields(chat.names):
             return len(await self._encode_chat(chat, chat.messages, self._offer(chat), 1))
+
+    async def takes_late_instructions(self) -> bool:
+        """Return whether the model's chat template writes system messages that stand behind others.
+
+        Many templates refuse them, and some leave them out.
+        """
+        if self._takes_late_instructions is None:
+            roles = ("user", "system", "assistant", "user")
+            messages = [{"role": role, "content": f"the words of the {role}"} for role in roles]
+            try:
+                prompt = await self.engine.render_chat(messages)
+            except InvalidRequestError:
+                prompt = ""
+            self._takes_late_instructions = "the words of the system" in prompt
+        return self._takes_late_instructions
 
     async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
         """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""

@@ -116,17 +116,19 @@ class Served:
         has_format: bool = True,
         has_own_format: bool = False,
         tool_call_parser: str | None = None,
+        template: str = QWEN_TEMPLATE,
         **settings: Any,
     ) -> None:
         self.client = FakeClient()
         self.format = FakeFormat()
         self._parser = tool_call_parser
+        self._template = template
         self._formats = None if has_own_format else [self.format] if has_format else []
         self._settings = ServerSettings(**{"served_model_name": ("org/fake-model",), **settings})
 
     def run(self, work: Callable[[httpx.AsyncClient], Awaitable[_Result]]) -> _Result:
         async def main() -> _Result:
-            template = ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER)
+            template = ChatTemplate({"default": self._template}, TOKENIZER)
             engine = AsyncEngine(
                 self.client, TOKENIZER, template, part_formats=self._formats, tool_call_parser=self._parser
             )

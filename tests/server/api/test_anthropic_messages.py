@@ -227,6 +227,23 @@ def test_a_conversation_becomes_that_of_a_chat() -> None:
     assert given == decoded(api.client)
 
 
+WRITTEN = "[{{ m.role }}]{{ m.content }}"
+TEMPLATES = {
+    "written": WRITTEN,
+    "refused": "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not here') }}{% endif %}" + WRITTEN,
+    "left out": "{% if m.role != 'system' or loop.first %}" + WRITTEN + "{% endif %}",
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_instructions_in_the_middle_reach_every_model(kind: str) -> None:
+    api = Api(template="{% for m in messages %}" + TEMPLATES[kind] + "{% endfor %}")
+    messages = [{"role": role, "content": role} for role in ("system", "user", "system", "assistant", "user")]
+    late = "[system]system" if kind == "written" else "\n<system-reminder>\nsystem\n</system-reminder>"
+    for _ in range(2):
+        assert api.prompt(messages=messages) == f"[system]system[user]user{late}[assistant]assistant[user]user"
+
+
 def test_the_assistants_last_message_is_continued() -> None:
     beginning = [*HELLO, {"role": "assistant", "content": "The answer is"}]
     assert Api().prompt(messages=beginning).endswith("The answer is")

@@ -81,11 +81,17 @@ class Conversation:
     messages: they have OpenAI's form. ignored: what of the conversation is no part of them. is_continued: whether the
     response goes on from the last message.
 
-    Messages of one role in a row are one message, as in Anthropic's API. Raises InvalidRequestError for blocks that do
-    not belong where they are, and UnsupportedError for those that are no text.
+    Messages of one role in a row are one message, as in Anthropic's API. takes_late_instructions: see Core; without, a
+    system message behind others is a part of the user's message, between tags that tell them apart.
+
+    Raises InvalidRequestError for blocks that do not belong where they are, and UnsupportedError for those that are no
+    text.
     """
 
-    def __init__(self, system: System | None, messages: Sequence[InputMessage]) -> None:
+    def __init__(
+        self, system: System | None, messages: Sequence[InputMessage], *, takes_late_instructions: bool = True
+    ) -> None:
+        self._takes_late_instructions = takes_late_instructions
         self.messages: list[dict[str, Any]] = []
         self.ignored: list[str] = []
         self._open_ids: set[str] = set()  # of calls that have no result yet
@@ -112,7 +118,12 @@ class Conversation:
 
     def _add_instructions(self, blocks: Sequence[Block], where: str) -> None:
         self._open_ids.clear()
-        self._turn("system", [self._text(block, f"{where}.content[{place}]") for place, block in enumerate(blocks)])
+        texts = [self._text(block, f"{where}.content[{place}]") for place, block in enumerate(blocks)]
+        is_late = bool(self.messages) and self.messages[-1]["role"] != "system"
+        if is_late and not self._takes_late_instructions:
+            self._turn("user", [f"<system-reminder>\n{text}\n</system-reminder>" for text in texts])
+        else:
+            self._turn("system", texts)
 
     def _add_user(self, blocks: Sequence[Block], where: str) -> None:
         texts: list[str] = []

@@ -94,7 +94,7 @@ class AnthropicApi(Dialect):
     async def create(self, request: Request) -> Response:
         """Answer a conversation with a message."""
         body, ignored = await self.read(request, MessagesRequest)
-        chat = self._chat(body, ignored)
+        chat = await self._chat(body, ignored)
 
         def render(generation: Generation) -> MessageResponse:
             message_id = f"msg_{uuid.uuid4().hex}"
@@ -108,12 +108,15 @@ class AnthropicApi(Dialect):
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation's prompt."""
         body, ignored = await self.read(request, CountTokensRequest, needs_engine=False)
-        chat = self._chat(body, ignored)
+        chat = await self._chat(body, ignored)
         count = await self.admission.run(request, partial(self.core.count_tokens, chat))
         return json_response(TokenCount(count), ignored)
 
-    def _chat(self, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
+    async def _chat(self, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
         """Make the core's request, and add the names of fields that this model has no use for to `ignored`."""
-        conversation = Conversation(body.system, body.messages)
+        takes_late = True
+        if any(message.role == "system" for message in body.messages):
+            takes_late = await self.core.takes_late_instructions()
+        conversation = Conversation(body.system, body.messages, takes_late_instructions=takes_late)
         ignored += dict.fromkeys([*conversation.ignored, *body.ignored_names(self.core.thinking_model)])
         return body.chat_request(conversation)
