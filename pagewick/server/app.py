@@ -25,9 +25,11 @@ from pagewick.server.api.anthropic.dialect import AnthropicApi
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
+from pagewick.server.api.responses_api.routes import ResponsesApi
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.conversations import ConversationStore, LocalConversations
 from pagewick.server.core.core import Core
+from pagewick.server.core.stored_responses import LocalResponses, ResponseStore
 from pagewick.server.errors import ERROR_ANSWER, REQUEST_ID, ApiError, api_error
 from pagewick.server.guard.access import Access, ResponseHeaders, open_paths
 from pagewick.server.guard.api_keys import ApiKeys
@@ -45,7 +47,7 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, AnthropicApi)
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi)
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
@@ -56,7 +58,7 @@ _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
-    "/v1/responses": f"the Responses API is not supported yet; {_USE_CHATS}",
+    "/v1/responses/": "there is no such route: responses run in the foreground only, and end with their connection",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "images are not supported yet: this server only generates text",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
@@ -77,6 +79,7 @@ class Common:
     metrics: Metrics
     render_metrics: Callable[[], Awaitable[bytes]]
     conversations: ConversationStore
+    responses: ResponseStore
     text_jobs: Tally
 
 
@@ -102,7 +105,7 @@ def build_app(
     metrics = common.metrics
     admission = Admission(engine, max_waiting_requests, text_jobs=common.text_jobs)
     request_log = RequestLog(settings, metrics, tracing)
-    core = Core(engine, settings, request_log, common.conversations)
+    core = Core(engine, settings, request_log, common.conversations, common.responses)
     keys = ApiKeys(settings) if keys is None else keys
     table = [
         *(route for dialect in dialects for route in dialect(core, admission).routes()),
@@ -131,7 +134,7 @@ def _common_of(engine: AsyncEngine, settings: ServerSettings) -> Common:
     async def render() -> bytes:
         return metrics.render()
 
-    return Common(metrics, render, LocalConversations(engine.session_ttl_s), Tally())
+    return Common(metrics, render, LocalConversations(engine.session_ttl_s), LocalResponses(), Tally())
 
 
 def with_access_control(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
@@ -196,7 +199,7 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
         usual += "the base URL of a client ends in /v1"
         if path.startswith("/v1/"):
             usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
-            usual += "/v1/embeddings, /v1/messages, /v1/models and /v1/sessions/{id}"
+            usual += "/v1/embeddings, /v1/responses, /v1/messages, /v1/models and /v1/sessions/{id}"
         found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)

@@ -195,7 +195,7 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     # A template is foreign code that reads unchecked messages: it can raise anything, and only this request fails.
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise InvalidRequestError(f"the chat template rejects these messages: {reason}", param="messages") from error
+        raise InvalidRequestError(f"the chat template rejects the messages: {reason}", param="messages") from error
 
 
 def _content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[str, str]] | None:

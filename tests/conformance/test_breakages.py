@@ -196,7 +196,7 @@ def test_breakage_one_user_who_fills_the_cache(guarded: Server, new_caller: Call
     assert error_of(failure.value)["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech"])
+@pytest.mark.parametrize("path", ["/v1/responses/x/cancel", "/v1/audio/speech"])
 def test_breakage_routes_that_are_not_there(server: Server, path: str) -> None:
     """A route that does not exist gives an error object like every other error."""
     response = server.http.post(path, json={"model": MODEL, "input": "x"})

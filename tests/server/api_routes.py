@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from pagewick.errors import PagewickError
 from pagewick.server.api.admission import Admission
-from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.text_routes import TextApi
+from pagewick.server.app import DIALECTS
 from pagewick.server.core.core import Core
 from pagewick.server.errors import ApiError, api_error
 from pagewick.server.settings import ServerSettings
@@ -65,8 +65,9 @@ class Api:
     def _app(self) -> Starlette:
         engine = fake_engine(self.client)
         log = RequestLog(self.settings, Metrics(MODEL, engine.info, lambda: engine.stats))
-        openai = OpenAIApi(Core(engine, self.settings, log), Admission(engine))
-        routes = [*openai.routes(), *TextApi(engine, self.settings).routes()]
+        core, admission = Core(engine, self.settings, log), Admission(engine)
+        routes = [route for dialect in DIALECTS for route in dialect(core, admission).routes()]
+        routes += TextApi(engine, self.settings).routes()
         kinds = (HTTPException, ApiError, PagewickError)
         return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _answer_error))
 

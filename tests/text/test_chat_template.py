@@ -190,7 +190,7 @@ def test_openai_forms_become_what_templates_expect() -> None:
 def test_template_error_is_a_user_error() -> None:
     with pytest.raises(InvalidRequestError, match="only supports single tool-calls"):
         render(LLAMA_TEMPLATE, [USER, {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}])
-    with pytest.raises(InvalidRequestError, match="rejects these messages"):
+    with pytest.raises(InvalidRequestError, match="rejects the messages"):
         render("{{ messages[0].nothing.more }}")
 
 

@@ -232,14 +232,16 @@ def _tool_call(call: ToolCall, arguments: str) -> ToolCallDelta:
 
 
 def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
-    return ChatLogprobs(
-        [
-            ContentLogprob(
-                token=one.chosen.token,
-                logprob=one.chosen.logprob,
-                bytes=list(one.chosen.shown),
-                top_logprobs=[TokenLogprob(other.token, other.logprob, list(other.shown)) for other in one.top],
-            )
-            for one in positions
-        ]
-    )
+    return ChatLogprobs(content_logprobs(positions))
+
+
+def content_logprobs(positions: Sequence[PositionLogprobs]) -> list[ContentLogprob]:
+    return [
+        ContentLogprob(
+            token=one.chosen.token,
+            logprob=one.chosen.logprob,
+            bytes=list(one.chosen.shown),
+            top_logprobs=[TokenLogprob(other.token, other.logprob, list(other.shown)) for other in one.top],
+        )
+        for one in positions
+    ]

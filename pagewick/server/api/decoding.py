@@ -43,7 +43,7 @@ def decode_request(
     check_nesting(body)
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        _refuse_unsupported(values, kind, known.unsupported)
+        _refuse_unsupported(values, kind, known)
         request = msgspec.json.decode(body, type=kind)
         ignored = _ignored(values, kind, known)
     except msgspec.ValidationError as error:
@@ -71,12 +71,10 @@ def harmless_name(name: str) -> str:
     return re.sub(r"[^\w.\[\]-]", "?", name[:MAX_NAME_CHARS], flags=re.ASCII)
 
 
-def _refuse_unsupported(
-    values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], unsupported: Mapping[str, tuple[Any, ...]]
-) -> None:
+def _refuse_unsupported(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], known: KnownFields) -> None:
     """Skips the fields that this route's struct has; best_of, for example, is a field of one route only."""
-    for name in sorted((unsupported.keys() & values.keys()) - set(kind.__struct_fields__)):
-        refusal = refusal_of(name, msgspec.json.decode(values[name]), unsupported[name])
+    for name in sorted((known.unsupported.keys() & values.keys()) - set(kind.__struct_fields__)):
+        refusal = refusal_of(name, msgspec.json.decode(values[name]), known)
         if refusal is not None:
             raise refusal
 

@@ -79,6 +79,10 @@ class Dialect:
         """Return the status and the body of a response that is nothing but an error."""
         return error.status, cls.framing.error_body(error)
 
+    def framing_of(self, response: GeneratedResponse) -> Framing:
+        """Return the framing of one stream."""
+        return self.framing
+
     async def read(self, request: Request, kind: type[_Body], *, needs_engine: bool = True) -> tuple[_Body, list[str]]:
         """Return the body, and the names of fields that have no effect. From here on errors are in the dialect's form.
 
@@ -124,7 +128,7 @@ class Dialect:
         """on_end: called when all is over, whatever happened."""
         return EventStream(
             response.chunks(),
-            self.framing,
+            self.framing_of(response),
             headers=headers_naming(ignored),
             keep_alive_s=self.settings.sse_keep_alive_interval,
             on_end=on_end,

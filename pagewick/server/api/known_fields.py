@@ -78,6 +78,7 @@ class KnownFields:
     no response. in_messages: all fields that an entry of `messages` may have; empty if the dialect does not check that.
     in_parts: all fields of parts of a message's content, by their types; parts of other types are not checked.
     inside: fields of further objects, or further fields of a struct, by their paths, such as "tools[].function".
+    reasons: what an error says about an unsupported field, beyond that it is not supported.
     """
 
     unsupported: Mapping[str, tuple[Any, ...]]
@@ -85,6 +86,7 @@ class KnownFields:
     in_messages: frozenset[str] = frozenset()
     in_parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     inside: Nested = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=lambda: _REASONS)
 
 
 # Beside fields that have an effect, those that only describe a schema, and Anthropic's cache_control: every prefix is
@@ -107,8 +109,8 @@ OPENAI_FIELDS = KnownFields(
 )
 
 
-def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidRequestError | None:
+def refusal_of(name: str, value: Any, known: KnownFields) -> InvalidRequestError | None:
     """Return why the field cannot be served; None if this value asks for nothing."""
-    if value is None or value in accepted:
+    if value is None or value in known.unsupported[name]:
         return None
-    return UnsupportedError(f"{name} {_REASONS.get(name, 'is not supported here')}; leave it out", param=name)
+    return UnsupportedError(f"{name} {known.reasons.get(name, 'is not supported here')}; leave it out", param=name)

@@ -26,8 +26,6 @@ class SamplingFields(Struct, kw_only=True):
     dry_base, dry_allowed_length: see dry_multiplier. xtc_threshold: see xtc_probability. mirostat_tau: see mirostat.
     """
 
-    n: int | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -40,7 +38,6 @@ class SamplingFields(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
@@ -60,9 +57,6 @@ class SamplingFields(Struct, kw_only=True):
     mirostat_eta: float | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | None = None
 
     def sampling(self, **more: Any) -> dict[str, Any]:
         """Return the fields that are set here or in `more`, for TextRequest.sampling. Raises InvalidRequestError."""
@@ -96,6 +90,21 @@ class ServingFields(SamplingFields, kw_only=True):
     def serving(self) -> Serving:
         session_id = None if self.session_id is None else str(self.session_id)
         return Serving(self.priority, self.cache_salt, session_id, self.timeout, self.cache_prompt is not False)
+
+
+class ChoiceFields(ServingFields, kw_only=True):
+    """Also fields of SamplingParams that only OpenAI's older routes have, whose responses have several choices."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        own = set(ChoiceFields.__struct_fields__) - set(ServingFields.__struct_fields__)
+        return super().sampling(**{name: getattr(self, name) for name in own} | more)
 
 
 def one_of(**names: Any) -> Any:

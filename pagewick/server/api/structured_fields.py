@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
-from pagewick.server.api.request_fields import ServingFields
+from pagewick.server.api.request_fields import ChoiceFields
 from pagewick.structured_outputs import StructuredOutputsParams
 
 Schema = dict[str, Any] | bool | str
@@ -17,7 +17,7 @@ _RESPONSE_FORMATS = "text, json_object, json_schema or structural_tag"
 _FORMS = {"regex": "regex", "lark": "grammar", "grammar": "grammar", "json_schema": "json", "json": "json"}
 
 
-class StructuredFields(ServingFields, kw_only=True):
+class StructuredFields(ChoiceFields, kw_only=True):
     """response_format: OpenAI's; text, json_object, json_schema, or structural_tag.
 
     structured_outputs: vLLM's; an object with one of json, regex, choice, grammar, json_object and structural_tag.

@@ -20,6 +20,7 @@ from pagewick.server.core.limits import check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, Message, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
+from pagewick.server.core.stored_responses import LocalResponses, ResponseStore
 from pagewick.server.core.template import chat_options
 from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.settings import ServerSettings
@@ -34,7 +35,8 @@ class Core:
     """The core of one server, which its dialects share.
 
     It checks the values of a request before anything is encoded. A dialect checks the shape of a body, and the engine
-    everything that depends on the prompt's tokens. conversations: None keeps those of this process.
+    everything that depends on the prompt's tokens. conversations, responses: None keeps those
+    of this process.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class Core:
         settings: ServerSettings,
         log: RequestLog,
         conversations: ConversationStore | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.conversations = conversations or LocalConversations(engine.session_ttl_s)
+        self.responses = responses or LocalResponses()
         self._log = log
         self._takes_late_instructions: bool | None = None
 

@@ -28,6 +28,7 @@ from pagewick.server.http_server import HttpServer
 from pagewick.server.hub.client import HubClient
 from pagewick.server.hub.connection import Connection
 from pagewick.server.hub.counts import CONNECTIONS, TEXT_JOBS, SharedCounts
+from pagewick.server.hub.kept_responses import HubResponses
 from pagewick.server.hub.messages import (
     Answer,
     Close,
@@ -139,6 +140,7 @@ class ApiProcess:
                 metrics=Metrics(settings.model_name, client.info, registry=self._registry),
                 render_metrics=self._questions.all_metrics,
                 conversations=HubConversations(self._questions),
+                responses=HubResponses(self._questions),
                 text_jobs=self._text_jobs,
             ),
         )

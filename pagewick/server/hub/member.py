@@ -99,7 +99,7 @@ class Member:
         """Start the process, and return when it has ended. Raises the error it sent, EngineDeadError, OSError."""
         process, connection = await _launch(self._index, self._inheritance)
         hang = None
-        peer = self.peer = Peer(connection, self._state.conversations, self._state.reports)
+        peer = self.peer = Peer(connection, self._state.conversations, self._state.reports, self._state.responses)
         peer.loaded.add_done_callback(self._note_loaded)
         try:
             peer.send(self._make_setup(not self.started.done()))

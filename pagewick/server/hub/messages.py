@@ -146,6 +146,33 @@ class Forget(msgspec.Struct, tag=True):
     session_id: str
 
 
+class KeepResponse(msgspec.Struct, tag=True):
+    """Question: keep a response; see StoredResponses.keep. Its Answer says that it is kept."""
+
+    ticket: int
+    owner: str
+    response_id: str
+    body: bytes
+    item_ids: list[str]
+
+
+class FindResponse(msgspec.Struct, tag=True):
+    """Question: a kept response, by its id or, with by_item, by that of an item."""
+
+    ticket: int
+    owner: str
+    name: str
+    by_item: bool = False
+
+
+class ForgetResponse(msgspec.Struct, tag=True):
+    """Question: forget a kept response. Its Answer says whether there was one."""
+
+    ticket: int
+    owner: str
+    response_id: str
+
+
 class AskReports(msgspec.Struct, tag=True):
     """Question: the reports of all processes of the server, each a list of Families."""
 
@@ -158,9 +185,11 @@ class Report(msgspec.Struct, tag=True):
     families: msgspec.Raw
 
 
-Question = Begin | Read | Forget | AskReports
+OfResponses = KeepResponse | FindResponse | ForgetResponse
+Question = Begin | Read | Forget | AskReports | OfResponses
 FromHub = Setup | Serve | State | Outputs | Losses | Keys | Drain | Close | WantReport | Answer
-FromApi = Loaded | Failed | Serving | Idle | Add | Abort | Begin | Keep | Read | Forget | AskReports | Report
+OfSessions = Begin | Keep | Read | Forget
+FromApi = Loaded | Failed | Serving | Idle | Add | Abort | OfSessions | OfResponses | AskReports | Report
 
 decode_from_hub: Callable[[bytes], FromHub] = msgspec.msgpack.Decoder(FromHub).decode
 decode_from_api: Callable[[bytes], FromApi] = msgspec.msgpack.Decoder(FromApi).decode

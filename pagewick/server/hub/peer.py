@@ -15,16 +15,21 @@ from pagewick.engine.progress import Reading
 from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import EngineError, InvalidRequestError, PagewickError
 from pagewick.server.core.conversations import Conversations, Recording
+from pagewick.server.core.stored_responses import StoredResponses
 from pagewick.server.errors import ApiError
 from pagewick.server.hub.connection import Connection
+from pagewick.server.hub.kept_responses import answer_of
 from pagewick.server.hub.messages import (
     Answer,
     AskReports,
     Begin,
+    FindResponse,
     Forget,
+    ForgetResponse,
     FromApi,
     Idle,
     Keep,
+    KeepResponse,
     Loaded,
     Read,
     Refusal,
@@ -47,7 +52,8 @@ class Peer:
     """One API process, from its start to its end.
 
     loaded: done once it has loaded its text, or failed to. serving, idle: set once it serves, and once it has no more
-    requests. report: the latest Report of its metrics. reports: returns those of all processes.
+    requests. report: the latest Report of its metrics. reports: returns those of all processes. responses: those that
+    all processes keep together; None: it has its own.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Peer:
         connection: Connection[FromApi],
         conversations: Conversations,
         reports: Callable[[], Awaitable[list[msgspec.Raw]]],
+        responses: StoredResponses | None = None,
     ) -> None:
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_chat_template = False
@@ -63,6 +70,7 @@ class Peer:
         self.send = connection.send
         self._connection = connection
         self._conversations = conversations
+        self._responses = responses or StoredResponses()
         self._reports = reports
         self._relay: Relay | None = None
         self._is_over = False
@@ -144,6 +152,8 @@ class Peer:
                 self._answer(message.ticket, self._conversations.messages(message.owner, message.session_id))
             case Forget():
                 self._answer(message.ticket, self._conversations.forget(message.owner, message.session_id))
+            case KeepResponse() | FindResponse() | ForgetResponse():
+                self._answer(message.ticket, answer_of(message, self._responses))
             case AskReports():
                 task = asyncio.create_task(self._answer_reports(message.ticket))
                 self._answering.add(task)

@@ -11,6 +11,7 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import ModelInfo
 from pagewick.engine.supervisor import Supervisor
 from pagewick.server.core.conversations import Conversations
+from pagewick.server.core.stored_responses import StoredResponses
 from pagewick.server.hub.messages import State, raw
 from pagewick.server.hub.metric_sums import Family, families_of, summed, totals
 from pagewick.server.hub.peer import Peer
@@ -28,6 +29,7 @@ class HubState:
 
     def __init__(self, session_ttl_s: float, model_name: str) -> None:
         self.conversations = Conversations(session_ttl_s)
+        self.responses = StoredResponses()
         self.engine: Supervisor | None = None
         self.peers: dict[int, Peer] = {}
         self._model_name = model_name

@@ -14,7 +14,7 @@ from openai.types import CompletionUsage
 from pagewick.engine.messages import PrefixMiss, RequestOptions
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
-from pagewick.server.api.request_fields import SamplingFields, ServingFields
+from pagewick.server.api.request_fields import ChoiceFields, SamplingFields, ServingFields
 from pagewick.server.api.structured_fields import StructuredFields
 from tests.fake_engine import spell
 from tests.server.conftest import MODEL, Server
@@ -72,14 +72,15 @@ def test_sampling_fields(server: Server, http: httpx.Client, path: str, fields: 
 
 def test_every_sampling_field_was_tried() -> None:
     tried = {name for group in GROUPS for name in group} | {"stop", "repeat_penalty", "logit_bias"}
-    assert set(SamplingFields.__struct_fields__) == tried
+    own = {*ChoiceFields.__struct_fields__} - {*ServingFields.__struct_fields__}
+    assert {*SamplingFields.__struct_fields__} | own == tried
     # The others have their own meaning in each route.
     others = {"logprobs", "best_of", "structured_outputs"}  # The last has several names: see FORMS.
     assert {field.name for field in dataclasses.fields(SamplingParams)} - tried == others
     tried_forms = {name for form in FORMS for name in form}
-    assert tried_forms == {*StructuredFields.__struct_fields__} - {*ServingFields.__struct_fields__}
+    assert tried_forms == {*StructuredFields.__struct_fields__} - {*ChoiceFields.__struct_fields__}
     for kind in (ChatCompletionRequest, CompletionRequest):
-        assert set(kind.__struct_fields__) >= {*ServingFields.__struct_fields__}
+        assert set(kind.__struct_fields__) >= {*ChoiceFields.__struct_fields__}
 
 
 @ROUTES

@@ -12,8 +12,10 @@ import pytest
 
 from pagewick.errors import InvalidRequestError
 from pagewick.server.core.conversations import MAX_SESSION_BYTES, Conversations
+from pagewick.server.core.stored_responses import StoredResponses
 from pagewick.server.errors import ApiError
 from pagewick.server.hub.connection import Connection
+from pagewick.server.hub.kept_responses import HubResponses
 from pagewick.server.hub.messages import Answer, FromHub, decode_from_api, decode_from_hub
 from pagewick.server.hub.peer import Peer
 from pagewick.server.hub.questions import HubConversations, Questions
@@ -29,13 +31,15 @@ class ApiEnd:
     """An API process without HTTP, and its peer in the hub."""
 
     @classmethod
-    async def connect(cls, conversations: Conversations) -> ApiEnd:
+    async def connect(cls, conversations: Conversations, responses: StoredResponses) -> ApiEnd:
         self = cls()
         ours, theirs = socket.socketpair()
         self._connection: Connection[FromHub] = Connection(*await asyncio.open_connection(sock=theirs), decode_from_hub)
-        peer = Peer(Connection(*await asyncio.open_connection(sock=ours), decode_from_api), conversations, no_reports)
+        connection = Connection(*await asyncio.open_connection(sock=ours), decode_from_api)
+        peer = Peer(connection, conversations, no_reports, responses)
         questions = Questions(self._connection.send)
         self.conversations = HubConversations(questions)
+        self.responses = HubResponses(questions)
 
         async def hear() -> None:
             while messages := await self._connection.receive():
@@ -57,8 +61,8 @@ class ApiEnd:
 
 def run(test: Callable[[ApiEnd, ApiEnd], Coroutine[Any, Any, None]]) -> None:
     async def with_ends() -> None:
-        conversations = Conversations(60.0)
-        ends = [await ApiEnd.connect(conversations) for _ in range(2)]
+        conversations, responses = Conversations(60.0), StoredResponses()
+        ends = [await ApiEnd.connect(conversations, responses) for _ in range(2)]
         try:
             await test(*ends)
         finally:
@@ -79,6 +83,19 @@ def test_one_process_goes_on_where_another_one_ended() -> None:
         assert await one.conversations.messages("key", "s") == [ASK, RESPONSE]
         assert await one.conversations.messages("another", "s") is None
         assert await other.conversations.forget("key", "s") and not await one.conversations.forget("key", "s")
+
+    run(test)
+
+
+def test_a_response_that_one_process_has_kept_is_found_through_another() -> None:
+    async def test(one: ApiEnd, other: ApiEnd) -> None:
+        await one.responses.keep("key", "r", b"body", ["i"])
+        assert await other.responses.find("key", "r") == b"body" == await other.responses.find_by_item("key", "i")
+        assert (
+            await other.responses.find("another", "r") is None and await one.responses.find_by_item("key", "r") is None
+        )
+        assert not await other.responses.forget("another", "r")
+        assert await other.responses.forget("key", "r") and not await one.responses.forget("key", "r")
 
     run(test)
 
