@@ -63,8 +63,9 @@ class Server:
         return host, int(port)
 
     def engine(self) -> psutil.Process:
-        """Return the process that has the model."""
-        (engine,) = psutil.Process(self.process.pid).children()
+        """Return the process that has the model; another one may check grammars."""
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = (child for child in children if "pagewick.engine_process" in child.cmdline())
         return engine
 
     def metric(self, name: str) -> float:
