@@ -1,140 +1,14 @@
 // The gated delta rule in fp32. Compiled once per instruction set. Every sum has an order that depends on the sizes of
 // the layer alone, and each step of S is rounded to fp32: a token's bits are the same in any chunk of a prompt.
-#include "delta.h"
-#include "parallel.h"
-#include "rows.h"
-#include "vec_math.h"
+#include "delta_inputs.h"
 
 namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-constexpr float kL2Eps = 1e-6f;
-// Tokens whose convolution is computed before the state passes over them.
-constexpr int64_t kChunk = 32;
 // Vectors of a row of S that are computed together: a block of columns that fits into the first-level cache, with
 // enough sums to hide the latency of additions.
 constexpr int kVectors = 4;
-
-int64_t padded(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
-
-// log(1 + e^x), relative error below 2^-21.
-Vec softplus(Vec x) {
-  // max(x, 0) + log(1 + t) with t = e^-|x|, and log(1 + t) = 2 atanh(s) with s = t / (2 + t), which is at most 1 / 3.
-  const Vec t = exp(x > 0.0f ? -x : x), s = t / (t + 2.0f), square = s * s;
-  Vec p = set1(1.0f / 15);
-  p = madd(p, square, set1(1.0f / 13));
-  p = madd(p, square, set1(1.0f / 11));
-  p = madd(p, square, set1(1.0f / 9));
-  p = madd(p, square, set1(1.0f / 7));
-  p = madd(p, square, set1(1.0f / 5));
-  p = madd(p, square, set1(1.0f / 3));
-  return madd(s + s, madd(p, square, set1(1.0f)), max(zero(), x));
-}
-
-// Memory of a unit. Rows of tokens, and rows of S, begin at multiples of a vector and have no gaps between their blocks.
-struct Memory {
-  float* taps;     // [K, width], the weights of the unit's channels
-  float* inputs;   // [K - 1 + kChunk, width]
-  float* x;        // [kChunk, width]: the query, the key, the values
-  float* factors;  // [kChunk, 2, heads]: what S keeps, and how much of the difference it takes in
-  float* reads;    // [kChunk, columns]
-  float* state;    // [DK, columns], block of columns by block of columns
-  int64_t key_begin, value_begin, width, heads, columns;
-};
-
-Memory memory_for(const DeltaArgs& args, const DeltaUnit& unit) {
-  Memory m = {};
-  // A unit with whole heads has a block of its own for the last columns of each.
-  m.heads = (unit.end_column - 1) / args.value_dim - unit.first_column / args.value_dim + 1;
-  m.columns = m.heads * padded(minimum(args.value_dim, unit.end_column - unit.first_column));
-  m.key_begin = padded(args.key_dim), m.value_begin = 2 * m.key_begin, m.width = m.value_begin + m.columns;
-  const int64_t factors = 2 * padded(m.heads) * kChunk, taps = args.conv_width * m.width;
-  const int64_t inputs = (args.conv_width - 1 + kChunk) * m.width;
-  const int64_t total = taps + inputs + kChunk * (m.width + m.columns) + factors + args.key_dim * m.columns;
-  m.taps = static_cast<float*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(total) * sizeof(float)));
-  m.inputs = m.taps + taps, m.x = m.inputs + inputs, m.factors = m.x + kChunk * m.width;
-  m.reads = m.factors + factors, m.state = m.reads + kChunk * m.columns;
-  return m;
-}
-
-// Calls f(first channel, offset in a row, number of channels) for the query, the key and each head's values.
-template <class F>
-void for_segments(const DeltaArgs& args, const DeltaUnit& unit, const Memory& m, const F& f) {
-  const int64_t keys = args.num_key_heads * args.key_dim, size = (unit.end_column - unit.first_column) / m.heads;
-  f(unit.key_head * args.key_dim, int64_t{0}, args.key_dim);
-  f(keys + unit.key_head * args.key_dim, m.key_begin, args.key_dim);
-  for (int64_t head = 0; head < m.heads; ++head)
-    f(2 * keys + unit.first_column + head * size, m.value_begin + head * padded(size), size);
-}
-
-// Writes the input of the convolution at a place, counted from the sequence's first new token, to `target`.
-template <class T>
-void copy_input(const DeltaArgs& args, const DeltaSequence& sequence, int64_t place, int64_t channel, int64_t count,
-                float* target) {
-  const auto copy = [&](const auto* row) {
-    for_vectors(0, count, [&](int64_t i, auto part) { store_count(target + i, load_count(row + i, part()), part()); });
-  };
-  if (place >= 0) {
-    copy(static_cast<const T*>(args.qkv) + (sequence.first_token + place) * args.qkv_stride + channel);
-  } else if (sequence.source != nullptr) {
-    copy(sequence.source + (args.conv_width - 1 + place) * num_channels(args) + channel);
-  } else {
-    memset(target, 0, static_cast<size_t>(count) * sizeof(float));
-  }
-}
-
-void load_taps(const DeltaArgs& args, const DeltaUnit& unit, const Memory& m) {
-  for_segments(args, unit, m, [&](int64_t channel, int64_t offset, int64_t size) {
-    const float* const weight = args.conv_weight + channel * args.conv_width;
-    for (int64_t i = 0; i < size; ++i)
-      for (int64_t tap = 0; tap < args.conv_width; ++tap)
-        m.taps[tap * m.width + offset + i] = weight[i * args.conv_width + tap];
-    for (int64_t i = size; i < padded(size); ++i) {
-      for (int64_t tap = 0; tap < args.conv_width; ++tap) m.taps[tap * m.width + offset + i] = 0.0f;
-      for (int64_t row = 0; row < args.conv_width - 1 + kChunk; ++row) m.inputs[row * m.width + offset + i] = 0.0f;
-    }
-  });
-}
-
-// Scales a query or a key to length `factor`.
-void set_length(float* x, int64_t size, float factor) {
-  const float scale = factor / __builtin_sqrtf(sum_of_squares(x, size) + kL2Eps);
-  for (int64_t i = 0; i < size; i += kLanes) store(x + i, load(x + i) * scale);
-}
-
-// Computes x and factors of tokens [begin, begin + count).
-template <class T>
-void prepare(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
-             int64_t begin, int64_t count) {
-  const int64_t before = args.conv_width - 1, first_head = unit.first_column / args.value_dim;
-  for_segments(args, unit, m, [&](int64_t channel, int64_t offset, int64_t size) {
-    for (int64_t row = 0; row < before + count; ++row)
-      copy_input<T>(args, sequence, begin - before + row, channel, size, m.inputs + row * m.width + offset);
-  });
-  const float query_length = 1.0f / __builtin_sqrtf(static_cast<float>(args.key_dim));
-  for (int64_t n = 0; n < count; ++n) {
-    float* const x = m.x + n * m.width;
-    for (int64_t i = 0; i < m.width; i += kLanes) {
-      Vec sum = zero();
-      for (int64_t tap = 0; tap <= before; ++tap)
-        sum = madd(load(m.inputs + (n + tap) * m.width + i), load(m.taps + tap * m.width + i), sum);
-      store(x + i, silu(sum));
-    }
-    set_length(x, args.key_dim, query_length);
-    set_length(x + m.key_begin, args.key_dim, 1.0f);
-    const int64_t token = sequence.first_token + begin + n;
-    const T* const beta = static_cast<const T*>(args.beta) + token * args.beta_stride + first_head;
-    const T* const decay = static_cast<const T*>(args.decay) + token * args.decay_stride + first_head;
-    float* const factors = m.factors + n * 2 * padded(m.heads);
-    for_vectors(0, m.heads, [&](int64_t i, auto part) {
-      const Vec speed = exp(min(set1(88.0f), load_count(args.log_decay + first_head + i, part())));
-      const Vec time = softplus(load_count(decay + i, part()) + load_count(args.dt_bias + first_head + i, part()));
-      store(factors + i, exp(-speed * time));
-      store(factors + padded(m.heads) + i, times_sigmoid(set1(1.0f), load_count(beta + i, part())));
-    });
-  }
-}
 
 // A token as one block of columns sees it.
 struct Step {
@@ -181,29 +55,27 @@ struct Block {
   int64_t head;    // in the unit
 };
 
-// Takes the tokens of a chunk over a block of columns.
-template <int kWidth>
+// Takes the tokens of a chunk over a block of columns. ahead(n) is called once for each token.
+template <int kWidth, class F>
 void pass_tokens(const DeltaArgs& args, const Memory& m, const Block& block, int64_t count, float* reads,
-                 int64_t reads_stride, int64_t num_columns) {
+                 int64_t reads_stride, int64_t num_columns, const F& ahead) {
   const int64_t rows = args.key_dim, own = kWidth * kLanes;
   const auto step = [&](int64_t n) {
     const float* const x = m.x + n * m.width;
-    return Step{x, x + m.key_begin, m.factors[n * 2 * padded(m.heads) + block.head]};
+    return Step{x, x + m.key_begin, m.factors[block.head * 2 * kChunk + n]};
   };
   Vec delta[kWidth], held[kWidth], seen[kWidth];
   Step last = {}, next = step(0);
   pass<kWidth, false, true>(rows, block.source, block.source_stride, nullptr, 0, last, nullptr, next, held, seen);
   for (int64_t n = 0; n < count; ++n) {
+    if (block.offset == 0) ahead(n);
     last = next;
-    const float taken = m.factors[(n * 2 + 1) * padded(m.heads) + block.head];
-    const float common = sum_vectors(rows, [&](Vec& sum, int64_t i, auto part) {
-      sum = madd(load_count(last.key + i, part()), load_count(last.query + i, part()), sum);
-    });
+    const float taken = m.factors[(block.head * 2 + 1) * kChunk + n];
     const float* const values = m.x + n * m.width + m.value_begin + block.offset;
     for (int i = 0; i < kWidth; ++i) {
       delta[i] = taken * (load(values + i * kLanes) - last.kept * held[i]);
       // S^T q after the step, from S before it.
-      const Vec read = madd(set1(common), delta[i], last.kept * seen[i]);
+      const Vec read = madd(set1(m.common[n]), delta[i], last.kept * seen[i]);
       const int64_t left = num_columns - i * kLanes;
       store_count(reads + n * reads_stride + i * kLanes, read, minimum(left, kLanes));
     }
@@ -218,14 +90,15 @@ void pass_tokens(const DeltaArgs& args, const Memory& m, const Block& block, int
   }
 }
 
+template <class F>
 void pass_block(const DeltaArgs& args, const Memory& m, const Block& block, int64_t count, float* reads,
-                int64_t reads_stride, int64_t num_columns) {
+                int64_t reads_stride, int64_t num_columns, const F& ahead) {
   static_assert(kVectors == 4, "one case each");
   switch ((num_columns + kLanes - 1) / kLanes) {
-    case 1: return pass_tokens<1>(args, m, block, count, reads, reads_stride, num_columns);
-    case 2: return pass_tokens<2>(args, m, block, count, reads, reads_stride, num_columns);
-    case 3: return pass_tokens<3>(args, m, block, count, reads, reads_stride, num_columns);
-    default: return pass_tokens<4>(args, m, block, count, reads, reads_stride, num_columns);
+    case 1: return pass_tokens<1>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    case 2: return pass_tokens<2>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    case 3: return pass_tokens<3>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    default: return pass_tokens<4>(args, m, block, count, reads, reads_stride, num_columns, ahead);
   }
 }
 
@@ -245,8 +118,9 @@ void store_columns(const float* state, int64_t rows, int64_t count, float* targe
 }
 
 // Takes a chunk of tokens over all columns of a unit. S is in m.state between chunks.
+template <class F>
 void pass_chunk(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
-                bool is_first, bool is_last, int64_t count, float* reads, int64_t reads_stride) {
+                bool is_first, bool is_last, int64_t count, float* reads, int64_t reads_stride, const F& ahead) {
   const int64_t rows = args.key_dim, size = (unit.end_column - unit.first_column) / m.heads;
   for (int64_t head = 0; head < m.heads; ++head)
     for (int64_t column = 0; column < size; column += kVectors * kLanes) {
@@ -262,7 +136,7 @@ void pass_chunk(const DeltaArgs& args, const DeltaSequence& sequence, const Delt
       if (reads_source && is_whole) block.source = unit.before + place, block.source_stride = args.value_dim;
       if (reads_source && !is_whole) load_columns(unit.before + place, args.value_dim, rows, columns, state);
       if (is_last && is_whole) block.target = target, block.target_stride = args.value_dim;
-      pass_block(args, m, block, count, reads + head * size + column, reads_stride, columns);
+      pass_block(args, m, block, count, reads + head * size + column, reads_stride, columns, ahead);
       if (is_last && !is_whole) store_columns(state, rows, columns, target, args.value_dim);
     }
 }
@@ -278,7 +152,8 @@ void finish_heads(const DeltaArgs& args, int64_t token, int64_t first_head, int6
     const float scale = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
     for_vectors(0, size, [&](int64_t i, auto count) {
       const Vec normed = load_count(reads + i, count()) * scale * load_count(args.norm_weight + i, count());
-      store_count(out + i, normed * silu(load_count(gate + i, count())), count());
+      const Vec result = normed * silu(load_count(gate + i, count()));
+      count() == kLanes ? store_result(out + i, result) : store_part(out + i, result, count());
     });
   }
 }
@@ -288,13 +163,19 @@ void advance_typed(const DeltaArgs& args, const DeltaSequence& sequence, const D
   const Memory m = memory_for(args, unit);
   const int64_t row = args.num_value_heads * args.value_dim, columns = unit.end_column - unit.first_column;
   const int64_t first_head = unit.first_column / args.value_dim;
+  const auto prefetch_place = [&](int64_t place) {
+    if (place < unit.end) prefetch_token<T>(args, sequence, unit, m, place, reads == nullptr);
+  };
+  if (unit.end - unit.begin > 1)
+    for (int64_t n = 0; n < kChunk; ++n) prefetch_place(unit.begin + n);
   load_taps(args, unit, m);
   for (int64_t begin = unit.begin; begin < unit.end; begin += kChunk) {
     const int64_t count = minimum(kChunk, unit.end - begin);
     prepare<T>(args, sequence, unit, m, begin, count);
     const bool is_first = begin == unit.begin, is_last = begin + count == unit.end;
     float* const wanted = reads == nullptr ? m.reads : reads + (begin - unit.begin) * row + unit.first_column;
-    pass_chunk(args, sequence, unit, m, is_first, is_last, count, wanted, reads == nullptr ? columns : row);
+    pass_chunk(args, sequence, unit, m, is_first, is_last, count, wanted, reads == nullptr ? columns : row,
+               [&](int64_t n) { prefetch_place(begin + kChunk + n); });
     if (reads != nullptr) continue;
     for (int64_t n = 0; n < count; ++n)
       finish_heads<T>(args, sequence.first_token + begin + n, first_head, first_head + m.heads, wanted + n * columns);
@@ -305,9 +186,13 @@ template <class T>
 void keep_inputs_typed(const DeltaArgs& args, const DeltaSequence& sequence, int64_t first, int64_t end) {
   const int64_t num_kept = args.conv_width - 1;
   // In a block that is source and target, each row comes from a later one.
-  for (int64_t row = 0; row < num_kept; ++row)
-    copy_input<T>(args, sequence, sequence.num_tokens - num_kept + row, first, end - first,
-                  sequence.target + row * num_channels(args) + first);
+  for (int64_t row = 0; row < num_kept; ++row) {
+    const int64_t place = sequence.num_tokens - num_kept + row;
+    float* const target = sequence.target + row * num_channels(args);
+    for_vectors(first, end, [&](int64_t channel, auto count) {
+      store_count(target + channel, input_at<T>(args, sequence, place, channel, count()), count());
+    });
+  }
 }
 
 void advance(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, float* reads) {
