@@ -98,7 +98,7 @@ def prefill_seconds(
     """
     length = scenario.num_prompt_tokens
     q_size = shape.num_attention_heads * shape.head_dim
-    attention = 4 * q_size * shape.num_hidden_layers * length * (length + 1) / 2
+    attention = 4 * q_size * shape.num_attention_layers * length * (length + 1) / 2
     operations = 2 * shape.num_active_parameters * length + attention + 2 * shape.num_head_parameters
     return max(num_streams * operations / machine.matmul_rate, weights.all / machine.bandwidth)
 
@@ -106,18 +106,24 @@ def prefill_seconds(
 def step_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits, weights: StoredWeights) -> float:
     """Return the seconds of a step with one token of every stream.
 
-    This is the larger of (weights + K/V read) / bandwidth and 2 * weights used / matmul rate.
+    This is the larger of (weights + K/V read + states read and written) / bandwidth and 2 * weights used / matmul rate.
     """
     mean_context_len = scenario.num_prompt_tokens + scenario.num_output_tokens / 2
     read = weights.read_in_step(shape, scenario.num_streams)
     read += scenario.num_streams * mean_context_len * kv_bytes_per_token(shape)
+    read += 2 * scenario.num_streams * state_bytes(shape)
     operations = 2 * (shape.num_active_parameters + shape.num_head_parameters) * scenario.num_streams
     return max(read / machine.bandwidth, operations / machine.matmul_rate)
 
 
 def kv_bytes_per_token(shape: Shape) -> int:
     """Return the bytes of keys and values per token, in all layers, in bf16."""
-    return 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_WEIGHT
+    return 2 * shape.num_attention_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_WEIGHT
+
+
+def state_bytes(shape: Shape) -> int:
+    """Return the bytes of a sequence's states of linear attention, in all layers, in fp32."""
+    return 4 * shape.num_linear_layers * shape.delta.num_state_floats if shape.delta else 0
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:

@@ -21,7 +21,7 @@ FORMATS: Final = (BF16, *QUANTIZED)
 
 # The converter identifies a tokenizer by the ids of a certain text. It does not know ours, which was trained here and
 # splits words as Qwen2's does. It also looks for a sentencepiece file first, with a library that may not be installed;
-# there is no such file.
+# there is no such file. Our models have no layers that predict further tokens, which it expects in Qwen3.5.
 _CONVERT: Final = """
 import runpy, sys
 from pathlib import Path
@@ -34,6 +34,7 @@ def no_sentencepiece(self):
 
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 TextModel._set_vocab_sentencepiece = no_sentencepiece
+TextModel.no_mtp = True
 sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", "bf16", "--outfile", file]
 runpy.run_path(str(Path(tree) / "convert_hf_to_gguf.py"), run_name="__main__")
 """

@@ -20,6 +20,8 @@ from pagewick.errors import ConfigError
 # Part of the directory's name. Increase it when the written files change, so that old ones are not used.
 VERSION = 1
 WEIGHT_STD = 0.02
+CONV_STD = 0.3
+PARTIAL_ROTARY_FACTOR = 0.25  # of Qwen3.5
 NUM_TRAINED_TOKENS = 6000
 NUM_TRAINING_FILES = 150
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -35,10 +37,44 @@ WORD_PATTERN = (
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """The sizes of Qwen3.5's layers with linear attention, as config.json names them.
+
+    Every layer has it but each `full_attention_interval`-th one, whose heads have gates.
+    """
+
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    full_attention_interval: int
+
+    @property
+    def value_size(self) -> int:
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def num_channels(self) -> int:
+        return 2 * self.linear_num_key_heads * self.linear_key_head_dim + self.value_size
+
+    @property
+    def num_state_floats(self) -> int:
+        """Numbers of the state of a sequence in one layer."""
+        inputs = (self.linear_conv_kernel_dim - 1) * self.num_channels
+        return inputs + self.value_size * self.linear_key_head_dim
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Number of weights in the matrices of one layer."""
+        return hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.linear_num_value_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of a decoder, as config.json names them. Input and output embedding are one matrix.
 
     If num_experts is not 0, every layer has that many experts, gated MLPs of moe_intermediate_size, instead of an MLP.
+    delta: most layers have linear attention.
     """
 
     architecture: str
@@ -55,6 +91,7 @@ class Shape:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
+    delta: DeltaSizes | None = None
 
     @property
     def num_block_parameters(self) -> int:
@@ -77,9 +114,24 @@ class Shape:
     def num_shared_parameters(self) -> int:
         """Number of weights in layers that are used for every token."""
         q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
+        gates = q_size if self.delta else 0
+        attention = self.num_attention_layers * self.hidden_size * (2 * q_size + gates + 2 * kv_size)
+        linear = self.num_linear_layers * self.delta.num_parameters(self.hidden_size) if self.delta else 0
         rest = self.num_experts if self.num_experts else 3 * self.intermediate_size
-        return self.num_hidden_layers * (attention + self.hidden_size * rest)
+        return attention + linear + self.num_hidden_layers * self.hidden_size * rest
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of layers with keys and values."""
+        return sum(map(self.has_keys, range(self.num_hidden_layers)))
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Number of layers with a state."""
+        return self.num_hidden_layers - self.num_attention_layers
+
+    def has_keys(self, layer_idx: int) -> bool:
+        return self.delta is None or (layer_idx + 1) % self.delta.full_attention_interval == 0
 
     @property
     def num_head_parameters(self) -> int:
@@ -97,6 +149,21 @@ SHAPES = {
         "Qwen3MoeForCausalLM", "qwen3_moe", 1024, 3072, 12, 16, 4, 64, 32768, 1e6, 1e-6, 96, 8, 256
     ),
     "llama-3.2-1b": Shape("LlamaForCausalLM", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, 1e-5),
+    # The text part of the published model.
+    "qwen3.5-0.8b": Shape(
+        "Qwen3_5ForCausalLM",
+        "qwen3_5_text",
+        1024,
+        3584,
+        24,
+        8,
+        2,
+        256,
+        248320,
+        1e7,
+        1e-6,
+        delta=DeltaSizes(16, 16, 128, 128, 4, 4),
+    ),
 }
 
 
@@ -134,11 +201,18 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
     tensors = {
         name: torch.ones(size, dtype=torch.bfloat16)  # a norm's vector
         if len(size) == 1
-        else torch.empty(size).normal_(0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
+        else torch.empty(size)
+        .normal_(0, WEIGHT_STD if len(size) == 2 else CONV_STD, generator=generator)
+        .to(torch.bfloat16)
         for name, size in tensor_shapes(shape).items()
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = asdict(shape)
+    del config["delta"]
+    if shape.delta:
+        rope = {"rope_type": "default", "rope_theta": shape.rope_theta, "partial_rotary_factor": PARTIAL_ROTARY_FACTOR}
+        config |= {**asdict(shape.delta), "attn_output_gate": True, "rope_parameters": rope}
+        del config["rope_theta"]
     config |= {
         "architectures": [config.pop("architecture")],
         "torch_dtype": "bfloat16",
@@ -161,27 +235,48 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the checkpoint's tensors by their Hugging Face names."""
     hidden, inner = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size
-    q_size = shape.num_attention_heads * shape.head_dim
-    kv_size = shape.num_key_value_heads * shape.head_dim
-    block: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_size, hidden),
-        "self_attn.k_proj": (kv_size, hidden),
-        "self_attn.v_proj": (kv_size, hidden),
-        "self_attn.o_proj": (hidden, q_size),
-        "post_attention_layernorm": (hidden,),
-    }
+    mlps: dict[str, tuple[int, ...]] = {"post_attention_layernorm.weight": (hidden,)}
     if shape.num_experts:
-        block["mlp.gate"] = (shape.num_experts, hidden)
+        mlps["mlp.gate.weight"] = (shape.num_experts, hidden)
     for mlp in [f"mlp.experts.{expert}" for expert in range(shape.num_experts)] or ["mlp"]:
-        block |= {f"{mlp}.gate_proj": (inner, hidden), f"{mlp}.up_proj": (inner, hidden)}
-        block[f"{mlp}.down_proj"] = (hidden, inner)
-    if shape.model_type.startswith("qwen3"):
-        block |= {"self_attn.q_norm": (shape.head_dim,), "self_attn.k_norm": (shape.head_dim,)}
+        mlps |= {f"{mlp}.gate_proj.weight": (inner, hidden), f"{mlp}.up_proj.weight": (inner, hidden)}
+        mlps[f"{mlp}.down_proj.weight"] = (hidden, inner)
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for layer_idx in range(shape.num_hidden_layers):
-        tensors |= {f"model.layers.{layer_idx}.{name}.weight": size for name, size in block.items()}
+        if shape.delta is None or shape.has_keys(layer_idx):
+            mixer = _attention_shapes(shape)
+        else:
+            mixer = _linear_attention_shapes(shape.delta, hidden)
+        block = {"input_layernorm.weight": (hidden,), **mixer, **mlps}
+        if shape.model_type.startswith("qwen3") and shape.has_keys(layer_idx):
+            block |= {f"self_attn.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
+        tensors |= {f"model.layers.{layer_idx}.{name}": size for name, size in block.items()}
     return tensors | {"model.norm.weight": (hidden,)}
+
+
+def _attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    q_size, kv_size = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    return {
+        "self_attn.q_proj.weight": (2 * q_size if shape.delta else q_size, shape.hidden_size),
+        "self_attn.k_proj.weight": (kv_size, shape.hidden_size),
+        "self_attn.v_proj.weight": (kv_size, shape.hidden_size),
+        "self_attn.o_proj.weight": (shape.hidden_size, q_size),
+    }
+
+
+def _linear_attention_shapes(delta: DeltaSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    heads, channels = delta.linear_num_value_heads, delta.num_channels
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, hidden_size),
+        "linear_attn.in_proj_z.weight": (delta.value_size, hidden_size),
+        "linear_attn.in_proj_b.weight": (heads, hidden_size),
+        "linear_attn.in_proj_a.weight": (heads, hidden_size),
+        "linear_attn.out_proj.weight": (hidden_size, delta.value_size),
+        "linear_attn.conv1d.weight": (channels, 1, delta.linear_conv_kernel_dim),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (delta.linear_value_head_dim,),
+    }
 
 
 def _write_tokenizer(vocab_size: int, directory: Path) -> int:

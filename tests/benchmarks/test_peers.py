@@ -109,6 +109,18 @@ def test_a_short_prompt_is_limited_by_reading_the_weights() -> None:
     assert limit(Scenario("p", 7, 1), SHAPE, machine) == pytest.approx(7 / (weights / 30e9))
 
 
+def test_a_step_reads_and_writes_the_states_of_linear_attention() -> None:
+    machine, hybrid = MachineLimits(30e9, 1e15), SHAPES["qwen3.5-0.8b"]
+    mlps = 24 * 3 * 1024 * 3584
+    attention = 6 * 1024 * (3 * 2048 + 2 * 512)
+    linear = 18 * 1024 * (6144 + 2 * 2048 + 2 * 16)
+    weights = 2 * (mlps + attention + linear + 248320 * 1024)
+    keys = (128 + 64) * 6 * 2 * 2 * 256 * 2
+    states = 2 * 18 * 4 * (3 * 6144 + 16 * 128 * 128)
+    found = limit(Scenario("d", 128, 128, 16), hybrid, machine)
+    assert found == pytest.approx(16 / ((weights + 16 * (keys + states)) / 30e9))
+
+
 def test_the_peak_is_that_of_the_fastest_instruction() -> None:
     assert MACHINE.peak() == ("bf16 dot products", 460e9)
     assert replace(MACHINE, bf16_tile=3e12).peak() == ("AMX tiles", 3e12)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewick.cli import random_model
-from pagewick.cli.random_model import SHAPES, cached_random_model, tensor_shapes, write_random_model
+from pagewick.cli.random_model import SHAPES, DeltaSizes, cached_random_model, tensor_shapes, write_random_model
 from pagewick.errors import ConfigError
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.tokenizer import Tokenizer
@@ -36,6 +36,14 @@ SMALL_MOE = replace(
     num_experts=5,
     num_experts_per_tok=2,
     moe_intermediate_size=24,
+)
+
+SMALL_LINEAR = replace(
+    SMALL,
+    architecture="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    num_hidden_layers=4,
+    delta=DeltaSizes(2, 4, 8, 16, 4, full_attention_interval=2),
 )
 
 
@@ -71,6 +79,20 @@ def test_transformers_reads_a_model_with_experts(tmp_path: Path) -> None:
     assert sum(map(torch.numel, weights)) == SMALL_MOE.num_block_parameters + SMALL_MOE.num_head_parameters
     unused = 3 * 2 * (3 * 32 * 24)  # three of five experts in two layers
     assert SMALL_MOE.num_active_parameters == SMALL_MOE.num_block_parameters - unused
+
+
+def test_transformers_reads_a_model_with_linear_attention(tmp_path: Path) -> None:
+    write_random_model(SMALL_LINEAR, tmp_path)
+    loaded, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    assert loaded.config.layer_types == ["linear_attention", "full_attention"] * 2
+    assert loaded.config.rope_parameters["rope_theta"] == 1e6
+    weights = [parameter for parameter in loaded.parameters() if parameter.ndim == 2]
+    assert sum(map(torch.numel, weights)) == SMALL_LINEAR.num_block_parameters + SMALL_LINEAR.num_head_parameters
+    assert (SMALL_LINEAR.num_attention_layers, SMALL_LINEAR.num_linear_layers) == (2, 2)
+    # The inputs of three tokens in 96 channels, and 8 x 16 numbers of each of four heads.
+    assert SMALL_LINEAR.delta is not None
+    assert SMALL_LINEAR.delta.num_state_floats == 3 * 96 + 4 * 8 * 16
 
 
 def test_transformers_reads_the_tokenizer(model: Path) -> None:
