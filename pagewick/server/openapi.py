@@ -101,7 +101,7 @@ def openapi_document(routes: Iterable[BaseRoute], *, open_paths: Collection[str]
                 **_operation(operation, handler, needs_key=has_keys and not is_open),
                 "operationId": "_".join([method.lower(), *(re.findall(r"\w+", path) or ["root"])]),
                 **({"security": []} if has_keys and is_open else {}),
-                **_parameters(path),
+                **_parameters(route.path),
             }
     return {
         "openapi": "3.1.0",
@@ -176,10 +176,12 @@ def _error(status: int | None = None, kind: type = ErrorResponse) -> _Json:
 
 
 def _parameters(path: str) -> _Json:
-    about = "It may contain slashes."
-    names = re.findall(r"{(\w+)}", path)
-    place = {"in": "path", "required": True, "schema": {"type": "string"}, "description": about}
-    return {"parameters": [{"name": name, **place} for name in names]} if names else {}
+    found = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        | ({"description": "It may contain slashes."} if may_have_slashes else {})
+        for name, may_have_slashes in re.findall(r"{(\w+)(:path)?}", path)
+    ]
+    return {"parameters": found} if found else {}
 
 
 def _name(status: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import openai
@@ -142,6 +143,14 @@ class Caller:
         return self._wait(
             getattr(self.client, method), path, cast_to=object, **({} if body is None else {"body": body})
         )
+
+    def call(self, name: str, *arguments: Any, **fields: Any) -> Any:
+        """Return the result of a method of the client, such as responses.create."""
+        return self._wait(attrgetter(name)(self.client), *arguments, **fields)
+
+    def collected(self, name: str, **fields: Any) -> list[Any]:
+        """Return everything that a streaming method of the client yields."""
+        return self._collect(attrgetter(name)(self.client), fields)
 
     def models(self) -> list[Any]:
         return list(self._wait(self.client.models.list).data) if self._runner is None else self._async_models()

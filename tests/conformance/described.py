@@ -93,7 +93,8 @@ class _Watched:
 
 def _operation(request: Any) -> Json | None:
     """Return the operation of a request; None if there is no such route."""
-    for path, methods in document()["paths"].items():
+    # The longest path that fits counts: an id may have slashes.
+    for path, methods in sorted(document()["paths"].items(), key=lambda one: len(one[0]), reverse=True):
         pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(path))
         if re.fullmatch(pattern, request.url.path) and request.method.lower() in methods:
             found: Json = methods[request.method.lower()]

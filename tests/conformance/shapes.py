@@ -17,6 +17,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.completion_choice import Logprobs
+from openai.types.responses import (
+    Response,
+    ResponseFunctionCallArgumentsDoneEvent,
+    ResponseStreamEvent,
+    response_text_delta_event,
+    response_text_done_event,
+)
 from pydantic import BaseModel
 
 # Keys that the specification requires although they may be null.
@@ -32,6 +39,14 @@ ADDITIONS: Mapping[type[BaseModel], frozenset[str]] = {
     ChunkChoice: frozenset({"stop_reason"}),
     CompletionChoice: frozenset({"stop_reason"}),
     ChatCompletionMessage: frozenset({"reasoning", "reasoning_content"}),
+    # OpenAI's own API has these, too.
+    Response: frozenset({"store"}),
+    ResponseFunctionCallArgumentsDoneEvent: frozenset({"name"}),
+    **{
+        kind: frozenset({"bytes"})
+        for event in (response_text_delta_event, response_text_done_event)
+        for kind in (event.Logprob, event.LogprobTopLogprob)
+    },
     Model: frozenset({"root", "parent", "max_model_len", "permission"}),
 }
 # Where the API itself gives null and the client's type does not say so: the chunks of a completion, the first token of
@@ -56,6 +71,14 @@ def check_chat_chunk(raw: str | bytes) -> None:
 
 def check_completion(raw: str | bytes) -> None:
     _check(raw, Completion)
+
+
+def check_response(raw: str | bytes) -> None:
+    _check(raw, Response, ("usage", "status"))
+
+
+def check_response_event(raw: str | bytes) -> None:
+    _refuse(list(_faults(strictly_parsed(raw), ResponseStreamEvent, "body")))
 
 
 def check_model(value: object) -> None:
