@@ -58,7 +58,7 @@ _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
-    "/v1/responses/": "there is no such route: responses run in the foreground only, and end with their connection",
+    "/v1/responses/": "responses run in the foreground only; close the connection of one to cancel it",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "images are not supported yet: this server only generates text",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),

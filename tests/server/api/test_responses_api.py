@@ -26,6 +26,7 @@ LOOK: dict[str, Any] = {
     "name": "look",
     "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
 }
+USER = {"role": "user", "content": "a"}
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -247,6 +248,18 @@ def test_a_chain_renders_the_same_text_as_the_whole_conversation() -> None:
     assert api.prompt == chained
 
 
+def test_a_conversation_has_as_many_items_as_a_request() -> None:
+    async def work(http: httpx.AsyncClient) -> None:
+        # An item that renders to nothing: the fake engine's context is short.
+        nothing = {"type": "reasoning", "summary": []}
+        first = (await http.post(RESPONSES, json={"input": [*[nothing] * 2000, USER]})).json()
+        body = {"input": [nothing] * 100, "previous_response_id": first["id"]}
+        error = error_of(await http.post(RESPONSES, json=body))
+        assert error["param"] == "input" and "at most 2048 items" in error["message"]
+
+    Api().run(work)
+
+
 def test_keys_do_not_see_each_others_responses() -> None:
     async def work(http: httpx.AsyncClient) -> None:
         mine, other = {"x-test-key": "a"}, {"x-test-key": "b"}
@@ -319,6 +332,35 @@ def test_instructions_and_the_first_messages_are_one_system_message() -> None:
     assert "system\nA.\n\nB.<|im_end|>" in api.prompt and api.prompt.count("system") == 1
 
 
+NAMESPACE: dict[str, Any] = {
+    "type": "namespace", "name": "house", "description": "What one does in a house.",
+    "tools": [{"type": "function", "name": "enter", "description": "Go in."}, {"type": "function", "name": "leave"}],
+}  # fmt: skip
+
+
+def test_functions_of_a_namespace_have_longer_names_for_the_model_only() -> None:
+    api = api_writing('<tool_call>\n{"name": "house__leave", "arguments": {}}\n</tool_call>')
+    body = answered(api, tools=[LOOK, NAMESPACE])
+    (call,) = body["output"]
+    assert (call["namespace"], call["name"]) == ("house", "leave")
+    functions = [{"parameters": None, "strict": None, "description": None, **one} for one in NAMESPACE["tools"]]
+    assert body["tools"][1] == {**NAMESPACE, "tools": functions}
+    assert '"house__enter"' in api.prompt and "What one does in a house.\\n\\nGo in." in api.prompt
+    (done,) = [one for one in streamed(api, tools=[NAMESPACE]) if one["type"] == "response.output_item.done"]
+    assert (done["item"]["namespace"], done["item"]["name"]) == ("house", "leave")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+    answered(api, input=[USER, {"role": "assistant", "content": "b"}, call, result], tools=[NAMESPACE])
+    assert '{"name": "house__leave", "arguments": {}}' in api.prompt
+    choice = {"type": "function", "namespace": "house", "name": "leave"}
+    answered(api, tools=[NAMESPACE], tool_choice=choice)
+    assert "house__enter" not in str(api.client.requests[-1].constraint)
+    wrong = {**NAMESPACE, "tools": [NAMESPACE["tools"][0], {"type": "function", "name": "a b"}]}
+    error = error_of(api.post(RESPONSES, input="hi", tools=[LOOK, wrong]))
+    assert error["param"] == "tools[1].tools[1].name"
+    error = error_of(api.post(RESPONSES, input="hi", tools=[{**NAMESPACE, "tools": [{"type": "custom", "name": "x"}]}]))
+    assert error["param"] == "tools[0].tools[0].type"
+
+
 @pytest.mark.parametrize(
     ("choice", "names", "is_required"),
     [
@@ -369,9 +411,6 @@ def test_choices_of_tools(choice: Any, names: str, is_required: bool) -> None:
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) -> None:
     error = error_of(Api().post(RESPONSES, **{"input": "hi", **fields}))
     assert error["param"] == param and words in error["message"], error
-
-
-USER = {"role": "user", "content": "a"}
 
 
 @pytest.mark.parametrize(

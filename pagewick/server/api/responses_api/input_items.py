@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.responses_api.items import decoded_thoughts, new_id
+from pagewick.server.api.responses_api.tools import full_name
 from pagewick.server.core.conversations import INSTRUCTIONS
 from pagewick.server.core.limits import MAX_MESSAGES, check_count
 
@@ -29,6 +30,7 @@ class FunctionCall(Struct, kw_only=True):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
@@ -145,9 +147,10 @@ def conversation_of(instructions: str | None, before: Sequence[Item], new: Seque
     Instructions at its beginning become one message, because many chat templates read only the first one.
     Raises InvalidRequestError if there is nothing to respond to, or too much.
     """
-    if before:
-        check_count("input, with the items of the previous response,", len(before) + len(new), MAX_MESSAGES)
-    elif new or instructions is None:
+    if before and (num_items := len(before) + len(new)) > MAX_MESSAGES:
+        too_many = f"the conversation may have at most {MAX_MESSAGES} items; input and the previous response have "
+        raise InvalidRequestError(f"{too_many}{num_items}", param="input")
+    if not before and (new or instructions is None):
         check_count("input", len(new), MAX_MESSAGES)
     made = Conversation(names={"messages": "input"})
     places = [*("previous_response_id" for _ in before), *(f"input[{place}]" for place in range(len(new)))]
@@ -202,7 +205,7 @@ def _goes_on(own: Mapping[str, Any], kind: str) -> bool:
 
 def _add(own: dict[str, Any], item: Item, where: str) -> None:
     if item["type"] == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        function = {"name": full_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
         own.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
     elif item["type"] == "reasoning":
         own["reasoning_content"] = own.get("reasoning_content", "") + _thoughts(item)

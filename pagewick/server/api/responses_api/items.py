@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec import UNSET
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall
 from pagewick.server.api.chat_response import content_logprobs
@@ -49,12 +51,18 @@ def decoded_thoughts(encoded: str) -> str | None:
 
 
 class OutputItems:
-    """items: those that are complete. encodes_thoughts: whether thoughts are also in encrypted_content."""
+    """items: those that are complete. encodes_thoughts: whether thoughts are also in encrypted_content.
 
-    def __init__(self, *, wants_logprobs: bool, encodes_thoughts: bool) -> None:
+    namespaces: see Offer.
+    """
+
+    def __init__(
+        self, *, wants_logprobs: bool, encodes_thoughts: bool, namespaces: Mapping[str, tuple[str, str]]
+    ) -> None:
         self.items: list[OutputItem] = []
         self._wants_logprobs = wants_logprobs
         self._encodes_thoughts = encodes_thoughts
+        self._namespaces = namespaces
         self._num_events = 0
         self._open: _OpenItem | None = None
         self._positions: list[PositionLogprobs] = []
@@ -86,7 +94,7 @@ class OutputItems:
         events: list[ResponseEvent] = []
         if self._open is None or not self._open.goes_on_with(part):
             events += self._close("completed")
-            self._open = _OpenItem(part.kind, part.call, encodes_thoughts=self._encodes_thoughts)
+            self._open = _OpenItem(part.kind, part.call, self._namespaces, encodes_thoughts=self._encodes_thoughts)
             events.append(self._of_item("added", self._open.item("in_progress")))
         opened = self._open
         if part.kind is PartKind.TOOL_CALL:
@@ -166,7 +174,14 @@ class OutputItems:
 class _OpenItem:
     """The item that grows. parts: its complete parts. pieces, logprobs: those of the part that grows, or of a call."""
 
-    def __init__(self, kind: PartKind, call: ToolCall | None, *, encodes_thoughts: bool) -> None:
+    def __init__(
+        self,
+        kind: PartKind,
+        call: ToolCall | None,
+        namespaces: Mapping[str, tuple[str, str]],
+        *,
+        encodes_thoughts: bool,
+    ) -> None:
         prefix = {PartKind.REASONING: "rs", PartKind.TOOL_CALL: "fc"}.get(kind, "msg")
         self.item_id = new_id(prefix)
         self.part_kind: PartKind | None = None
@@ -174,6 +189,7 @@ class _OpenItem:
         self.pieces: list[str] = []
         self.logprobs: list[ContentLogprob] = []
         self._call = call
+        self._namespaces = namespaces
         self._is_thought = kind is PartKind.REASONING
         self._encodes_thoughts = encodes_thoughts
 
@@ -200,9 +216,15 @@ class _OpenItem:
     def item(self, status: ItemStatus) -> OutputItem:
         """Return the item as it is now."""
         if self._call is not None:
-            arguments = "".join(self.pieces)
-            name, call_id = self._call.name, self._call.call_id
-            return FunctionCallItem(id=self.item_id, status=status, call_id=call_id, name=name, arguments=arguments)
+            namespace, name = self._namespaces.get(self._call.name, (UNSET, self._call.name))
+            return FunctionCallItem(
+                id=self.item_id,
+                status=status,
+                call_id=self._call.call_id,
+                name=name,
+                namespace=namespace,
+                arguments="".join(self.pieces),
+            )
         parts: Sequence[Any] = self.parts if self.part_kind is None else [*self.parts, self.part()]
         if not self._is_thought:
             return MessageItem(id=self.item_id, status=status, content=list(parts))

@@ -47,12 +47,13 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning", kw_only=True):
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call", kw_only=True):
-    """arguments: JSON."""
+    """arguments: JSON. namespace: that of the function, if it has one."""
 
     id: str
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 

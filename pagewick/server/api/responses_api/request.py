@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.conversation_fields import ReasoningEffort
 from pagewick.server.api.known_fields import KnownFields
 from pagewick.server.api.request_fields import ServingFields
 from pagewick.server.api.responses_api.input_items import CONTENT_FIELDS, ITEM_FIELDS, Conversation
-from pagewick.server.api.tool_fields import FunctionTool, Tool, choice_of, tools_of
+from pagewick.server.api.responses_api.tools import Offer, ResponsesTool, choice_as_in_chats, offer_of
+from pagewick.server.api.tool_fields import choice_of
 from pagewick.server.core.request import ChatRequest, Template, Thinking
 from pagewick.structured_outputs import StructuredOutputsParams
 
@@ -64,7 +64,7 @@ RESPONSES_FIELDS = KnownFields(
         "input[].content[]": CONTENT_FIELDS,
         "input[].output[]": CONTENT_FIELDS,
         "text.format": _FORMATS,
-        "tool_choice": frozenset({"type", "name", "mode", "tools"}),
+        "tool_choice": frozenset({"type", "name", "namespace", "mode", "tools"}),
     },
     reasons=_REASONS,
 )  # fmt: skip
@@ -107,29 +107,6 @@ class TextOptions(Struct):
                 raise UnsupportedError(f"{message}give text, json_object or json_schema", param="text.format")
 
 
-class ResponsesTool(Struct, kw_only=True):
-    """A function that the model may call. parameters: a JSON schema of its arguments."""
-
-    type: str
-    name: str | UnsetType = UNSET
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def as_in_chats(self, place: int) -> Tool:
-        """Raises InvalidRequestError. A tool of another type is refused as in chats."""
-        if self.type != "function":
-            return Tool(type=self.type)
-        if isinstance(self.name, UnsetType):
-            where = f"tools[{place}].name"
-            raise InvalidRequestError(f"{where} is missing; a function has a name beside its type", param=where)
-        return Tool(
-            function=FunctionTool(
-                name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
-            )
-        )
-
-
 class PromptFields(ServingFields, kw_only=True):
     """The fields that decide about the prompt. `input` is optional where there is something else to go on from.
 
@@ -137,7 +114,8 @@ class PromptFields(ServingFields, kw_only=True):
     instructions: the system message of this response; later responses do not inherit it.
     model: a name of the model; the default is the model that is served.
     previous_response_id: a stored response, from whose conversation this one goes on.
-    tools: functions that the model may call. tool_choice: none, auto, required, one function, or some of them.
+    tools: functions that the model may call, and namespaces with functions.
+    tool_choice: none, auto, required, one function, or some of them.
     parallel_tool_calls: false allows one call per response.
     text: the form of the text. reasoning: how the model thinks. truncation: disabled only.
     chat_template_kwargs: variables of the chat template. enable_thinking: whether the model thinks.
@@ -184,13 +162,14 @@ class PromptFields(ServingFields, kw_only=True):
     def chat_request(self, conversation: Conversation) -> ChatRequest:
         """Make the core's request. Raises InvalidRequestError, UnsupportedError."""
         form = None if self.text is None else self.text.form()
+        offer = self.offer()
         names = {
             **super().names(),
             **conversation.names,
             "max_tokens": "max_output_tokens",
             "logprobs": "top_logprobs",
             "structured_outputs": "text.format",
-            "tools[].function": "tools[]",
+            **offer.names,
         }
         is_wanted = self.enable_thinking
         if is_wanted is None and self.effort is not None:
@@ -204,16 +183,15 @@ class PromptFields(ServingFields, kw_only=True):
             thinking=Thinking(is_wanted, self.effort, self.thinking_budget),
             # The Responses API has a store of its own.
             records=False,
-            tools=tools_of([tool.as_in_chats(place) for place, tool in enumerate(self.tools or ())], None),
+            tools=offer.tools,
             tool_choice=choice_of(
-                _choice_as_in_chats(self.tool_choice), None, is_parallel=self.parallel_tool_calls, is_legacy=False
+                choice_as_in_chats(self.tool_choice), None, is_parallel=self.parallel_tool_calls, is_legacy=False
             ),
         )
 
-    def plain_tools(self) -> list[dict[str, Any]]:
-        """Return the tools as a response repeats them."""
-        empty = {"description": None, "parameters": None, "strict": None}
-        return [{**empty, **msgspec.to_builtins(tool)} for tool in self.tools or ()]
+    def offer(self) -> Offer:
+        """Return the tools. Raises InvalidRequestError, UnsupportedError."""
+        return offer_of(self.tools or ())
 
 
 class ResponsesRequest(PromptFields, kw_only=True):
@@ -269,22 +247,3 @@ class ResponsesRequest(PromptFields, kw_only=True):
 
 class InputTokensRequest(PromptFields, kw_only=True):
     """The fields of a response that decide about its prompt, or change nothing in it."""
-
-
-def _choice_as_in_chats(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return a choice in the nested form that chats have. Raises InvalidRequestError, UnsupportedError."""
-    match choice:
-        case None | "none" | "auto" | "required":
-            return choice
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            message = f"tool_choice of type {kind[:64]!r} is not supported; only functions are"
-            raise UnsupportedError(message, param="tool_choice")
-    message = (
-        'tool_choice must be "none", "auto", "required", {"type": "function", "name": ...} or '
-        '{"type": "allowed_tools", "mode": ..., "tools": [...]}'
-    )
-    raise InvalidRequestError(message, param="tool_choice")

@@ -199,7 +199,7 @@ class ResponsesApi(Dialect):
             temperature=defaults.temperature if body.temperature is None else body.temperature,
             text=text,
             tool_choice=body.tool_choice or "auto",
-            tools=body.plain_tools(),
+            tools=[tool.plain() for tool in body.tools or ()],
             top_logprobs=body.top_logprobs or 0,
             top_p=defaults.top_p if body.top_p is None else body.top_p,
             user=body.user,
@@ -208,7 +208,9 @@ class ResponsesApi(Dialect):
 
 def _answer(body: ResponsesRequest, head: ResponseObject, keep: Keep | None, generation: Generation) -> ResponsesAnswer:
     encodes_thoughts = ENCRYPTED_CONTENT in (body.include or ())
-    items = OutputItems(wants_logprobs=body.wants_logprobs, encodes_thoughts=encodes_thoughts)
+    items = OutputItems(
+        wants_logprobs=body.wants_logprobs, encodes_thoughts=encodes_thoughts, namespaces=body.offer().namespaces
+    )
     return ResponsesAnswer(generation, head, items, body.wants_logprobs, keep)
 
 
