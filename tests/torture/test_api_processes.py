@@ -169,6 +169,18 @@ def test_a_session_goes_on_in_another_process(hub: Server, clients: list[Client]
     assert one.get("/v1/sessions/s").status_code == 404
 
 
+def test_a_stored_response_goes_on_in_another_process(clients: list[Client]) -> None:
+    one, other = clients
+    fields = {"temperature": 0, "max_output_tokens": 8}
+    first = one.post("/v1/responses", json={"input": "hello", **fields}).json()
+    body = {"input": "and?", "previous_response_id": first["id"], **fields}
+    second = other.post("/v1/responses", json=body).json()
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert one.get(f"/v1/responses/{second['id']}").json() == second
+    assert one.delete(f"/v1/responses/{second['id']}").status_code == 200
+    assert other.get(f"/v1/responses/{second['id']}").status_code == 404
+
+
 def test_the_limit_of_connections_holds_for_all_processes_together(hub: Server, clients: list[Client]) -> None:
     hub.metrics()
     num_open = 1 + len(clients)
