@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pagewick.server.api.embeddings import EmbeddingRequest
 from pagewick.server.api.known_fields import UNSUPPORTED
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.api.text_routes import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
@@ -23,6 +24,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2, "temperature": 0.5, "stream": False},
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "stop": ["x"]},
+    "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2},
     "/tokenize": {"prompt": "hello", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/apply-template": {"messages": MESSAGES},
@@ -30,6 +32,7 @@ VALID: dict[str, dict[str, Any]] = {
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/apply-template": ApplyTemplateRequest,

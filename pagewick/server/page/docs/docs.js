@@ -108,8 +108,9 @@ function body(title, { description, content = {} }) {
 }
 
 function errors(document, responses) {
-  const rows = Object.entries(responses).filter(([status]) => /^[45]/.test(status)).map(([status, { $ref }]) => {
-    const { description } = document.components.responses[$ref.split("/").at(-1)];
+  const rows = Object.entries(responses).filter(([status]) => /^[45]/.test(status)).map(([status, response]) => {
+    // Errors in the form of another API stand in place; the usual ones are references.
+    const { description } = response.$ref ? document.components.responses[response.$ref.split("/").at(-1)] : response;
     return element("tr", {}, element("td", {}, status), element("td", {}, description));
   });
   return element("div", {}, element("h3", {}, "Errors"), table(["Status", "Meaning"], rows));
