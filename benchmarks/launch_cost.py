@@ -1,4 +1,4 @@
-"""What the host needs to launch kernels of Triton, without a GPU: `python -m benchmarks.launch_cost`.
+"""Measures the host's time to launch Triton kernels, without a GPU: `python -m benchmarks.launch_cost`.
 
 Launches go as far as the driver, which is a stand-in: nothing is compiled, and nothing runs. For each operation of a
 layer this prints microseconds of processor time of a call, of its launches by kernels/triton/launcher.py, and of the

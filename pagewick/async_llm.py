@@ -1,9 +1,11 @@
-"""AsyncEngine: text in, text out, for many users at once. The model runs in another process. Imports no torch.
+"""AsyncEngine: text in, text out, for many users at once. The model runs in another process.
 
-engine = await AsyncEngine.start(EngineConfig(model="Qwen/Qwen3-0.6B"))
-async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
-    print(output.outputs[0].text)
-await engine.close()
+    engine = await AsyncEngine.start(EngineConfig(model="Qwen/Qwen3-0.6B"))
+    async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
+        print(output.outputs[0].text)
+    await engine.close()
+
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -225,10 +227,9 @@ class AsyncEngine:
         Slow lookups run in a thread beside the event loop. Raises InvalidRequestError.
         """
         make_plan = partial(self._requests.plan, params, options=options, **fields)
-        if params.structured_outputs is not None:
-            plan = await self._threads.run(make_plan, is_grammar=True)
-        else:
-            plan = make_plan() if fields.get("offer") is None else await self._threads.run(make_plan)
+        has_form = params.structured_outputs is not None
+        is_slow = has_form or fields.get("offer") is not None
+        plan = await self._threads.run(make_plan, is_grammar=has_form) if is_slow else make_plan()
         if plan.grammar is not None or params.dry_multiplier > 0 or plan.thinking_budget is not None:
             prepare, is_grammar = partial(self._requests.prepare, plan), not self._requests.has_checked(plan)
             await self._threads.run(prepare, is_grammar=is_grammar)

@@ -149,7 +149,7 @@ SHAPES = {
         "Qwen3MoeForCausalLM", "qwen3_moe", 1024, 3072, 12, 16, 4, 64, 32768, 1e6, 1e-6, 96, 8, 256
     ),
     "llama-3.2-1b": Shape("LlamaForCausalLM", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, 1e-5),
-    # The text part of the published model.
+    # The text part of Qwen3.5 0.8B. The sizes of linear attention are assumed: no published config.json was at hand.
     "qwen3.5-0.8b": Shape(
         "Qwen3_5ForCausalLM",
         "qwen3_5_text",

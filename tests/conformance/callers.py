@@ -57,6 +57,18 @@ class Response:
         return choice.finish_reason
 
 
+def wait_for(runner: asyncio.Runner | None, method: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
+    """Call a method of a client, and wait for its result if the client is async, which a runner says."""
+    if runner is None:
+        return method(*arguments, **fields)
+
+    async def call() -> Any:
+        result = method(*arguments, **fields)
+        return await result if isinstance(result, Awaitable) else result
+
+    return runner.run(call())
+
+
 class Caller:
     """The official client, sync or async; its exceptions pass through."""
 
@@ -167,14 +179,7 @@ class Caller:
         return self._runner.run(read())
 
     def _wait(self, method: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
-        if self._runner is None:
-            return method(*arguments, **fields)
-
-        async def call() -> Any:
-            result = method(*arguments, **fields)
-            return await result if isinstance(result, Awaitable) else result
-
-        return self._runner.run(call())
+        return wait_for(self._runner, method, *arguments, **fields)
 
     def _collect(self, method: Callable[..., Any], fields: Fields) -> list[Any]:
         if self._runner is None:

@@ -32,7 +32,7 @@ def test_point_77_embeddings(caller: Caller) -> None:
 
 
 def test_point_77_base64_is_little_endian_float32(server: Server) -> None:
-    """The same numbers as with encoding_format float, which is the default over HTTP."""
+    """base64 holds the numbers that `float` gives; over HTTP, `float` is the default."""
     answers = [
         server.http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": form}).json()
         for form in ("base64", "float", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic, DefaultAsyncHttpxClient, DefaultHttpxClient
 from pydantic import BaseModel
 
+from tests.conformance.callers import wait_for
 from tests.conformance.conftest import KEY
 from tests.conformance.described import watch
 from tests.conformance.servers import DEADLINE_S, MODEL, Server, until
@@ -43,14 +44,7 @@ class Caller:
         self.client = kind(base_url=url, max_retries=max_retries, timeout=DEADLINE_S, http_client=http, **auth)
 
     def wait(self, method: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
-        if self._runner is None:
-            return method(*arguments, **fields)
-
-        async def call() -> Any:
-            result = method(*arguments, **fields)
-            return await result if isinstance(result, Awaitable) else result
-
-        return self._runner.run(call())
+        return wait_for(self._runner, method, *arguments, **fields)
 
     def create(self, **fields: Any) -> Any:
         return self.wait(self.client.messages.create, **_with_defaults(fields))

@@ -130,7 +130,7 @@ def test_point_81_a_response_that_is_cut_off(ask: Asking) -> None:
     ids=str,
 )  # fmt: skip
 def test_point_81_what_is_refused(ask: Asking, fields: dict[str, Any], param: str) -> None:
-    """What the server does not support is refused by its name, streamed or not."""
+    """The server names each feature that it refuses, streamed or not."""
     with pytest.raises(openai.BadRequestError) as failure:
         ask(**{"input": "x", **fields})
     assert error_of(failure.value)["param"] == param

@@ -15,15 +15,19 @@ from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.plan import Device
+from pagewick.engine.messages import EngineRequest
 from pagewick.engine.preflight import FoundModel, WeightBytes, check_models
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError, UnsupportedError
 from pagewick.kernels.block_formats import unpack
 from pagewick.quantization.block_formats import BLOCK_FORMATS, OWN_FORMATS
+from pagewick.sampling_params import SamplingParams
 from pagewick.weights.description import describe
 from pagewick.weights.gguf.source import GgufSource
 from tests.doctor.test_model import described
 from tests.kernels.block_rows import EXPANDED, LAYOUTS
 from tests.models.answers import answers, make_prompts, running
+from tests.models.test_embeddings import pooled
+from tests.weights.gguf import random_models
 from tests.weights.gguf.mixes import Numbers, rewrite
 from tests.weights.gguf.random_models import VOCAB_SIZE, dequantized, random_blocks, write_random
 
@@ -261,3 +265,18 @@ def test_a_type_without_meaning_here_is_refused_by_its_name(name: str, number: i
     said = str(caught.value).splitlines()
     assert said[0] == f"model.layers.1.mlp.down_proj.weight is stored as {name}, which is not supported"
     assert all(kind in said[1] for kind in BLOCK_FORMATS.keys() - OWN_FORMATS.keys()) and len(said) == 3
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (3, "last")])
+def test_an_embedding_model_makes_embeddings_as_its_file_says(
+    number: int, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = random_models.KINDS["dense"]
+    sizes = {**kind.sizes, "pooling_type": number}
+    monkeypatch.setitem(random_models.KINDS, "dense", replace(kind, sizes=sizes))
+    with running(write_random(tmp_path / "m.gguf", "dense", "Q8_0", is_tied=True)) as engine:
+        assert engine.info.embedding == pooling
+        (vector,) = pooled(engine, [[1, 2, 3, 4]], pooling)
+        assert vector.shape == (engine.info.hidden_size,) and bool(vector.any())
+        with pytest.raises(UnsupportedError, match="makes embeddings"):
+            engine.add(EngineRequest(request_id="text", prompt_token_ids=[1, 2], params=SamplingParams(), seed=0))

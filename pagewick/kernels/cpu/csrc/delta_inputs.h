@@ -1,5 +1,5 @@
-// What the gated delta rule reads of each token: the convolution of its channels, queries and keys of one length, and
-// the factors of S. Also where a unit's memory lies.
+// Computes the inputs of the gated delta rule for each token: the convolution of its channels, queries and keys of one
+// length, and the factors of S. Also where a unit's memory lies.
 #pragma once
 
 #include "delta.h"

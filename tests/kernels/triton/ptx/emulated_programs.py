@@ -96,7 +96,7 @@ def test_programs_may_not_write_different_values_to_one_place() -> None:
         count_programs[(1, 65536)](out, **OPTIONS)
 
 
-# Of 64 rows, sm_90 multiplies by warpgroups.
+# On sm_90, warpgroups multiply tiles of 64 rows.
 @pytest.mark.parametrize("num_rows", [32, 64])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

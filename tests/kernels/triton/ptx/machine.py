@@ -110,7 +110,7 @@ class Threads:
         raise Faulty(f"no value: {operand}")
 
     def register(self, name: str) -> Array:
-        """Return a register's bits, whoever has it."""
+        """Return a register's bits, also while a product still writes it."""
         if name not in self.registers:
             self.registers[name] = blank(name, self.num_lanes)
         return self.registers[name]

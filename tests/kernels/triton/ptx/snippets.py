@@ -36,7 +36,7 @@ def run(body: str, out: Tensor, *, threads: int = 32, programs: int = 1, shared_
 
 # Threads of a warpgroup.
 NUM_THREADS = 128
-# What must come between writes to shared memory and products that read it, and after the products.
+# These instructions must stand between writes to shared memory and the products that read it, and after the products.
 FENCES = "fence.proxy.async; bar.sync 0; wgmma.fence.sync.aligned;"
 END = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
 

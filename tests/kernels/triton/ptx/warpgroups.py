@@ -197,7 +197,7 @@ def _read(threads: Threads, lanes: Array, addresses: Array, since: int) -> Array
 
 
 def _end_read(threads: Threads, read: Read) -> None:
-    """Check that nobody has written what a product has read, and let whoever writes it from now on come after it."""
+    """Check that no thread has written memory that a product reads. Later writes come after the product."""
     places, units = _places(threads, read.lanes, read.addresses)
     is_late = _proxies(threads).is_written_since(units, read.since)
     if bool(is_late.any()):
