@@ -9,10 +9,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from pagewick.config import BUILTIN_MODEL, EngineConfig, flag_of
+from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.models.registry import read_config
+from pagewick.option_checks import flag_of
 from pagewick.other_names import ALIASES
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -20,6 +19,7 @@ from pagewick.number_formats import (
     MARLIN,
     quantization_named,
 )
+from pagewick.option_checks import check_choice, check_type, flag_of, parse_bytes
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
@@ -39,16 +39,6 @@ DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
 # On a CPU, scheduling would compete with the running step for cores. A GPU would wait for the host between two steps.
 DEFAULT_STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2, "mps": 1}
 DEFAULT_SWAP_SPACE = {"cpu": 0, "cuda": 4 * 2**30, "mps": 0}
-
-_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-def parse_bytes(text: str | int) -> int:
-    """Parse a size such as `4GiB`, `512M` or a number of bytes; units are powers of 1024. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
-    if match is None or (not match[2] and "." in match[1]):
-        raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _option(default: Any, description: str) -> Any:
@@ -73,6 +63,8 @@ class EngineConfig:
     )
     quantized_cache: bool = _option(True, "Keep weights that were quantized at load on disk, for further starts.")
     quantized_cache_size: int | None = _option(None, "Largest size of this cache (default: a fifth of the free disk).")
+    language_model_only: bool = _option(False, "Load only the part of the model that reads text, not its images.")
+    max_image_pixels: int | None = _option(None, "Scale larger images down to this number of pixels (the model's).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
     batch_invariant: bool = _option(False, "Compute a response with the same bits alone and beside others on a GPU.")
     attention_backend: str = _option(
@@ -132,7 +124,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._put_in_form()
         for option in fields(self):
-            _check_type(option.name, option.type, getattr(self, option.name))
+            check_type(option.name, option.type, getattr(self, option.name))
         check_choice("hub", self.hub, HUBS)
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
@@ -320,30 +312,3 @@ SECTIONS = {
 
 
 _DEFAULTS = {option.name: option.default for option in fields(EngineConfig)}
-_KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
-# All other numbers are above 0.
-_MAY_BE_0 = (
-    "seed", "swap_space", "session_ttl", "rank_timeout", "num_experts_offload_per_rank", "quantized_cache_size",
-)  # fmt: skip
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _check_type(name: str, annotation: object, value: Any) -> None:
-    """Raise ConfigError unless a value has the type of its field, whose annotation is a text such as int | None."""
-    if (value is None and "None" in str(annotation)) or (isinstance(value, bool) and annotation == "bool"):
-        return
-    kind, wanted = _KINDS.get(str(annotation).partition(" ")[0], ((), "True or False"))
-    is_right, is_number = isinstance(value, kind) and not isinstance(value, bool), kind not in (str, ())
-    if is_number and name != "seed":
-        is_right = is_right and 0 <= value < float("inf") and (value > 0 or name in _MAY_BE_0)
-        wanted += ", 0 or more" if name in _MAY_BE_0 else " above 0"
-    if not is_right:
-        raise ConfigError(f"{flag_of(name)} must be {wanted}; got {value!r}")
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")

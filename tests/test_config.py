@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pagewick.config import EngineConfig, parse_bytes
+from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 from pagewick.foreign_names import note
+from pagewick.option_checks import parse_bytes
 from pagewick.other_names import ALIASES
 
 WHOLE_NUMBERS = (

@@ -52,6 +52,7 @@ class TextBatch:
     groups: Sequence[GroupBatch]
     inputs_embeds: Tensor | None = None
     embeds_mask: Tensor | None = None
+    deep_embeds: Tensor | None = None
 
 
 def batches_of(token_ids: Sequence[Sequence[int]], config: ModelConfig) -> list[TextBatch]:

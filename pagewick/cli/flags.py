@@ -15,8 +15,8 @@ from click.core import ParameterSource
 
 from pagewick.cli.completion import completer_of
 from pagewick.cli.typed_flags import typed_flags
-from pagewick.config import parse_bytes
 from pagewick.errors import ConfigError
+from pagewick.option_checks import parse_bytes
 
 # Another name -> the field, and the function that converts a value given under that name to the field's value.
 Aliases = Mapping[str, tuple[str, Callable[[Any], Any] | None]]

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagewick.config import parse_bytes
 from pagewick.errors import ConfigError
+from pagewick.option_checks import parse_bytes
 
 _GIB: Final = 2**30
 _GB: Final = 10**9

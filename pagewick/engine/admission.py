@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from pagewick.engine.messages import EngineRequest, ModelInfo
+from pagewick.engine.messages import EngineRequest, ImageInput, ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 
@@ -16,14 +16,15 @@ MAX_BEAM_RESULTS = 2**20
 MAX_EXTRA_KEYS = 1024
 MAX_EXTRA_KEY_BYTES = 1024
 MAX_POSITION = 2**31 - 1
+MAX_IMAGES = 64
 
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
     """Check a request against the loaded model.
 
-    Raises InvalidRequestError for an empty prompt, unknown token ids, extra keys without tokens or a beam search whose
-    result would be too large, ContextLengthError for a request that does not fit the context, and UnsupportedError for
-    text of an embedding model.
+    Raises InvalidRequestError for an empty prompt, unknown token ids, extra keys without tokens, images without their
+    placeholders or a beam search whose result would be too large, ContextLengthError for a request that does not fit
+    the context, and UnsupportedError for text of an embedding model or images for a model that reads none.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
@@ -44,6 +45,7 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
             param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
         )
     _check_extra_keys(request)
+    _check_images(request, info)
     if request.params.use_beam_search:
         _check_beam_search(request, info)
 
@@ -84,6 +86,41 @@ def _check_extra_keys(request: EngineRequest) -> None:
                 f"a key of extra_keys has {len(key)} bytes; it needs 1 to {MAX_EXTRA_KEY_BYTES}: give a digest",
                 param="extra_keys",
             )
+
+
+def _check_images(request: EngineRequest, info: ModelInfo) -> None:
+    """Raise unless the model reads images, and each stands where the prompt has its placeholder tokens, in order."""
+    if not request.images:
+        return
+    if info.image_token_id is None:
+        raise UnsupportedError("this model reads no images; leave them out", param="messages")
+    if len(request.images) > MAX_IMAGES:
+        message = f"the prompt has {len(request.images)} images; give at most {MAX_IMAGES}"
+        raise InvalidRequestError(message, param="messages")
+    prompt, end = request.prompt_token_ids, 0
+    for number, image in enumerate(request.images):
+        placeholders = prompt[image.start : image.end]
+        if image.start < end or placeholders != [info.image_token_id] * image.num_tokens:
+            message = (
+                f"image {number + 1} needs {image.num_tokens} tokens {info.image_token_id} from position {image.start} "
+                "on, behind those of the image before it"
+            )
+            raise InvalidRequestError(message, param="messages")
+        if not _is_whole(image, info.image_side):
+            message = (
+                f"image {number + 1} of {image.height} x {image.width} pixels has {image.num_tokens} tokens and "
+                f"{len(image.pixels)} bytes; it needs sides that are multiples of {info.image_side}, a token for each "
+                "square of this side, and 3 bytes for each pixel"
+            )
+            raise InvalidRequestError(message, param="messages")
+        end = image.end
+
+
+def _is_whole(image: ImageInput, side: int) -> bool:
+    rows, rest_of_rows = divmod(image.height, side)
+    columns, rest_of_columns = divmod(image.width, side)
+    is_divided = rows > 0 and columns > 0 and not rest_of_rows and not rest_of_columns
+    return is_divided and image.num_tokens == rows * columns and len(image.pixels) == 3 * image.height * image.width
 
 
 def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.messages import ImageInput, TokenLogprobs
 from pagewick.sampling_params import SamplingParams
 
 
@@ -41,6 +41,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     block_tables: per cache group the blocks that it has already, -1 where there is none.
     token_ids: all its tokens so far, if sampling or drafting looks back at them; else empty.
     mirostat_mu: its state of mirostat when it was preempted; None before its first token.
+    images: those of its prompt, without their pixels where all tokens of an image have been computed.
     """
 
     slot: int
@@ -48,6 +49,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     block_tables: list[list[int]]
     token_ids: list[int] = []
     mirostat_mu: float | None = None
+    images: list[ImageInput] = []
 
 
 class SlotWork(msgspec.Struct, array_like=True):

@@ -35,9 +35,9 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
     take_frames,
-    without_gauges,
 )
 from pagewick.engine.open_requests import OpenRequests, Take
+from pagewick.engine.stats_sums import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, PagewickError
 from pagewick.log import get_logger
 

@@ -27,6 +27,7 @@ from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
+from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.preflight import WeightBytes
@@ -40,6 +41,7 @@ from pagewick.engine.step_memory import max_num_logits
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
+from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 
 logger = get_logger(__name__)
@@ -102,6 +104,7 @@ class Engine:
         requests wait.
         """
         check_request(request, self.info)
+        request = with_image_keys(request)
         if request.constraint is not None and request.params.use_beam_search:
             raise InvalidRequestError("a beam search takes no constraint; use n instead", param="constraint")
         if request.options.timeout_s is None and self._request_timeout_s is not None:
@@ -242,10 +245,18 @@ class Engine:
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
             embedding=runner.model_config.embedding,
+            **_images_of(runner.model_config),
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),
         )
+
+
+def _images_of(config: ModelConfig) -> dict[str, int]:
+    """Return the fields of ModelInfo about images; none if the model reads none."""
+    if (vision := config.vision) is None:
+        return {}
+    return {"image_token_id": vision.image_token_id, "image_side": vision.side}
 
 
 def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:

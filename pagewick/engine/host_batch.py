@@ -20,7 +20,8 @@ class Batch:
 
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: the cache slots of the new tokens and the block tables, per cache group.
-    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text: see DecoderBatch.
+    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text; deep_embeds: see
+        DecoderBatch.
     extras: those of the HostBatch.
     """
 
@@ -31,6 +32,7 @@ class Batch:
     groups: Sequence[GroupBatch]
     inputs_embeds: Tensor | None = None
     embeds_mask: Tensor | None = None
+    deep_embeds: Tensor | None = None
     extras: Sequence[Tensor] = ()
 
 
@@ -56,13 +58,9 @@ class HostBatch:
         each has a slot in the same cache block, and no sequence reports more than its tokens. If the forward pass
         chooses tokens, nothing else is then read of the results but the logits of the most likely ones.
     block_tables: [B, max_blocks] int32 per cache group. slot_mappings: [T] int64 per cache group.
-    inputs_embeds: a tensor of the model's dtype on any device, as returned by an encoder.
-
-    Nothing fills in inputs_embeds, embeds_mask or a second axis of positions yet. For a model that sees images, a
-    SlotStart will carry the encoder's input; every rank runs the encoder, and Slots keeps its output rows and the
-    position axes of the slot, from which `build` takes those of each SlotWork's tokens. After the last image all axes
-    are equal again, so one axis is enough (P = 1). The content of a block then also depends on the image, which must be
-    part of the block's prefix hash.
+    inputs_embeds, deep_embeds: tensors of the model's dtype on its device, which ImageSlots fills in for steps with
+        parts of images. positions have three axes (P = 3) in some of these steps; behind the last image all axes of a
+        token are equal.
     """
 
     input_ids: Array
@@ -74,6 +72,7 @@ class HostBatch:
     last_sampled: LastSampled | None = None
     inputs_embeds: Tensor | None = None
     embeds_mask: Array | None = None
+    deep_embeds: Tensor | None = None
     extras: Sequence[Array] = ()
     is_steady: bool = False
 
@@ -104,8 +103,9 @@ class HostBatch:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             groups=[GroupBatch(*group) for group in zip(slot_mappings, block_tables, strict=True)],
-            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds.to(input_ids.device),
+            inputs_embeds=self.inputs_embeds,
             embeds_mask=None if self.embeds_mask is None else next(rest),
+            deep_embeds=self.deep_embeds,
             extras=extras,
         )
 

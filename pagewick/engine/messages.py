@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +41,24 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     lowers_max_tokens: bool = False
 
 
+class ImageInput(msgspec.Struct, array_like=True, frozen=True):
+    """An image in a prompt, whose `num_tokens` placeholder tokens begin at position `start`.
+
+    height, width: in pixels, after the model's resizing. pixels: [height, width, 3], red, green and blue of 8 bits;
+    empty where no rank needs them any more.
+    """
+
+    start: int
+    num_tokens: int
+    height: int
+    width: int
+    pixels: bytes = b""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
 class EngineRequest(msgspec.Struct, kw_only=True):
     """Asks for `params.n` choices, or as many beams, that continue a prompt.
 
@@ -56,6 +74,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     extra_keys: (start, end, key): the keys and values of the tokens at positions [start, end) depend on more than the
         token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
         agree, too. A range may end after the prompt; the order of ranges does not matter.
+    images: those that the prompt has, in order; the engine adds an extra key for each.
     pooling: "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see pooling.py.
     """
 
@@ -70,6 +89,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     opening_ids: list[int] = []
     constraint: Any = None
     extra_keys: list[tuple[int, int, bytes]] = []
+    images: list[ImageInput] = []
     pooling: str = ""
 
 
@@ -193,43 +213,14 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.iteration_token_counts[bisect_left(ITERATION_TOKEN_BOUNDS, num_tokens)] += 1
 
 
-# These describe the present state of an engine; the other fields of EngineStats are totals.
-GAUGES = (
-    "num_requests_running", "num_requests_waiting", "num_waiting_tokens", "oldest_wait_s", "num_blocks",
-    "num_free_blocks", "num_cached_blocks", "num_referenced_blocks", "num_session_blocks", "num_host_blocks",
-    "num_disk_blocks", "num_leaked_blocks", "num_sessions",
-)  # fmt: skip
-_NOTHING = {name: getattr(EngineStats(), name) for name in GAUGES}
-
-
-def without_gauges(stats: EngineStats) -> EngineStats:
-    """Return the stats of an engine that is gone: its totals only."""
-    return msgspec.structs.replace(stats, **_NOTHING)
-
-
-def add_totals(past: EngineStats, present: EngineStats) -> EngineStats:
-    """Return the gauges of the present engine and the totals of both."""
-    totals = set(EngineStats.__struct_fields__) - set(GAUGES)
-    return msgspec.structs.replace(
-        present, **{name: _sum(getattr(past, name), getattr(present, name)) for name in totals}
-    )
-
-
-def _sum(past: Any, present: Any) -> Any:
-    """Add numbers, or lists of them, of which the shorter one is padded with 0."""
-    if isinstance(past, Sequence):
-        longest = max(len(past), len(present))
-        padded = ([*values, *[0] * (longest - len(values))] for values in (past, present))
-        return [_sum(one, other) for one, other in zip(*padded, strict=True)]
-    return past + present
-
-
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The loaded model and the engine's final settings.
 
     weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
     timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
     which flags can change. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig.
+    image_token_id: the token that stands for each square of image_side x image_side pixels of an image; None: the model
+    reads no images.
     """
 
     model_path: str
@@ -250,6 +241,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_cache_dtype: str = "auto"
     weights: str = ""
     embedding: str = ""
+    image_token_id: int | None = None
+    image_side: int = 1
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []

@@ -22,6 +22,7 @@ from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.forward import ForwardOutput, ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
+from pagewick.engine.image_encoding import image_slots
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
@@ -157,6 +158,14 @@ class ModelRunner:
             self._collectives,
             self._progress,
         )
+        self._images = image_slots(
+            self.model,
+            self.model_config,
+            self.config.max_num_seqs,
+            self.device,
+            self._collectives.tp_size,
+            self._progress,
+        )
         is_lazy = self.device.type != "cpu"
         self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
@@ -185,6 +194,8 @@ class ModelRunner:
             self._slots.apply(plan)
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
+        if self._images is not None:
+            batch = self._images.fill(plan, batch)
         stage = self._sampler.forward_stage(plan)
         limit = self._time_limits.of_sampling(plan)
         self._expect(self._time_limits.of_forward(plan, limit if stage != ForwardStage.HIDDEN_STATES else None))
@@ -310,5 +321,5 @@ def _mark_layers(models: Sequence[Decoder], progress: Progress) -> None:
         progress.mark()
 
     for model in models:
-        for layer in model.model.layers:
+        for layer in (*model.model.layers, *(() if model.visual is None else model.visual.blocks)):
             layer.register_forward_pre_hook(mark)

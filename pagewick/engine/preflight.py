@@ -49,9 +49,12 @@ class FoundModel:
     dtypes: Mapping[str, str]
 
     @classmethod
-    def of(cls, found: Description, quantization: str | None = None, **rope: Any) -> Self:
-        """Read a description. quantization: the mix to which the weights will be quantized. Raises ConfigError."""
-        model, names = read_config(found.config, **rope), [tensor.name for tensor in found.tensors]
+    def of(cls, found: Description, quantization: str | None = None, **changes: Any) -> Self:
+        """Read a description. quantization: the mix to which the weights will be quantized. Raises ConfigError.
+
+        changes: options of read_config.
+        """
+        model, names = read_config(found.config, **changes), [tensor.name for tensor in found.tensors]
         tensors: Sequence[TensorInfo] = found.tensors
         at_load: Mapping[str, str] = {}
         if quantization not in (None, "auto"):
@@ -108,9 +111,10 @@ def choose_quantization(config: EngineConfig, free: FreeMemory) -> EngineConfig:
     if config.quantization != "auto":
         return config
     description, num_ranks = describe(Path(config.model)), config.tensor_parallel_size
+    changes = _models(config)[0].changes
 
     def bytes_in(mix: str | None) -> int | None:
-        found = FoundModel.of(description, mix)
+        found = FoundModel.of(description, mix, **changes)
         if num_ranks > 1 and found.unshared(num_ranks):
             return None
         return WeightBytes.of(config, num_ranks, [found]).all
@@ -127,10 +131,7 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     environ: has the number of ranks, if a launcher has set it. Raises ConfigError and ModelLoadError.
     """
     num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
-    rope = {"rope_scaling": config.rope_scaling, "rope_theta": config.rope_theta}
-    found = [_check_model(Path(config.model), config.quantization, **rope)]
-    if config.speculative_model is not None:
-        found.append(_check_model(Path(config.speculative_model)))
+    found = [_check_model(model) for model in _models(config)]
     _check_ranks(found, num_ranks)
     model = found[0].config
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
@@ -192,7 +193,7 @@ class WeightBytes:
         models: what check_models has returned; None reads the files, and raises as check_models does.
         """
         if models is None:
-            models = [FoundModel.of(describe(path), mix) for path, mix in _paths(config)]
+            models = [FoundModel.of(describe(one.path), one.mix, **one.changes) for one in _models(config)]
         num_bytes, num_expert_bytes = 0, 0
         for model in models:
             dtype = model.config.dtype if config.dtype == "auto" else config.dtype
@@ -213,7 +214,7 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     if weights is None:
-        weights = WeightBytes.of(config, num_ranks, [_check_model(path, mix) for path, mix in _paths(config)])
+        weights = WeightBytes.of(config, num_ranks, [_check_model(model) for model in _models(config)])
     needed, per_rank, least = weights.all, *((" per rank", " (the rank that has least)") if num_ranks > 1 else ("", ""))
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
@@ -237,23 +238,38 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
         )
 
 
-def _paths(config: EngineConfig) -> list[tuple[Path, str | None]]:
-    """Return the models, and the mix to which each is quantized at load: a draft model is not."""
-    draft = [] if config.speculative_model is None else [(Path(config.speculative_model), None)]
-    return [(Path(config.model), config.quantization), *draft]
+class _Model(NamedTuple):
+    """A model that a config names. mix: to which it is quantized at load. changes: options of read_config."""
+
+    path: Path
+    mix: str | None
+    changes: Mapping[str, Any]
 
 
-def _check_model(path: Path, quantization: str | None = None, **rope: Any) -> FoundModel:
-    description = describe(path)
+def _models(config: EngineConfig) -> list[_Model]:
+    """Return the served model and the draft model, if any, which is not quantized and sees no images."""
+    changes = {
+        "rope_scaling": config.rope_scaling,
+        "rope_theta": config.rope_theta,
+        "language_model_only": config.language_model_only,
+    }
+    models = [_Model(Path(config.model), config.quantization, changes)]
+    if config.speculative_model is not None:
+        models.append(_Model(Path(config.speculative_model), None, {"language_model_only": True}))
+    return models
+
+
+def _check_model(model: _Model) -> FoundModel:
+    path, description = model.path, describe(model.path)
     try:
-        return _check_described(description, quantization, **rope)
+        return _check_described(description, model.mix, **model.changes)
     except ModelLoadError as error:
         # A GGUF file has its configuration in its metadata.
         raise ModelLoadError(open_gguf(path).reworded(str(error))) if is_gguf(path) else error from None
 
 
-def _check_described(description: Description, quantization: str | None, **rope: Any) -> FoundModel:
-    found = FoundModel.of(description, quantization, **rope)
+def _check_described(description: Description, quantization: str | None, **changes: Any) -> FoundModel:
+    found = FoundModel.of(description, quantization, **changes)
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
     check_headers(shapes, description.tensors, found.config.ignored_tensors)
     return found

@@ -16,6 +16,12 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
 
+For a model that reads images, N patches of the largest one, of width W with an MLP of J, each of p numbers, which become
+N / m rows for the first layer, and for each of d layers behind it:
+
+    image            N * (2 p * 4 + (7 W + 3 J) * e) the patches in float32, and the widest block of the encoder
+                     3 * N / m * (1 + d) * H * e      rows as the encoder makes them, and of a step
+
 and the whole step on a GPU is
 
     activations      the parts above are added, because PyTorch's allocator keeps memory of both sizes
@@ -30,6 +36,7 @@ and the whole step on a GPU is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -38,6 +45,8 @@ from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, Mode
 from pagewick.models.tensors import DTYPE_BYTES
 
 _MIB: Final = 2**20
+# The largest image of Qwen's models before a checkpoint's preprocessor_config.json is read.
+_MOST_PIXELS: Final = 2**24
 # Sums of products in float32, as the reference operations of a CPU keep them, and two tensors of logits.
 CPU_BYTES: Final = 4
 CPU_LOGIT_BYTES: Final = 8
@@ -66,22 +75,27 @@ GPU_MEMORY_UTILIZATION: Final = 0.9
 class StepLimits:
     """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
 
-    element_bytes: bytes of a number of the activations.
+    element_bytes: bytes of a number of the activations. image_pixels: those of the largest image.
     """
 
     num_tokens: int
     num_logits: int
     context: int
     element_bytes: int
+    image_pixels: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
         """Return the limits of `model` under a config, which need not be resolved."""
         drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
+        context, pixels = config.max_model_len or model.max_position_embeddings, 0
+        if model.vision is not None:
+            pixels = min(config.max_image_pixels or _MOST_PIXELS, context * model.vision.side**2)
         return cls(
             num_tokens=config.max_num_batched_tokens,
             num_logits=max_num_logits(config.max_num_seqs, drafts),
-            context=config.max_model_len or model.max_position_embeddings,
+            context=context,
+            image_pixels=pixels,
             element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
         )
 
@@ -104,8 +118,20 @@ def gpu_cache_bytes(free: int, total: int, step_bytes: int, utilization: float |
 def gpu_step_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
     """Return the bytes that the largest step needs on one of num_ranks GPUs, as the module says."""
     used = _gpu_activation_bytes(model, limits, limits.num_tokens, num_ranks) + _parts_bytes(model, limits, num_ranks)
+    used += image_bytes(model, limits)
     libraries = _LIBRARY_BYTES + (_NCCL_BYTES if num_ranks > 1 else 0)
     return int(used * (1 + _MARGIN)) + gpu_graph_bytes(model, limits, num_ranks) + libraries
+
+
+def image_bytes(model: ModelConfig, limits: StepLimits) -> int:
+    """Return the bytes for the largest image, as the module says; 0 for a model that reads none."""
+    if (vision := model.vision) is None:
+        return 0
+    num_patches = limits.image_pixels // vision.patch_size**2
+    num_rows = num_patches // vision.merge_size**2
+    width = 7 * vision.hidden_size + 3 * vision.intermediate_size
+    patches = num_patches * (2 * 4 * math.prod(vision.patch_shape) + width * limits.element_bytes)
+    return patches + 3 * num_rows * (1 + len(vision.deepstack_blocks)) * model.hidden_size * limits.element_bytes
 
 
 def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:

@@ -19,8 +19,9 @@ from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
 from pagewick.engine.client import EngineClient, lasting_task
 from pagewick.engine.health import EngineHealth, EngineState
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, add_totals
+from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo
 from pagewick.engine.open_requests import Take
+from pagewick.engine.stats_sums import add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
 from pagewick.errors import EngineDeadError, ModelLoadError
 from pagewick.log import get_logger

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -32,6 +33,8 @@ class DecoderBatch(AttentionBatch, Protocol):
     unchanged: the model's embedding scale multiplies only the table's rows, and the caller scales given rows if the
     model wants that. Learned positions are added to all rows. All input_ids are looked up, so they must be ids of the
     vocabulary where the mask is true, too.
+    deep_embeds: [N, T, hidden_size], which are added to the outputs of the first N layers, 0 for tokens of text; None:
+    nothing is.
     """
 
     @property
@@ -45,6 +48,9 @@ class DecoderBatch(AttentionBatch, Protocol):
 
     @property
     def embeds_mask(self) -> Tensor | None: ...
+
+    @property
+    def deep_embeds(self) -> Tensor | None: ...
 
 
 class DecoderStack(nn.Module):
@@ -89,8 +95,13 @@ class DecoderStack(nn.Module):
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         angles = [rope.angles(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
         if self.layer_inputs is None:
-            for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
+            deep = () if batch.deep_embeds is None else batch.deep_embeds
+            for layer, rope, after in zip_longest(self.layers, self._rope_of_layer, deep):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)
+                if after is not None:
+                    # The next norm adds these two. For text it adds 0: its bits do not depend on images in the step.
+                    residual = hidden_states if residual is None else add(hidden_states, residual)
+                    hidden_states = after
         else:
             owns = self.layer_inputs(batch.input_ids, hidden_states, batch)
             for layer, rope, own in zip(self.layers, self._rope_of_layer, owns, strict=True):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pagewick.config import BUILTIN_MODEL, check_choice, flag_of, parse_bytes
+from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError
+from pagewick.option_checks import check_choice, flag_of, parse_bytes
 from pagewick.other_names import opposite, unless_negative
 
 LOG_FORMATS = ("text", "json")

@@ -22,7 +22,7 @@ from tests.engine.jobs import EOS_TOKEN_IDS, Expected, Job, MadeUpConstraint
 from tests.engine.simulation import Disk, Oracle, SimulatedRunner
 
 _OPTIONS = set(RequestOptions.__struct_fields__)
-_FIELDS = {"bad_word_ids", "dry_breaker_ids", "opening_ids", "constraint", "extra_keys"}
+_FIELDS = {"bad_word_ids", "dry_breaker_ids", "opening_ids", "constraint", "extra_keys", "images"}
 
 
 def request(prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **values: Any) -> EngineRequest:

@@ -12,13 +12,14 @@ from pagewick.engine.messages import (
     MAX_FRAME_BYTES,
     EngineRequest,
     EngineStats,
+    ImageInput,
     ModelInfo,
     Outputs,
     RequestDelta,
     TokenLogprobs,
     encode_frame,
 )
-from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from tests.engine.requests import request
 
 INFO = ModelInfo(
@@ -184,3 +185,51 @@ def test_the_largest_result_of_a_beam_search_fits_a_frame() -> None:
         per_token = (sizes[1] - sizes[0]) / 100
         assert per_token <= 28 + 15 * num_top
         assert per_token * MAX_BEAM_RESULTS / (1 + num_top) < MAX_FRAME_BYTES / 8
+
+
+READS_IMAGES = structs.replace(INFO, image_token_id=7, image_side=2)
+
+
+def image(start: int, rows: int, columns: int, **others: Any) -> ImageInput:
+    """An image whose tokens stand for squares of 2 x 2 pixels."""
+    made = ImageInput(start, rows * columns, 2 * rows, 2 * columns, bytes(12 * rows * columns))
+    return structs.replace(made, **others)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images"),
+    [
+        ([7], [image(0, 1, 1)]),
+        ([0, 7, 7, 7, 7, 7, 7, 1], [image(1, 2, 3)]),
+        ([7, 7, 7, 1], [image(0, 1, 1), image(1, 2, 1)]),
+        ([7, 7, 7, 1], [image(1, 1, 1)]),
+    ],
+)
+def test_images_that_stand_where_their_tokens_are(prompt: list[int], images: list[ImageInput]) -> None:
+    check_request(request(prompt, max_tokens=1, images=images), READS_IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "words"),
+    [
+        ([0, 7, 7], [image(0, 1, 2)], "image 1 needs 2 tokens 7 from position 0"),
+        ([0, 7, 7], [image(1, 1, 3)], "image 1 needs 3 tokens 7 from position 1"),
+        ([7, 7, 7], [image(0, 1, 2), image(1, 1, 2)], "image 2 .*behind those of the image before"),
+        ([7, 7, 7], [image(-3, 1, 3)], "image 1 needs 3 tokens 7 from position -3"),
+        ([7, 7], [image(0, 1, 2, height=3)], "image 1 of 3 x 4 pixels has 2 tokens and 24 bytes"),
+        ([7, 7], [image(0, 1, 2, num_tokens=1)], "of 2 x 4 pixels has 1 tokens"),
+        ([7, 7], [image(0, 1, 2, pixels=bytes(23))], "23 bytes"),
+        ([7, 7], [image(0, 1, 2, pixels=b"")], "0 bytes"),
+        ([7], [ImageInput(0, 0, 0, 0)], "0 x 0 pixels"),
+        ([7] * 65, [image(place, 1, 1) for place in range(65)], "65 images; give at most 64"),
+    ],
+)
+def test_other_images_are_refused(prompt: list[int], images: list[ImageInput], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as info:
+        check_request(request(prompt, max_tokens=1, images=images), structs.replace(READS_IMAGES, max_model_len=1000))
+    assert info.value.param == "messages"
+
+
+def test_a_model_of_text_refuses_images() -> None:
+    with pytest.raises(UnsupportedError, match="reads no images"):
+        check_request(request([7], max_tokens=1, images=[image(0, 1, 1)]), INFO)

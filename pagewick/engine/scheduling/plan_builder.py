@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, StreamWork, Transfer
+from pagewick.engine.images import without_computed
 from pagewick.engine.sequence import Sequence
 
 
@@ -59,6 +60,7 @@ class PlanBuilder:
             block_tables=[list(table) for table in seq.block_tables],
             token_ids=list(seq.token_ids) if needs_history else [],
             mirostat_mu=seq.mirostat_mu,
+            images=without_computed(request.images, seq.num_scheduled_tokens),
         )
         seq.is_started = True
 

@@ -9,6 +9,8 @@ from pagewick.errors import QueueFullError
 
 _NUM_REMEMBERED = 32
 _MAX_RETRY_AFTER_S = 120
+# Images of all unfinished requests together; a single request may have more.
+MAX_IMAGE_BYTES = 2**30
 
 
 class QueueLimits:
@@ -37,8 +39,17 @@ class QueueLimits:
             )
         else:
             return
+        raise self._refusal(cause, num_waiting, now)
+
+    def check_images(self, num_held: int, num_new: int, num_waiting: int, now: float) -> None:
+        """Raise QueueFullError if a request with images of `num_new` bytes may not join those with `num_held` bytes."""
+        if num_held and num_new and num_held + num_new > MAX_IMAGE_BYTES:
+            cause = f"the images of unfinished requests would take more than {MAX_IMAGE_BYTES // 2**20} MiB"
+            raise self._refusal(cause, num_waiting, now)
+
+    def _refusal(self, cause: str, num_waiting: int, now: float) -> QueueFullError:
         retry_after_s = self._retry_after(num_waiting, now)
-        raise QueueFullError(f"the server is busy: {cause}; retry in {retry_after_s} s", retry_after_s=retry_after_s)
+        return QueueFullError(f"the server is busy: {cause}; retry in {retry_after_s} s", retry_after_s=retry_after_s)
 
     def _retry_after(self, num_waiting: int, now: float) -> int:
         """Return the seconds in which the queue should halve, at the pace at which requests ended lately."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.session_store import SessionStore
+from pagewick.engine.images import num_image_bytes
 from pagewick.engine.messages import EngineRequest, EngineStats
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.fair_queue import FairQueue, FairShares
@@ -67,6 +68,7 @@ class SequenceManager:
         self._constraint_factory = constraint_factory
         self._clock = clock
         self._num_arrivals = 0
+        self._image_bytes = 0
         self._num_preemptions = 0
         self._free_slots = list(reversed(range(max_num_seqs)))
         self._by_deadline: LazyHeap[Request] = LazyHeap()
@@ -86,6 +88,7 @@ class SequenceManager:
         now, options = self._clock(), request.options
         waiting = self.waiting
         self._limits.check(waiting.num_newcomers, waiting.num_newcomer_tokens, len(request.prompt_token_ids), now)
+        self._limits.check_images(self._image_bytes, num_image_bytes(request), waiting.num_newcomers, now)
         owner = Request(
             request,
             arrival=self._num_arrivals,
@@ -101,6 +104,7 @@ class SequenceManager:
             owner.num_unspawned = request.params.n - 1
         self._num_arrivals += 1
         self.requests[request.request_id] = owner
+        self._image_bytes += num_image_bytes(request)
         if owner.deadline is not None:
             self._by_deadline.add(owner, (owner.deadline, owner.arrival))
         self._shares.join(options.fairness_key)
@@ -159,6 +163,7 @@ class SequenceManager:
             self._blocks.free(seq)
         if not owner.sequences and not owner.num_unspawned:
             del self.requests[owner.request.request_id]
+            self._image_bytes -= num_image_bytes(owner.request)
             if owner in self._by_deadline:
                 self._by_deadline.remove(owner)
             self._shares.leave(owner.request.options.fairness_key)

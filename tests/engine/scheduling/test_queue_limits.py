@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pagewick.engine.scheduling.queue_limits import QueueLimits
+from pagewick.engine.messages import ImageInput
+from pagewick.engine.scheduling.queue_limits import MAX_IMAGE_BYTES, QueueLimits
 from pagewick.errors import QueueFullError
 from tests.engine.requests import Simulation
 
@@ -74,4 +75,34 @@ def test_who_is_refused_leaves_no_trace() -> None:
     assert not simulation.scheduler.is_known("late")
     simulation.step()
     simulation.add(range(5), max_tokens=3, request_id="late")
+    simulation.run()
+
+
+def test_the_memory_of_images_is_limited_but_one_request_always_may() -> None:
+    limits = QueueLimits()
+    limits.check_images(0, MAX_IMAGE_BYTES + 1, 0, 0.0)
+    limits.check_images(MAX_IMAGE_BYTES - 3, 3, 0, 0.0)
+    limits.check_images(2 * MAX_IMAGE_BYTES, 0, 0, 0.0)
+    with pytest.raises(QueueFullError, match="images of unfinished requests would take more than 1024 MiB; retry in"):
+        limits.check_images(MAX_IMAGE_BYTES - 3, 4, 0, 0.0)
+
+
+def test_images_count_until_their_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewick.engine.scheduling.queue_limits.MAX_IMAGE_BYTES", 100)
+    simulation = Simulation(max_num_seqs=2)
+
+    def add(num_bytes: int, **values: int) -> None:
+        image = ImageInput(0, 1, 1, num_bytes // 3, bytes(num_bytes))
+        simulation.add([1, 2, 3], max_tokens=4, images=[image], **values)
+
+    add(60, n=2)
+    with pytest.raises(QueueFullError):
+        add(42)
+    simulation.step()
+    simulation.add([1, 2, 3], max_tokens=4)
+    with pytest.raises(QueueFullError):
+        add(42)
+    add(39)
+    simulation.run()
+    add(99)
     simulation.run()

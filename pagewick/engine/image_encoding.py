@@ -1,0 +1,68 @@
+"""ImageEncoder: runs the part of a model that sees, within a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pagewick.engine.device_copies import Array
+from pagewick.engine.image_slots import EncodedRows, ImageSlots, pixels_of
+from pagewick.engine.messages import ImageInput
+from pagewick.engine.model_loading import num_parameters
+from pagewick.engine.progress import Progress
+from pagewick.engine.step_time_limits import StepTimeLimits
+from pagewick.kernels import recorded_steps
+from pagewick.models.config import ModelConfig
+from pagewick.models.decoder import Decoder
+from pagewick.models.vision.config import VisionConfig
+from pagewick.models.vision.encoder import VisionEncoder
+from pagewick.models.vision.positions import image_positions
+
+
+class ImageEncoder:
+    """Encodes one image at a time on this rank; every rank must encode the same ones in the same order.
+
+    progress: is told how long a block of the encoder may take.
+    """
+
+    def __init__(
+        self, encoder: VisionEncoder, config: VisionConfig, device: torch.device, num_ranks: int, progress: Progress
+    ) -> None:
+        self._encoder = encoder
+        self._config = config
+        self._device = device
+        self._progress = progress
+        self._limits = StepTimeLimits(
+            layer_size=max(map(num_parameters, encoder.blocks)),
+            head_size=0,
+            attention_width=config.hidden_size,
+            num_layers=len(encoder.blocks),
+            device=device.type,
+            num_ranks=num_ranks,
+        )
+
+    def __call__(self, image: ImageInput) -> EncodedRows:
+        # A step that runs ahead uses the same threads.
+        recorded_steps.stop_ahead()
+        num_patches = image.height * image.width // self._config.patch_size**2
+        limit = self._limits.of_tokens(num_patches, num_patches**2)
+        self._progress.expect(limit.seconds, limit.cpu_seconds)
+        return self._encoder(pixels_of(image, self._device))  # type: ignore[no-any-return]
+
+
+def image_slots(
+    model: Decoder, config: ModelConfig, max_num_seqs: int, device: torch.device, num_ranks: int, progress: Progress
+) -> ImageSlots | None:
+    """Return the ImageSlots for a model; None if it reads no images."""
+    if model.visual is None or config.vision is None:
+        return None
+    encode = ImageEncoder(model.visual, config.vision, device, num_ranks, progress)
+    side = config.vision.side
+
+    def axes_of(num_tokens: int, images: Sequence[ImageInput]) -> tuple[Array, int]:
+        places = [(image.start, image.height // side, image.width // side) for image in images]
+        return image_positions(num_tokens, places)
+
+    has_axes = any(layer.rope is not None and layer.rope.mrope_section for layer in config.layers)
+    return ImageSlots(max_num_seqs, encode, axes_of if has_axes else None)

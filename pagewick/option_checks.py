@@ -1,0 +1,45 @@
+"""Checks of options: types, ranges, choices, and sizes such as 4GiB. They name an option by its flag."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pagewick.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
+# All other numbers are above 0.
+_MAY_BE_0 = (
+    "seed", "swap_space", "session_ttl", "rank_timeout", "num_experts_offload_per_rank", "quantized_cache_size",
+)  # fmt: skip
+
+
+def parse_bytes(text: str | int) -> int:
+    """Parse a size such as `4GiB`, `512M` or a number of bytes; units are powers of 1024. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
+    if match is None or (not match[2] and "." in match[1]):
+        raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_type(name: str, annotation: object, value: Any) -> None:
+    """Raise ConfigError unless a value has the type of its field, whose annotation is a text such as int | None."""
+    if (value is None and "None" in str(annotation)) or (isinstance(value, bool) and annotation == "bool"):
+        return
+    kind, wanted = _KINDS.get(str(annotation).partition(" ")[0], ((), "True or False"))
+    is_right, is_number = isinstance(value, kind) and not isinstance(value, bool), kind not in (str, ())
+    if is_number and name != "seed":
+        is_right = is_right and 0 <= value < float("inf") and (value > 0 or name in _MAY_BE_0)
+        wanted += ", 0 or more" if name in _MAY_BE_0 else " above 0"
+    if not is_right:
+        raise ConfigError(f"{flag_of(name)} must be {wanted}; got {value!r}")
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")
