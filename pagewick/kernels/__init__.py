@@ -1,19 +1,19 @@
 """The operations, one signature each: that of their definition in `reference`.
 
 `TABLE` dispatches them by device and dtype to the first backend that supports them, else to their definition; `cpu` is
-the native library, `triton` has kernels for GPUs. Structs that operations take are in `options`, weights and caches in
-the layout of a backend in `matrix` and `kv_cache`.
+the native library, `triton` has kernels for GPUs, `fused` takes PyTorch's own. Structs that operations take are in
+`options`, weights and caches in the layout of a backend in `matrix` and `kv_cache`.
 """
 
 import torch
 from torch import Tensor
 
 from pagewick.errors import ConfigError
-from pagewick.kernels import batch_invariance, cpu, reference, triton
+from pagewick.kernels import batch_invariance, cpu, fused, reference, triton
 from pagewick.kernels.dispatch import Table
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
-TABLE = Table([cpu.BACKEND, triton.BACKEND])
+TABLE = Table([cpu.BACKEND, triton.BACKEND, fused.BACKEND])
 
 activation = TABLE.operation(reference.activation)
 add = TABLE.operation(reference.add)
@@ -24,6 +24,7 @@ argmax_rows = TABLE.operation(reference.argmax_rows)
 combine = TABLE.operation(reference.combine)
 dynamic_rotary_angles = TABLE.operation(reference.dynamic_rotary_angles)
 edit_tokens = TABLE.operation(reference.edit_tokens)
+full_attention = TABLE.operation(reference.full_attention)
 fused_moe = TABLE.operation(reference.fused_moe)
 gated_activation = TABLE.operation(reference.gated_activation)
 gated_delta_net = TABLE.operation(reference.gated_delta_net)
@@ -53,6 +54,7 @@ rms_norm = TABLE.operation(reference.rms_norm)
 rope_and_store = TABLE.operation(reference.rope_and_store)
 rope_and_store_latent = TABLE.operation(reference.rope_and_store_latent)
 rotary_angles = TABLE.operation(reference.rotary_angles)
+rotate_heads = TABLE.operation(reference.rotate_heads)
 route = TABLE.operation(reference.route)
 sample_tokens = TABLE.operation(reference.sample_tokens)
 scale = TABLE.operation(reference.scale)

@@ -29,6 +29,7 @@ from pagewick.kernels.options import (
     StoredMatrix,
 )
 from pagewick.kernels.reference_delta import gated_delta_net
+from pagewick.kernels.reference_full import full_attention, rotate_heads
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
@@ -57,12 +58,13 @@ from pagewick.kernels.reference_truncation import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_allowed", "argmax_rows", "combine",
-    "dynamic_rotary_angles", "edit_tokens", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks",
-    "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention", "layer_norm",
-    "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
-    "mask_typical_p", "mask_xtc", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
-    "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles", "route",
-    "sample_tokens", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
+    "dynamic_rotary_angles", "edit_tokens", "full_attention", "fused_moe", "gated_activation", "gated_delta_net",
+    "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention",
+    "layer_norm", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p",
+    "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "multiply", "paged_attention", "philox_uniform",
+    "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent",
+    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap",
+    "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
