@@ -30,6 +30,8 @@ class RopeConfig:
     query_beta: queries are also multiplied by 1 + query_beta * log(1 + floor(position / the original length)).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
+    mrope_interleaved: time, row and column take turns at the pairs, until the row or the column has all of its own;
+    time has the rest. Otherwise the sections follow each other.
     """
 
     theta: float
@@ -52,6 +54,16 @@ class RopeConfig:
     head_dim: int = field(default=0, repr=False)
     query_beta: float = field(default=0.0, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
+    mrope_interleaved: bool = field(default=False, repr=False)
+
+    @property
+    def has_fitting_sections(self) -> bool:
+        """Whether three sections cover all pairs, and, if they alternate, none has a pair beyond the last one."""
+        num_pairs, sections = self.rotary_dim // 2, self.mrope_section
+        if len(sections) != 3 or sum(sections) != num_pairs:
+            return False
+        ends = [axis + 3 * (sections[axis] - 1) for axis in (1, 2)] if self.mrope_interleaved else []
+        return max(ends, default=0) < num_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

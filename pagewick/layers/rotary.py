@@ -6,6 +6,7 @@ T tokens of a batch, R = rotary_dim values of a head that are rotated.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -86,9 +87,10 @@ def _yarn_pair(config: RopeConfig, turns: float) -> float:
 class RotaryEmbedding(nn.Module):
     """positions [T] -> (cos, sin), each [T, R / 2] in float32: computed once per step, used by every layer.
 
-    With mrope_section positions may also be [3, T]: the first section of the pairs turns with a token's position in
-    time, the next with its row in an image, the last with its column (Qwen2-VL's mrope, arXiv:2409.12191, section 2.1).
-    Three equal positions give the same bits as one.
+    With mrope_section positions may also be [3, T]: some pairs turn with a token's position in time, some with its row
+    in an image, some with its column. The three are one after the other (Qwen2-VL's mrope, arXiv:2409.12191, section
+    2.1), or, with mrope_interleaved, alternate (Qwen3-VL, arXiv:2511.21631). Three equal positions give the same bits
+    as one.
 
     A token's angles depend only on its position, never on the length of its sequence, because its key stays in the
     cache, perhaps shared with other sequences, and is not computed again. Two scalings are therefore adapted:
@@ -102,8 +104,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, context: LayerContext, config: RopeConfig) -> None:
         super().__init__()
-        sections = config.mrope_section
-        assert not sections or (len(sections) == 3 and 2 * sum(sections) == config.rotary_dim), sections
+        assert not config.mrope_section or config.has_fitting_sections, config.mrope_section
         is_long = config.kind == "longrope" and context.max_model_len > config.original_max_position_embeddings
         self._config = config
         self._is_long = is_long
@@ -118,7 +119,8 @@ class RotaryEmbedding(nn.Module):
     def rotation(self) -> str:
         """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
         config = self._config
-        others = "".join(f" {value}" for value in (config.mrope_section, config.head_dim) if value)
+        order = "interleaved" if config.mrope_interleaved else ""
+        others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim) if value)
         return f"{config} {'long' if self._is_long else 'short'}{others}"
 
     def forward(self, positions: Tensor) -> CosSin:
@@ -127,10 +129,8 @@ class RotaryEmbedding(nn.Module):
         sections = list(self._config.mrope_section)
         assert len(positions) == len(sections), "without mrope_section a token has one position"
         on_each_axis = [self._on_one_axis(axis) for axis in positions]
-        cos, sin = (
-            torch.cat([values.split(sections, dim=-1)[axis] for axis, values in enumerate(parts)], dim=-1)
-            for parts in zip(*on_each_axis, strict=True)
-        )
+        join = _interleaved if self._config.mrope_interleaved else _in_sections
+        cos, sin = (join(parts, sections) for parts in zip(*on_each_axis, strict=True))
         return cos, sin
 
     def angles(self, positions: Tensor) -> Angles:
@@ -148,3 +148,18 @@ class RotaryEmbedding(nn.Module):
             original = config.original_max_position_embeddings
             return kernels.dynamic_rotary_angles(positions, config.theta, config.rotary_dim, config.factor, original)
         return kernels.rotary_angles(positions, self._frequencies, config.attention_factor)
+
+
+def _in_sections(axes: Sequence[Tensor], sections: Sequence[int]) -> Tensor:
+    """Take a section of the pairs from each of three axes [T, R / 2], one after the other: [T, R / 2]."""
+    parts = [torch.split(values, list(sections), dim=-1)[axis] for axis, values in enumerate(axes)]
+    return torch.cat(parts, dim=-1)
+
+
+def _interleaved(axes: Sequence[Tensor], sections: Sequence[int]) -> Tensor:
+    """Take the pairs 1, 4, ... from the second axis [T, R / 2], 2, 5, ... from the third, the others from the first."""
+    joined = axes[0].clone()
+    for axis in (1, 2):
+        pairs = slice(axis, 3 * sections[axis], 3)
+        joined[:, pairs] = axes[axis][:, pairs]
+    return joined

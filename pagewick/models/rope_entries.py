@@ -329,7 +329,7 @@ def _overridden(own: object, scaling: Mapping[str, Any] | None, theta: float | N
     """Override one object; the base and the rotated part of a head are no part of the scaling and stay the file's."""
     before = dict(own) if isinstance(own, Mapping) else {}
     if scaling is not None:
-        own_names = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")
+        own_names = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", *sorted(_MROPE))
         kept = {name: before[name] for name in own_names if before.get(name) is not None}
         before = {**kept, **scaling}
     return before if theta is None else {**before, "rope_theta": theta}

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Glm4vTextConfig, LlamaConfig, Qwen2VLTextConfig
+from transformers import Glm4vTextConfig, LlamaConfig, Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.glm4v import modeling_glm4v
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen2_vl import modeling_qwen2_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from pagewick.kernels.options import Rotation
 from pagewick.kernels.reference_rope import turn_heads
@@ -229,6 +230,47 @@ def test_three_axes_turn_pairs_as_in_qwen2_vl(name: str, sections: tuple[int, ..
     for x, theirs in zip((q, k), rotated, strict=True):
         ours = turn_heads(x, None, Rotation(*found))
         torch.testing.assert_close(ours, theirs.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+# Numbers of pairs that can alternate, from the published ones to the smallest and the most uneven.
+INTERLEAVED = [(24, 20, 20), (11, 11, 10), (12, 0, 0), (8, 4, 0), (4, 4, 4), (10, 1, 1)]
+
+
+@pytest.mark.parametrize("num_tokens", [5, 63])
+@pytest.mark.parametrize("sections", INTERLEAVED)
+def test_axes_that_alternate_turn_pairs_as_in_qwen3_vl(sections: tuple[int, ...], num_tokens: int) -> None:
+    head_dim, positions = 2 * sum(sections), axes(num_tokens)
+    config = rope(rotary_dim=head_dim, theta=5e6, mrope_section=sections, mrope_interleaved=True)
+    expected_embedding = modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding(
+        Qwen3VLTextConfig(
+            hidden_size=4 * head_dim,
+            num_attention_heads=4,
+            head_dim=head_dim,
+            rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": list(sections)},
+        )
+    )
+    q = torch.zeros(num_tokens, 1)
+    found = rotary(config)(positions)
+    torch.testing.assert_close(
+        torch.stack(found), halves(expected_embedding(q, positions.unsqueeze(1))), rtol=0, atol=3e-7
+    )
+
+
+@pytest.mark.parametrize("name", ["default", "yarn", "linear", "dynamic"])
+def test_equal_positions_that_alternate_give_the_bits_of_plain_rotation(name: str) -> None:
+    plain = CASES.get(name) or rope("dynamic", factor=2.5)
+    positions = torch.tensor(POSITIONS)
+    expected = torch.stack(rotary(plain)(positions))
+    embedding = rotary(replace(plain, mrope_section=(4, 4, 4), mrope_interleaved=True))
+    assert torch.equal(torch.stack(embedding(positions)), expected)
+    assert torch.equal(torch.stack(embedding(positions.repeat(3, 1))), expected)
+    assert embedding.rotation not in (rotary(replace(plain, mrope_section=(4, 4, 4))).rotation, rotary(plain).rotation)
+
+
+@pytest.mark.parametrize("sections", [(1, 5, 6), (0, 11, 1), (5, 2, 5)])
+def test_sections_that_cannot_alternate(sections: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError):
+        rotary(rope(mrope_section=sections, mrope_interleaved=True))
 
 
 def test_three_axes_turn_neighbours_in_a_part_of_the_head_as_in_glm_4v() -> None:
