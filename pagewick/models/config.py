@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
+from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
+    from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
+_IS_OF_VISION: Final = re.compile(VISION_TENSORS).fullmatch
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
@@ -182,7 +185,8 @@ class ModelConfig:
     this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
     file's names of tensors that the model does not use. embedding: the pooling of a model that was trained to make
-    embeddings; empty for one that writes text.
+    embeddings; empty for one that writes text. vision: the encoder of images; None: the model reads none, and no layer
+    has an mrope_section.
     """
 
     architecture: str
@@ -206,6 +210,7 @@ class ModelConfig:
     names: tuple[NameMap, ...] = (NameMap(),)
     ignored: tuple[str, ...] = ()
     embedding: str = ""
+    vision: VisionConfig | None = None
 
     @property
     def num_layers(self) -> int:
@@ -286,6 +291,8 @@ class ModelConfig:
         mixed = next((idx for idx, layer in enumerate(self.layers) if not isinstance(layer.mlp, MlpConfig)), None)
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
+        if self.vision is not None:
+            sought.append("visual.blocks.0.norm1.weight")
         maps = (*self.names, *(names.bare() for names in self.names))
         return max(maps, key=lambda names: sum(names.in_file(name) in known for name in sought))
 
@@ -293,12 +300,26 @@ class ModelConfig:
         """Return the config for a file with these tensors.
 
         A file without an output layer, whose names lack "model.", is that of an embedding model. Nothing reads the head
-        then, so that it may be the table of embeddings.
+        then, so that it may be the table of embeddings. A file without any tensor of a vision part reads no images.
         """
+        if self.vision is not None and tensor_names and not any(map(_IS_OF_VISION, tensor_names)):
+            return self.without_vision().fitted(tensor_names)
         names = self.name_map(tensor_names)
         if names in self.names or names.in_file("lm_head.weight") in tensor_names:
             return self
         return replace(self, tie_word_embeddings=True, embedding=self.embedding or "last")
+
+    def without_vision(self) -> ModelConfig:
+        """Return the config of the text part alone: it ignores the tensors of the vision part."""
+        if self.vision is None:
+            return self
+        layers = (
+            layer
+            if layer.rope is None
+            else replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False))
+            for layer in self.layers
+        )
+        return replace(self, vision=None, layers=tuple(layers), ignored=(*self.ignored, VISION_TENSORS))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.models.blocks import DecoderAttention, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ALL_BLOCKS, LayerInputs
+from pagewick.models.vision.encoder import VisionEncoder
 
 
 class DecoderBatch(AttentionBatch, Protocol):
@@ -125,11 +126,12 @@ class DecoderStack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model."""
+    """A causal language model. visual: its encoder of images, whose output is a part of a batch; None without one."""
 
     def __init__(self, context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> None:
         """tensor_names: those of the file, which decide how its names map to the decoder's modules."""
         super().__init__()
+        config = config.fitted(tensor_names)
         names = config.name_map(tensor_names)
         # The loader asks for the file's name of a tensor, and for the tensors that it may skip.
         self.name_in_file = names.in_file
@@ -137,6 +139,7 @@ class Decoder(nn.Module):
         choose_method = context.choose_method
         context = replace(context, choose_method=lambda prefix: choose_method(names.in_file(prefix)))
         self.model = DecoderStack(context, config)
+        self.visual = None if config.vision is None else VisionEncoder(context, "visual", config.vision)
         self.lm_head: VocabParallelHead | None = None
         if not config.tie_word_embeddings:
             size = config.hidden_size, config.vocab_size

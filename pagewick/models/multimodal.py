@@ -1,4 +1,4 @@
-"""The text part of models that also see images or hear; the other parts of a file are not loaded.
+"""The text part of models that also see images or hear; vision/entries.py adds the vision part, where it is known.
 
 The text part has a config.json of its own, the entry text_config, and its tensors may have a prefix. In old files of
 Qwen2-VL its entries stand among the others, and in some of text models that were cut out of a larger one.
@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from pagewick.models.config import ModelConfig, NameMap, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (
-    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
+    r"(model\.)?(vision_tower|multi_modal_projector|vision_embedder|embed_vision|audio_tower|embed_audio)\..*",
+    VISION_TENSORS,
 )
 # The newest one first.
 _NAMES: Final = (
@@ -41,14 +43,14 @@ def read_alone(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_t
     config = read(entries)
     # Its own names come first: they count where the file's names are not known.
     names = tuple(_joined(outer, inner) for outer in _NAMES[::-1] for inner in config.names)
-    return replace(config, names=names, ignored=(_OTHER_PARTS, *config.ignored))
+    return replace(config, names=names, ignored=(*_OTHER_PARTS, *config.ignored))
 
 
 def read_flat(entries: Entries, read: Callable[[Entries], ModelConfig]) -> ModelConfig:
     """Read the text part of a file that has its entries among the others."""
     config = read(entries)
     names = tuple(_joined(outer, inner) for outer in _NAMES for inner in config.names)
-    return replace(config, names=names, ignored=(_OTHER_PARTS, *config.ignored))
+    return replace(config, names=names, ignored=(*_OTHER_PARTS, *config.ignored))
 
 
 def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool = False) -> ModelConfig:
@@ -67,7 +69,7 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
     names = tuple(_joined(outer, inner) for outer in _NAMES for inner in config.names)
-    ignored = (_OTHER_PARTS, *config.ignored)
+    ignored = (*_OTHER_PARTS, *config.ignored)
     return replace(config, names=names, ignored=ignored, tie_word_embeddings=is_tied)
 
 

@@ -7,7 +7,7 @@
 - Models for a million tokens (Qwen2.5-1M) attend in chunks of positions. They run up to the first chunk's length.
 - Qwen2-MoE: most layers have experts in place of the MLP, and a shared expert weighted by a sigmoid.
 - Qwen3-MoE: experts without a shared one.
-- Qwen2-VL, 2.5-VL and 3-VL: the text parts, in which the three positions of a token are equal.
+- Qwen2-VL, 2.5-VL and 3-VL also see images: a token has three positions, which are equal within a text.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from pagewick.models import reading
 from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_flat, read_text_part, text_entries
+from pagewick.models.vision.entries import (
+    read_qwen2_5_vl_vision,
+    read_qwen2_vl_vision,
+    read_qwen3_vl_vision,
+    with_vision,
+)
 
 
 def read_qwen2(entries: Entries) -> ModelConfig:
@@ -56,6 +62,14 @@ def read_qwen3_moe(entries: Entries) -> ModelConfig:
 
 
 def read_qwen2_vl(entries: Entries) -> ModelConfig:
+    return with_vision(_read_qwen2_vl(entries), entries, read_qwen2_vl_vision)
+
+
+def read_qwen2_5_vl(entries: Entries) -> ModelConfig:
+    return with_vision(_read_qwen2_vl(entries), entries, read_qwen2_5_vl_vision)
+
+
+def _read_qwen2_vl(entries: Entries) -> ModelConfig:
     text = text_entries(entries)
     is_tied = text.flag("tie_word_embeddings", False) or entries.flag("tie_word_embeddings", False)
     # Old files have the entries of the text part among the others.
@@ -74,7 +88,8 @@ def _read_qwen2_vl_text(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3_vl(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_qwen3_vl_text)
+    config = read_text_part(entries, _read_qwen3_vl_text)
+    return with_vision(config, entries, read_qwen3_vl_vision, sections=(24, 20, 20))
 
 
 def _read_qwen3_vl_text(entries: Entries) -> ModelConfig:
@@ -85,7 +100,8 @@ def _read_qwen3_vl_text(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3_vl_moe(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_qwen3_vl_moe_text)
+    config = read_text_part(entries, _read_qwen3_vl_moe_text)
+    return with_vision(config, entries, read_qwen3_vl_vision, sections=(24, 20, 20))
 
 
 def _read_qwen3_vl_moe_text(entries: Entries) -> ModelConfig:

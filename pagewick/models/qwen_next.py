@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE (and the text part of their files with images). Qwen3, except:
+"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, with and without images. Qwen3, except:
 
 - Most layers have linear attention by the gated delta rule: every layer but each fourth, or as layer_types says.
 - In the others, each head's output has a gate, and a quarter of each head is rotated.
@@ -6,7 +6,7 @@
 - Qwen3-Next and Qwen3.5-MoE: experts in place of the MLP, and a shared one weighted by a sigmoid.
 - Files hold layers that predict further tokens (mtp), which are not used.
 
-For text, the three positions of a token in Qwen3.5 (mrope) are the same, and so is the rotation.
+In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation.
 
 Two entries are in no config.json, but come from other programs' files: linear_in_proj_fused is false where Qwen3-Next's
 queries, keys and values are apart from the gates of outputs, and linear_value_heads_tiled is true where value heads are
@@ -24,6 +24,7 @@ from pagewick.models.config import HeadNormConfig, LayerConfig, MlpConfig, Model
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.qwen import sparse_layers
+from pagewick.models.vision.entries import read_qwen3_5_vision, with_vision
 
 _SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 _MTP: Final = r"(model\.)?mtp\..*"
@@ -46,11 +47,15 @@ def read_qwen3_5_moe(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3_5_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_qwen3_5, is_tied=False)
+    return _with_vision(read_text_part(entries, _read_qwen3_5, is_tied=False), entries)
 
 
 def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_qwen3_5_moe, is_tied=False)
+    return _with_vision(read_text_part(entries, _read_qwen3_5_moe, is_tied=False), entries)
+
+
+def _with_vision(config: ModelConfig, entries: Entries) -> ModelConfig:
+    return with_vision(config, entries, read_qwen3_5_vision, image_token_id=248056, sections=(11, 11, 10))
 
 
 def _read_qwen3_5(entries: Entries) -> ModelConfig:

@@ -34,7 +34,7 @@ ARCHITECTURES: Final = {
     "Qwen3_5MoeForCausalLM": "pagewick.models.qwen_next:read_qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_moe_multimodal",
     "Qwen2VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl_moe",
     "PhiForCausalLM": "pagewick.models.phi:read_phi",

@@ -26,13 +26,14 @@ from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
     from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
+    from pagewick.models.vision.config import VisionConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Projections of linear attention.
 _GATES: Final = ("in_proj_b", "in_proj_a")
 
-Role = Literal["embedding", "head", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert"]
+Role = Literal["embedding", "head", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert", "vision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class ModelTensor:
     """A tensor of a checkpoint, and the share of it that one rank keeps.
 
     path: the decoder's name for it. name: the file's. kept: the shape of the share, in which a KV head that the rank
-    stores twice counts twice. role: the part of the model that it belongs to.
+    stores twice counts twice. role: the part of the model that it belongs to; a whole vision encoder has one,
+    and stays as it is in the file.
     """
 
     path: str
@@ -124,6 +126,37 @@ class _Table:
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
+        if config.vision is not None:
+            yield from self._vision("visual", config.vision)
+
+    def _vision(self, path: str, config: VisionConfig) -> Iterator[ModelTensor]:
+        size, inner = _whole(config.hidden_size), self._cut(config.intermediate_size)
+        heads = self._cut(config.num_heads).times(config.head_dim)
+        yield self._tensor(f"{path}.patch_embed.proj.weight", "vision", size, *map(_whole, config.patch_shape))
+        if config.patch_bias:
+            yield self._tensor(f"{path}.patch_embed.proj.bias", "vision", size)
+        if config.positions_per_side is not None:
+            yield self._tensor(f"{path}.pos_embed.weight", "vision", _whole(config.positions_per_side**2), size)
+        for index in range(config.num_blocks):
+            block = f"{path}.blocks.{index}"
+            for name in ("norm1", "norm2"):
+                yield from self._norm(f"{block}.{name}", config.hidden_size, has_bias=not config.is_rms, role="vision")
+            yield from self._linear(f"{block}.attn.qkv", "vision", heads.times(3), size, has_bias=True)
+            yield from self._linear(f"{block}.attn.proj", "vision", size, heads, has_bias=True)
+            for name in config.mlp_inputs:
+                yield from self._linear(f"{block}.mlp.{name}", "vision", inner, size, has_bias=True)
+            yield from self._linear(f"{block}.mlp.linear_fc2", "vision", size, inner, has_bias=True)
+        mergers = {f"{path}.merger": config.hidden_size}
+        mergers |= {
+            f"{path}.deepstack_merger_list.{index}": config.merged_size for index in range(len(config.deepstack_blocks))
+        }
+        merged, kept = _whole(config.merged_size), self._cut(config.merged_size)
+        for merger, norm_size in mergers.items():
+            yield from self._norm(f"{merger}.norm", norm_size, has_bias=not config.is_rms, role="vision")
+            yield from self._linear(f"{merger}.linear_fc1", "vision", kept, merged, has_bias=True)
+            yield from self._linear(
+                f"{merger}.linear_fc2", "vision", _whole(config.out_hidden_size), kept, has_bias=True
+            )
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = _whole(self.config.hidden_size), config.num_heads
@@ -266,10 +299,10 @@ class _Table:
         if has_bias:
             yield self._tensor(f"{path}.bias", role, rows)
 
-    def _norm(self, path: str, size: int, *, has_bias: bool = False) -> Iterator[ModelTensor]:
-        yield self._tensor(f"{path}.weight", "norm", _whole(size))
+    def _norm(self, path: str, size: int, *, has_bias: bool = False, role: Role = "norm") -> Iterator[ModelTensor]:
+        yield self._tensor(f"{path}.weight", role, _whole(size))
         if has_bias:
-            yield self._tensor(f"{path}.bias", "norm", _whole(size))
+            yield self._tensor(f"{path}.bias", role, _whole(size))
 
     def _tensor(self, path: str, role: Role, *sizes: _Size) -> ModelTensor:
         shape, kept = zip(*sizes, strict=True)

@@ -57,6 +57,11 @@ _QWEN_VL: dict[str, Any] = {
     "use_cache": True, "use_sliding_window": False, "video_token_id": 151656, "vision_end_token_id": 151653,
     "vision_start_token_id": 151652, "vision_token_id": 151654, "vocab_size": 152064,
 }
+_QWEN3_VISION: dict[str, Any] = {
+    "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 4304, "num_heads": 16,
+    "num_position_embeddings": 2304, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}
 _EXAONE_ROPE = {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                 "original_max_position_embeddings": 8192, "rope_type": "llama3"}
 _EXAONE: dict[str, Any] = {
@@ -119,12 +124,21 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
     },
     "Qwen2-VL-7B-Instruct": {
         **_QWEN_VL, "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl",
-        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "model_type": "qwen2_vl"},
+        "vision_config": {
+            "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "in_chans": 3, "mlp_ratio": 4,
+            "model_type": "qwen2_vl", "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2,
+            "spatial_patch_size": 14, "temporal_patch_size": 2,
+        },
     },
     "Qwen2.5-VL-7B-Instruct": {
         **_QWEN_VL, "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
         "max_position_embeddings": 128000,
-        "vision_config": {"depth": 32, "hidden_size": 1280, "model_type": "qwen2_5_vl", "out_hidden_size": 3584},
+        "vision_config": {
+            "depth": 32, "fullatt_block_indexes": [7, 15, 23, 31], "hidden_act": "silu", "hidden_size": 1280,
+            "in_chans": 3, "intermediate_size": 3420, "model_type": "qwen2_5_vl", "num_heads": 16,
+            "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+            "temporal_patch_size": 2, "tokens_per_second": 2, "window_size": 112,
+        },
     },
     "Qwen3-VL-8B-Instruct": {
         "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
@@ -136,7 +150,8 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
             "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
             "rope_theta": 5000000, "use_cache": True, "vocab_size": 151936,
         },
-        "tie_word_embeddings": False, "vision_config": {"depth": 27, "model_type": "qwen3_vl"},
+        "tie_word_embeddings": False,
+        "vision_config": {**_QWEN3_VISION, "model_type": "qwen3_vl", "out_hidden_size": 4096},
     },
     "Qwen3-VL-30B-A3B-Instruct": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"], "image_token_id": 151655,
@@ -151,7 +166,7 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
             "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
             "vocab_size": 151936,
         },
-        "vision_config": {"depth": 27, "model_type": "qwen3_vl_moe"},
+        "vision_config": {**_QWEN3_VISION, "model_type": "qwen3_vl_moe", "out_hidden_size": 2048},
     },
     "granite-3.0-1b-a400m-base": {
         "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,

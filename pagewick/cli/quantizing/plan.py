@@ -112,7 +112,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     whole = source.config()
     rules = packed_rules(whole)
     config = text_config(whole)
-    model = read_config(config)
+    model = read_config(config).without_vision()
     kind, architecture = architecture_named(model.architecture)
     _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)

@@ -20,16 +20,19 @@ def vision(text: dict[str, Any], sections: list[int], **entries: Any) -> dict[st
     text = {**COMMON, **text}
     turned = {**text.pop("rope_parameters", rope(theta=1e6)["rope_parameters"]), "mrope_section": sections}
     text_config = {name: value for name, value in text.items() if value is not None}
+    vision_config = {**VISION, "out_hidden_size": text["hidden_size"], **entries.pop("vision_config", {})}
     return {
-        **dict.fromkeys(COMMON), "text_config": {**text_config, "rope_parameters": turned}, "vision_config": VISION,
-        "image_token_id": 190, "video_token_id": 191, "vision_start_token_id": 188, "vision_end_token_id": 189,
-        **entries,
+        **dict.fromkeys(COMMON), "text_config": {**text_config, "rope_parameters": turned},
+        "vision_config": vision_config, "image_token_id": 190, "video_token_id": 191, "vision_start_token_id": 188,
+        "vision_end_token_id": 189, **entries,
     }  # fmt: skip
 
 
+# A square of 5 x 5 learned positions; in Qwen2.5-VL windows of 2 x 2 rows of the output, in all blocks but one.
 VISION = {
-    "depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 24,
-    "out_hidden_size": 96, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    "depth": 3, "hidden_size": 48, "embed_dim": 48, "num_heads": 6, "patch_size": 4, "intermediate_size": 40,
+    "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 25, "window_size": 16,
+    "fullatt_block_indexes": [1],
 }  # fmt: skip
 
 VARIANTS = {
@@ -43,7 +46,9 @@ VARIANTS = {
     "qwen3-tied-bias": Variant("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3-yarn": Variant("Qwen3", {**YARN, "rms_norm_eps": 1e-3}),
     "qwen3-window": Variant("Qwen3", {**WINDOW, "max_window_layers": 1}),
-    "qwen2-vl": Variant("Qwen2VL", vision({**NO_HEAD_DIM, "rms_norm_eps": 1e-4}, [2, 3, 3])),
+    "qwen2-vl": Variant(
+        "Qwen2VL", vision({**NO_HEAD_DIM, "rms_norm_eps": 1e-4}, [2, 3, 3], vision_config={"hidden_size": 96})
+    ),
     "qwen2.5-vl-window": Variant(
         "Qwen2_5_VL",
         vision({**NO_HEAD_DIM, **WINDOW, **YARN, "max_window_layers": 2}, [2, 3, 3], tie_word_embeddings=True),

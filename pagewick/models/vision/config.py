@@ -1,0 +1,83 @@
+"""VisionConfig: a vision encoder as data. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pagewick.errors import ConfigError
+
+TENSORS: Final = r"(model\.)?visual\..*"
+"""A regular expression of the names that files give to the tensors of a vision encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """A vision transformer over the patches of one image (arXiv:2010.11929), as Qwen's models have it.
+
+    image_token_id: the token in the prompt that stands for one row of the encoder's output.
+    hidden_size: width of a patch. out_hidden_size: that of the decoder. patch_size: pixels of a patch's side.
+    temporal_patch_size: pictures in a patch; an image is repeated. merge_size: patches along a side of the square that
+    becomes one row of the output.
+    is_gated: the MLPs of blocks are activation(gate(x)) * up(x). is_rms: norms are RMS norms, else layer norms with a
+    bias. patch_bias: whether the product with a patch has a bias. rope_theta: base of the rotation by a patch's row
+    (first half of the pairs) and column (second half).
+    positions_per_side: side of the square of learned positions, which is stretched over the image; None: there are
+    none. window: rows of the output along a side of the windows in which patches see each other; None: all patches of
+    the image do. full_blocks: blocks without windows.
+    deepstack_blocks: blocks whose output is also merged and added to the decoder's hidden states, after its first
+    layer, its second one and so on (arXiv:2406.04334).
+    names: the file's names of tensors, as in NameMap.parts.
+    """
+
+    image_token_id: int
+    hidden_size: int
+    out_hidden_size: int
+    num_blocks: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    is_gated: bool = False
+    is_rms: bool = False
+    norm_eps: float = 1e-6
+    patch_bias: bool = False
+    rope_theta: float = 10000.0
+    positions_per_side: int | None = None
+    window: int | None = None
+    full_blocks: tuple[int, ...] = ()
+    deepstack_blocks: tuple[int, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def merged_size(self) -> int:
+        """Width of the patches that become one row of the output, side by side."""
+        return self.hidden_size * self.merge_size**2
+
+    @property
+    def patch_shape(self) -> tuple[int, int, int, int]:
+        """The numbers of a patch in the file's order: colours, pictures, rows, columns."""
+        return 3, self.temporal_patch_size, self.patch_size, self.patch_size
+
+    @property
+    def mlp_inputs(self) -> tuple[str, ...]:
+        """Names of the projections of a block's MLP before the activation."""
+        return ("gate_proj", "up_proj") if self.is_gated else ("linear_fc1",)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise ConfigError unless each of `num_ranks` ranks gets a head.
+
+        Their numbers may differ by one, as no rank stores keys or values of images: a decoder of 28 heads runs on 7
+        ranks, whatever the number of heads that its encoder has.
+        """
+        if num_ranks > self.num_heads:
+            raise ConfigError(
+                f"--tensor-parallel-size {num_ranks} is more than the vision encoder's {self.num_heads} attention heads"
+                "; use fewer ranks, or --language-model-only if no request has images"
+            )
