@@ -1,0 +1,128 @@
+"""Turns image files, which come from strangers, into pictures of the size that a model reads.
+
+Nothing else here needs numpy and Pillow, so that a server that gets no images does not import them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.images.headers import Format, Header, check_num_pixels, measured
+from pagewick.images.settings import ImageSettings
+
+# Rows of an image that are laid on white at once.
+_STRIP_ROWS = 256
+# Not Image.open: it tries every format that some library has registered, and takes photos of cameras that hold a
+# preview, too, for several pictures.
+_READERS: dict[Format, Callable[[io.BytesIO], ImageFile]] = {
+    Format.PNG: PngImageFile,
+    Format.JPEG: JpegImageFile,
+    Format.WEBP: WebPImageFile,
+    Format.GIF: GifImageFile,
+    Format.BMP: BmpImageFile,
+}
+# The number of an orientation (Exif 3.0, section 4.6.5.1.6) -> the operation that turns such an image upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Picture(NamedTuple):
+    """pixels: uint8 [height, width, 3], red, green and blue, resized, not normalized. num_tokens: its placeholders."""
+
+    pixels: npt.NDArray[np.uint8]
+    num_tokens: int
+
+
+def prepare(data: bytes, settings: ImageSettings) -> Picture:
+    """Decode a file, and resize the image for a model.
+
+    The image is turned upright and becomes red, green and blue; what is transparent becomes white.
+    Raises InvalidRequestError for a damaged, truncated, animated, too large or too narrow image.
+    """
+    header = measured(data)
+    settings.resized(header.height, header.width)
+    with _refusing_damage(f"its {header.format.value} file"):
+        return picture_of(_decoded(data, header), settings)
+
+
+def picture_of(image: Image.Image, settings: ImageSettings) -> Picture:
+    """Do the same for an image of Pillow's, which may be a file that Pillow has not read yet."""
+    check_num_pixels(image.height, image.width)
+    settings.resized(image.height, image.width)
+    with _refusing_damage("it"):
+        image = _upright(image)
+        height, width = settings.resized(image.height, image.width)
+        resized = _rgb(image).resize((width, height), Image.Resampling.BICUBIC)
+    return Picture(np.asarray(resized), height * width // settings.token_side**2)
+
+
+@contextmanager
+def _refusing_damage(what: str) -> Iterator[None]:
+    """Raise InvalidRequestError for all exceptions."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    # Pillow raises almost anything for a damaged file: OSError, SyntaxError, ValueError, struct.error and others.
+    except Exception as error:
+        reason = " ".join((str(error) or type(error).__name__).split())[:120]
+        raise InvalidRequestError(f"{what} cannot be read ({reason}); send the whole file, undamaged") from error
+
+
+def _decoded(data: bytes, header: Header) -> Image.Image:
+    """Return the whole image. Raises InvalidRequestError, and any exception of Pillow's."""
+    image = _READERS[header.format](io.BytesIO(data))
+    # A file may contradict itself, and Pillow finds another size than the one that was checked.
+    if image.size != (header.width, header.height):
+        raise InvalidRequestError(f"its {header.format.value} file names several sizes; save it anew")
+    if getattr(image, "is_animated", False):
+        raise UnsupportedError(f"its {header.format.value} file is animated; send one frame of it")
+    image.load()
+    if image.size != (header.width, header.height):
+        raise InvalidRequestError(f"its {header.format.value} file names several sizes; save it anew")
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image turned as its EXIF orientation says; the same one if that says nothing."""
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    # A camera's notes may be damaged in an image that is not.
+    except Exception:
+        turn = None
+    return image if turn is None else image.transpose(turn)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Return an image in red, green and blue, laid on white if it has transparent parts."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    whole = Image.new("RGB", image.size)
+    # In strips, which need little memory beside the image itself.
+    for top in range(0, image.height, _STRIP_ROWS):
+        box = (0, top, image.width, min(top + _STRIP_ROWS, image.height))
+        strip = image.crop(box).convert("RGBA")
+        white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+        whole.paste(Image.alpha_composite(white, strip).convert("RGB"), box)
+    return whole
