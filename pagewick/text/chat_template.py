@@ -26,7 +26,9 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
+from pagewick.errors import InvalidRequestError, ModelLoadError
+from pagewick.images.sources import ImageSource
+from pagewick.text.content_parts import Message, template_content
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.template_environment import MAX_CHARS, TemplateEnvironment, time_limit
@@ -41,14 +43,13 @@ END_OF_MESSAGE = "\udfff"
 # The names that templates use for a message's thoughts. Clients send thoughts back under any of them.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
-Message = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt in pieces; no token may span two of them. `text` is the whole prompt."""
+    """A prompt in pieces; no token may span two of them. `text` is the whole prompt. images: those of its messages."""
 
     pieces: tuple[str, ...]
+    images: tuple[ImageSource, ...] = ()
 
     @property
     def text(self) -> str:
@@ -116,7 +117,8 @@ class ChatTemplate:
 
         messages, tools: plain data in OpenAI's form. template_kwargs, documents: variables of the template.
         continue_final_message: end the prompt where the text of the last message ends, without a generation prompt.
-        Raises InvalidRequestError if the template rejects the messages, UnsupportedError for content that is not text.
+        A part of the content may be {"type": "image"}, for which the template writes a placeholder; content_parts.py.
+        Raises InvalidRequestError if the template rejects the messages, UnsupportedError for other content.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         reading = self._readings[name]
@@ -136,7 +138,7 @@ class ChatTemplate:
     def _prepare(self, message: Message, index: int, reading: TemplateReading) -> dict[str, Any]:
         """Convert a message to the form that the template expects."""
         plain = {key: value for key, value in message.items() if value is not None and value != []}
-        content = _content(message.get("content"), f"messages[{index}].content", has_parts=reading.has_parts)
+        content = template_content(message.get("content"), f"messages[{index}].content", has_parts=reading.has_parts)
         if content is not None or reading.has_none:
             plain["content"] = content
         if plain.get("role") == "developer" and not self._knows_developer:
@@ -196,46 +198,6 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise InvalidRequestError(f"the chat template rejects the messages: {reason}", param="messages") from error
-
-
-def _content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[str, str]] | None:
-    """Convert a message's content, which is a string or a list of parts.
-
-    has_parts: the template reads parts. For other templates the parts are joined to one text with line breaks.
-    """
-    if not has_parts or content is None or isinstance(content, str):
-        return text_content(content, param)
-    return [{"type": "text", "text": text} for text in _texts(content, param)] or None
-
-
-def text_content(content: Any, param: str) -> str | None:
-    """Return a message's content, a string or a list of parts, as one text. param: its place in the request.
-
-    Raises InvalidRequestError, and UnsupportedError for a part that is not text.
-    """
-    if content is None or isinstance(content, str):
-        return content
-    texts = _texts(content, param)
-    return "\n".join(texts) if texts else None
-
-
-def _texts(parts: Any, param: str) -> list[str]:
-    if not isinstance(parts, list):
-        raise InvalidRequestError("content must be a string or a list of parts", param=param)
-    return [_part_text(part, param) for part in parts]
-
-
-def _part_text(part: Any, param: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str):
-        message = 'a content part needs a type, such as {"type": "text", "text": "..."}'
-        raise InvalidRequestError(message, param=param)
-    if kind not in ("text", "refusal"):
-        raise UnsupportedError(f"this model reads text only; a content part has type {kind[:64]!r}", param=param)
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"a content part of the type {kind!r} needs a string {kind!r}", param=param)
-    return text
 
 
 def _with_arguments(call: Any, form: Arguments) -> Any:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
-from pagewick.errors import InvalidRequestError, ModelLoadError
-from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
+from pagewick.engine.messages import ImageInput
+from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
+from pagewick.images.sources import ImageSource
+from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, RenderedPrompt
+from pagewick.text.content_parts import Message, check_images, take_images
 from pagewick.text.control_tokens import CUT, Cutter
+from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader, PlacedImage, PromptTokens
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
@@ -70,6 +75,10 @@ class EncodeOptions(TypedDict, total=False):
     num_output_tokens: int
 
 
+class ChatEncodeOptions(ChatOptions, EncodeOptions, total=False):
+    """Options of PromptEncoder.place_chat."""
+
+
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
     """The tokens that ask a code model for the text between a prefix and a suffix.
@@ -114,7 +123,7 @@ class PromptEncoder:
     max_model_len: the longest sequence in tokens; a function if a restarted engine may have another limit.
     reasoning_tags: None for a model without tags. part_formats: the known formats in which it writes tool calls and the
     like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
-    call_format: this format.
+    call_format: this format. images: None for a model that reads no images.
     can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, or a budget, which
     `render_chat` then sets too.
     """
@@ -126,8 +135,10 @@ class PromptEncoder:
         *,
         max_model_len: int | Callable[[], int],
         tool_call_parser: str | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.images = images
         self._max_model_len = max_model_len
         self.reasoning_tags = (
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
@@ -199,10 +210,13 @@ class PromptEncoder:
             if switch is False:
                 variables.setdefault(BUDGET_VARIABLE, 0)
         is_continued = how.get("continue_final_message", False)
+        check_images(messages, reads_images=self.images is not None)
         messages, tools = self._tools(template).prepared(messages, tools, is_continued=is_continued)
+        # Only now: a message that moved has taken its images along.
+        messages, images = take_images(messages)
         if variables.keys().isdisjoint((_TOOLS_AS_JSON, _TOOLS_IN_PYTHON)):
             variables |= self._named_tools(template, tools)
-        return template.render(
+        rendered = template.render(
             messages,
             tools,
             how.get("add_generation_prompt", True),
@@ -210,26 +224,71 @@ class PromptEncoder:
             documents=how.get("documents"),
             **variables,
         )
+        return replace(rendered, images=tuple(images))
 
-    def encode_rendered(
+    def encode_rendered(self, rendered: RenderedPrompt, **how: Unpack[EncodeOptions]) -> list[int]:
+        """Encode a rendered conversation; options as in `encode`, except that add_special_tokens is off by default.
+
+        Each placeholder is repeated as often as its image has tokens. Chat templates write special tokens themselves.
+        """
+        return self.place_rendered(rendered, **how).token_ids
+
+    def place_rendered(
         self,
         rendered: RenderedPrompt,
         *,
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         num_output_tokens: int = 1,
-    ) -> list[int]:
-        """Encode a rendered conversation; options as in `encode`.
+    ) -> PromptTokens:
+        """Encode a rendered conversation as `encode_rendered` does, and return its images, too, not decoded yet.
 
-        Chat templates write special tokens themselves, so add_special_tokens is off by default.
+        Raises UnsupportedError for images in a prompt that is truncated, which could cut an image into two.
         """
         num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
+        if rendered.images and num_kept is not None:
+            message = "a prompt with images cannot be truncated; leave out truncate_prompt_tokens, or send less"
+            raise UnsupportedError(message, param="truncate_prompt_tokens")
+        place = self._placing(rendered.images, "messages", num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
         token_ids = self.tokenizer.encode_pieces(rendered.pieces, max_len=max_len, num_last=num_kept)
         if add_special_tokens:
             begin = self.tokenizer.start_token_ids
             token_ids = token_ids if token_ids[: len(begin)] == begin else [*begin, *token_ids]
-        return token_ids if num_kept is None else token_ids[-num_kept:]
+        return place(token_ids if num_kept is None else token_ids[-num_kept:])
+
+    def place_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **how: Unpack[ChatEncodeOptions],
+    ) -> PromptTokens:
+        """Do what `render_chat` and `place_rendered` do, one after the other."""
+        encoding: Any = {name: how[name] for name in EncodeOptions.__annotations__ if name in how}  # type: ignore[literal-required]
+        rendering: Any = {name: value for name, value in how.items() if name not in encoding}
+        return self.place_rendered(self.render_chat(messages, tools, **rendering), **encoding)
+
+    def place_images(self, prompt: str | list[int], images: Sequence[ImageSource]) -> PromptTokens:
+        """Encode a text, or take token ids, with one placeholder token for each image. Raises as `place_rendered`."""
+        place = self._placing(images, MULTI_MODAL_DATA, 1)
+        return place(self.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    def read_image(self, placed: PlacedImage, param: str) -> ImageInput:
+        """Decode an image that one of the methods above has placed; see ImageReader.read."""
+        assert self.images is not None, "an image was placed without a reader"
+        return self.images.read(placed, param=param)
+
+    def _placing(
+        self, sources: Sequence[ImageSource], param: str, num_output_tokens: int
+    ) -> Callable[[list[int]], PromptTokens]:
+        """Load images, and return a function that gives them their places in a prompt's tokens."""
+        reader, max_len = self.images, self.max_model_len
+        if not sources:
+            return PromptTokens
+        if reader is None:
+            raise UnsupportedError("this model reads no images; leave them out, or use a model that does", param=param)
+        images = reader.loaded(sources, max_len=max_len, param=param)
+        return partial(reader.placed, images=images, max_len=max_len, num_output_tokens=num_output_tokens, param=param)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""

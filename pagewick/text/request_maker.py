@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.engine.messages import EngineRequest, ImageInput, RequestOptions
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.outputs import PartKind
 from pagewick.pooling_params import PoolingParams
@@ -148,10 +148,18 @@ class RequestMaker:
         self._checker.close()
 
     def make(
-        self, request_id: str, prompt_token_ids: list[int], plan: RequestPlan, *, seed: int, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        plan: RequestPlan,
+        *,
+        seed: int,
+        prompt: str | None = None,
+        images: Sequence[ImageInput] = (),
     ) -> tuple[EngineRequest, RequestStream]:
         """Make the engine's request, not yet checked against the engine's limits, and the stream of its response.
 
+        images: what the placeholders among the prompt's tokens stand for, in order.
         Raises InvalidRequestError for a string that is not valid Unicode.
         """
         self.prepare(plan)
@@ -169,6 +177,7 @@ class RequestMaker:
             constraint=self._constraint(plan, reasoning),
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
             pooling=(plan.pooling and plan.pooling.pooling) or "",
+            images=images,
         )
         splitting = self._splitting(prompt_token_ids, plan, reasoning)
         stream = RequestStream(

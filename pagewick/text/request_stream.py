@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagewick import errors
-from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
+from pagewick.engine.messages import EngineRequest, ImageInput, RequestDelta, RequestOptions
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError, QueueFullError
 from pagewick.log import get_logger
 from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
@@ -174,6 +174,7 @@ def engine_request(
     constraint: Any = None,
     opening_ids: Sequence[int] = (),
     pooling: str = "",
+    images: Sequence[ImageInput] = (),
 ) -> EngineRequest:
     """Make the engine's request. The engine does not see text: it gets no stop strings, and other strings as tokens.
 
@@ -196,6 +197,7 @@ def engine_request(
         constraint=constraint,
         opening_ids=list(opening_ids),
         pooling=pooling,
+        images=list(images),
     )
 
 

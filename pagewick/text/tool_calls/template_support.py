@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pagewick.errors import InvalidRequestError, PagewickError
-from pagewick.text.chat_template import text_content
+from pagewick.errors import InvalidRequestError, PagewickError, UnsupportedError
+from pagewick.text.content_parts import has_images, text_content
 from pagewick.text.tool_calls.messages import Message, has_calls, with_checked_calls
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall
@@ -101,7 +101,8 @@ class ToolPrompts:
         if is_written or is_described:
             # Some messages become parts of others here, where the template's own check would not see what is no text.
             for place, message in enumerate(messages):
-                text_content(message.get("content"), f"messages[{place}].content")
+                if not has_images(content := message.get("content")):
+                    text_content(content, f"messages[{place}].content")
         if is_written:
             messages = self._with_calls(with_checked_calls(messages, self._form.prompt_id))
         if tools and is_described:
@@ -118,6 +119,9 @@ class ToolPrompts:
                 message = {**message, "content": _joined(message.get("content"), self._calls_of(message))}
                 del message["tool_calls"]
             elif message["role"] == "tool" and not support.writes_results:
+                if has_images(message.get("content")):
+                    reason = "this model reads no images in the results of tools; send them in a message of the user's"
+                    raise UnsupportedError(reason, param="messages")
                 text = f"<tool_response>\n{_text_of(message.get('content'))}\n</tool_response>"
                 if written and written[-1].get("is_result"):
                     written[-1]["content"] += f"\n{text}"
@@ -146,7 +150,7 @@ class ToolPrompts:
         if not messages or messages[0].get("role") != "user":
             message = "this model has no system role, and its tools are described in the first message, the user's"
             raise InvalidRequestError(message, param="messages")
-        return [{**messages[0], "content": f"{text}\n\n{_text_of(messages[0].get('content'))}"}, *messages[1:]]
+        return [{**messages[0], "content": _joined_before(text, messages[0].get("content"))}, *messages[1:]]
 
 
 def description_of(tools: Tools, form: CallFormat) -> str:
@@ -186,8 +190,16 @@ def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": None}
 
 
-def _joined(content: Any, text: str) -> str:
+def _joined(content: Any, text: str) -> str | list[Any]:
+    if has_images(content):
+        return [*content, {"type": "text", "text": f"\n\n{text}"}]
     return f"{before}\n\n{text}" if (before := _text_of(content)) else text
+
+
+def _joined_before(text: str, content: Any) -> str | list[Any]:
+    if has_images(content):
+        return [{"type": "text", "text": f"{text}\n\n"}, *content]
+    return f"{text}\n\n{_text_of(content)}"
 
 
 def _text_of(content: Any) -> str:

@@ -1,0 +1,177 @@
+"""ImageReader: puts the images of a request into the places that its prompt has for them.
+
+A prompt has one placeholder token for each image. It is repeated as often as the image has tokens, which follows from
+the size in the file's header alone: nothing is decoded for a prompt that is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pagewick.engine.messages import ImageInput
+from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.images.settings import ImageSettings
+from pagewick.images.sources import ImageSource, LoadedImage, load
+
+# The field of a prompt with images, in vLLM's words.
+MULTI_MODAL_DATA = "multi_modal_data"
+# Limits of one request.
+MAX_IMAGES = 64
+# Pixels of the files: about as many seconds of a processor's time as this is times 2**26.
+MAX_FILE_PIXELS = 2**28
+# Pixels of the resized images, which take three bytes each in the message to the engine.
+MAX_RESIZED_PIXELS = 2**26
+
+
+class ModelInput(NamedTuple):
+    """The tokens of a prompt, and the images that its placeholders stand for."""
+
+    token_ids: list[int]
+    images: Sequence[ImageInput] = ()
+
+    @property
+    def short_token_ids(self) -> list[int]:
+        """The token ids with one placeholder for each image, for people who read the prompt."""
+        short, end = [], 0
+        for one in self.images:
+            short += self.token_ids[end : one.start + 1]
+            end = one.start + one.num_tokens
+        return short + self.token_ids[end:]
+
+
+class PlacedImage(NamedTuple):
+    """An image that is not decoded yet. number: its place in the request, from 1. start, num_tokens: as in ImageInput.
+
+    width and height of the image itself are those of the file.
+    """
+
+    number: int
+    start: int
+    num_tokens: int
+    image: LoadedImage
+
+
+class PromptTokens(NamedTuple):
+    """A prompt's token ids, with the placeholders of all images repeated."""
+
+    token_ids: list[int]
+    images: Sequence[PlacedImage] = ()
+
+
+class ImageReader:
+    """Reads the images of one model's requests; may be used by several threads at once.
+
+    token_id: the placeholder token. token: its text, for errors.
+    """
+
+    def __init__(self, settings: ImageSettings, token_id: int, token: str | None = None) -> None:
+        self._settings = settings
+        self._token_id = token_id
+        self._token = token or f"token {token_id}"
+
+    @classmethod
+    def of(cls, directory: str | Path, token_id: int | None, token: str | None = None) -> Self | None:
+        """Read the settings of a model directory; None for a model without a placeholder token, which reads no images.
+
+        Raises ModelLoadError.
+        """
+        return None if token_id is None else cls(ImageSettings.read(Path(directory)), token_id, token)
+
+    def loaded(self, sources: Sequence[ImageSource], *, max_len: int, param: str) -> list[PlacedImage]:
+        """Return the images with their numbers of tokens; they have no places yet.
+
+        max_len: the model's context length. param: the field with the images.
+        Raises InvalidRequestError for an image that cannot be read, for too many or too large ones, and
+        ContextLengthError if they cannot fit the context.
+        """
+        if len(sources) > MAX_IMAGES:
+            message = f"a request may have at most {MAX_IMAGES} images; it has {len(sources)}"
+            raise InvalidRequestError(message, param=param)
+        images: list[PlacedImage] = []
+        num_file_pixels = num_pixels = 0
+        for number, source in enumerate(sources, start=1):
+            with _naming(number, param):
+                image = load(source)
+                height, width = self._settings.resized(image.height, image.width)
+                images.append(PlacedImage(number, 0, self._settings.num_tokens(image.height, image.width), image))
+            num_file_pixels += image.height * image.width
+            num_pixels += height * width
+        num_tokens = sum(one.num_tokens for one in images)
+        if num_tokens > max_len:
+            raise ContextLengthError(
+                f"This model's maximum context length is {max_len} tokens. The images alone have {num_tokens}; send "
+                "fewer or smaller ones.",
+                param=param,
+            )
+        for count, limit in ((num_file_pixels, MAX_FILE_PIXELS), (num_pixels, MAX_RESIZED_PIXELS)):
+            if count > limit:
+                message = (
+                    f"the images of a request may have at most {limit} pixels; they have {count}. Make them smaller"
+                )
+                raise InvalidRequestError(message, param=param)
+        return images
+
+    def placed(
+        self,
+        token_ids: Sequence[int],
+        images: Sequence[PlacedImage],
+        *,
+        max_len: int,
+        num_output_tokens: int,
+        param: str,
+    ) -> PromptTokens:
+        """Repeat each placeholder as often as its image has tokens. images: the result of `loaded`.
+
+        num_output_tokens: those that must have room behind the prompt.
+        Raises InvalidRequestError unless there is one placeholder for each image, and ContextLengthError.
+        """
+        num_places = token_ids.count(self._token_id)
+        if num_places != len(images):
+            message = (
+                f"the prompt has {num_places} places for images ({self._token}), and the request has {len(images)} "
+                "images; it needs one place for each image. If a chat template has made the prompt, use the model's own"
+            )
+            raise InvalidRequestError(message, param=param)
+        num_tokens = len(token_ids) - len(images) + sum(one.num_tokens for one in images)
+        if num_tokens + num_output_tokens > max_len:
+            raise ContextLengthError(
+                f"This model's maximum context length is {max_len} tokens. However, you requested "
+                f"{num_tokens + num_output_tokens} tokens ({num_tokens} in the prompt with its images, "
+                f"{num_output_tokens} in the completion). Shorten the prompt, send fewer or smaller images, or lower "
+                "max_tokens.",
+                param="max_tokens" if num_tokens < max_len else param,
+            )
+        whole: list[int] = []
+        placed: list[PlacedImage] = []
+        position = 0
+        for one in images:
+            place = token_ids.index(self._token_id, position)
+            whole += token_ids[position:place]
+            placed.append(one._replace(start=len(whole)))
+            whole += [self._token_id] * one.num_tokens
+            position = place + 1
+        whole += token_ids[position:]
+        return PromptTokens(whole, placed)
+
+    def read(self, placed: PlacedImage, *, param: str) -> ImageInput:
+        """Decode and resize an image, which may take seconds. param: as in `loaded`. Raises InvalidRequestError."""
+        with _naming(placed.number, param):
+            picture = placed.image.picture(self._settings)
+            if picture.num_tokens != placed.num_tokens:
+                raise InvalidRequestError("its size has changed while it was read; send another copy of it")
+        height, width, _ = picture.pixels.shape
+        return ImageInput(placed.start, placed.num_tokens, height, width, picture.pixels.tobytes())
+
+
+@contextmanager
+def _naming(number: int, param: str) -> Iterator[None]:
+    """Let errors name the image, and the field if they have none."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.args = (f"image {number} of the request: {error}",)
+        error.param = error.param or param
+        raise
