@@ -7,16 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig
-from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError
+from pagewick.engine.messages import ModelInfo
+from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
+from pagewick.images.addresses import is_data
+from pagewick.images.sources import ImageSource, is_source
 from pagewick.models.registry import read_config
 from pagewick.option_checks import flag_of
 from pagewick.other_names import ALIASES
 from pagewick.sampling_params import SamplingParams, default_sampling_params
-from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.content_parts import Message
+from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_settings
 from pagewick.weights.description import is_gguf, read_configs
@@ -25,14 +30,14 @@ from pagewick.weights.hub import local_model
 _Item = TypeVar("_Item")
 
 Model = EngineConfig | str | os.PathLike[str] | None
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # The keys of a dict that is a prompt, and what becomes of vLLM's others.
 _PROMPT_PARTS = ("prompt", "prompt_token_ids")
 _NOT_IN_PROMPTS = {
     "cache_salt": "give options=RequestOptions(cache_salt=...)",
-    **dict.fromkeys(
-        ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"), "images and sound are not supported yet"
-    ),
+    "multi_modal_uuids": "the prefix cache knows an image by its pixels; leave it out",
+    "mm_processor_kwargs": "the model's own settings apply to its images; leave it out",
 }
 _DRAFTING = (lambda config: config.speculative_method != "none", "--speculative-method or --speculative-model")
 _LOOKING_UP = (lambda config: config.speculative_method == "ngram", "--speculative-method ngram")
@@ -180,6 +185,13 @@ def check_prompt(prompt: object) -> None:
         raise ArgumentError(f"a prompt must be a text, a list of token ids or a dict with one; got {_shown(prompt)}")
 
 
+def all_prompts(given: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return one prompt, or many, as many. Raises ArgumentError for what cannot be a prompt."""
+    check_prompt(given)
+    is_one = isinstance(given, str | Mapping) or (bool(given) and is_token_id(given[0]))
+    return cast(Sequence[Prompt], [given] if is_one else given)
+
+
 def prompt_parts(prompt: object) -> tuple[str | None, list[int] | None]:
     """Return a prompt's text and its token ids; only a dict may have both, and the model then reads the token ids.
 
@@ -189,7 +201,7 @@ def prompt_parts(prompt: object) -> tuple[str | None, list[int] | None]:
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     parts: Mapping[Any, Any] = prompt if isinstance(prompt, Mapping) else {key: prompt}
     for name, value in parts.items():
-        if name not in _PROMPT_PARTS and value:
+        if name not in (*_PROMPT_PARTS, MULTI_MODAL_DATA) and value:
             reason = _NOT_IN_PROMPTS.get(name, f"known are {' and '.join(_PROMPT_PARTS)}")
             raise ArgumentError(f"a prompt has no {name}; {reason}")
     text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
@@ -199,6 +211,59 @@ def prompt_parts(prompt: object) -> tuple[str | None, list[int] | None]:
         return text, None
     check_prompt(token_ids)
     return text, plain_token_ids(token_ids)
+
+
+def prompt_images(prompt: object) -> list[ImageSource]:
+    """Return the images of a prompt, {"multi_modal_data": {"image": one or a list of them}} as vLLM has it.
+
+    A string is a data: address or the path of a file. Raises ArgumentError, and UnsupportedError for sound and video.
+    """
+    data = prompt.get(MULTI_MODAL_DATA) if isinstance(prompt, Mapping) else None
+    if data is None:
+        return []
+    if not isinstance(data, Mapping):
+        raise ArgumentError(f'{MULTI_MODAL_DATA} must be a dict such as {{"image": image}}; got {_shown(data)}')
+    if others := [str(name) for name, value in data.items() if name != "image" and value is not None]:
+        message = f"{MULTI_MODAL_DATA} has {others[0][:80]!r}; of these, Pagewick reads images only"
+        raise UnsupportedError(message, param=MULTI_MODAL_DATA)
+    given = data.get("image")
+    images = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    for image in images:
+        if not is_source(image):
+            message = "an image must be a path, bytes, a data: address, an image of Pillow's or an array"
+            raise ArgumentError(f"{message}; got {_shown(image)}")
+    return [_with_path(image) for image in images]
+
+
+def refuse_images(prompts: Iterable[object]) -> None:
+    """Raise UnsupportedError for prompts with images, where embeddings are made."""
+    if any(map(prompt_images, prompts)):
+        raise UnsupportedError("embeddings are made of texts only; leave the images out", param=MULTI_MODAL_DATA)
+
+
+def with_paths(messages: Sequence[Message]) -> list[Message]:
+    """Return messages of a Python program, in which the string of {"type": "image", "image": "..."} may be a path."""
+
+    def read(part: Any) -> Any:
+        if isinstance(part, Mapping) and part.get("type") == "image" and isinstance(part.get("image"), str):
+            return {**part, "image": _with_path(part["image"])}
+        return part
+
+    return [
+        {**one, "content": [read(part) for part in one["content"]]} if isinstance(one.get("content"), list) else one
+        for one in messages
+    ]
+
+
+def _with_path(image: ImageSource) -> ImageSource:
+    return Path(image) if isinstance(image, str) and "://" not in image and not is_data(image) else image
+
+
+def image_reader(config: EngineConfig, info: ModelInfo, tokenizer: Tokenizer) -> ImageReader | None:
+    """Return what reads images for a model; None if it reads none. Raises ModelLoadError for missing settings."""
+    token_id = info.image_token_id
+    token = None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)
+    return ImageReader.of(config.model, token_id, token)
 
 
 def plain_token_ids(token_ids: Sequence[Any]) -> list[int]:

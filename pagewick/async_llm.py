@@ -20,10 +20,11 @@ from typing import Any, Self, Unpack
 
 from pagewick import api_arguments
 from pagewick.api_arguments import Model, check_sampling_params, engine_config, load_text
+from pagewick.async_prompts import AsyncPrompts
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
+from pagewick.engine.messages import EngineStats, ImageInput, ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
@@ -32,15 +33,15 @@ from pagewick.local_models import with_local_models
 from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput
 from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.content_parts import Message
 from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.image_prompts import ImageReader
 from pagewick.text.part_splitter import PartFormat
-from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
-from pagewick.text.reasoning import ReasoningTags
+from pagewick.text.prompts import PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
-from pagewick.text_threads import TextThreads
 
 SEED_BITS = 63
 
@@ -55,7 +56,7 @@ async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call
     return await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncPrompts):
     """An engine process with its tokenizer and chat template. Created by `start`."""
 
     def __init__(
@@ -70,17 +71,22 @@ class AsyncEngine:
         part_formats: Sequence[PartFormat] | None = None,
         tool_call_parser: str | None = None,
         grammar_limits: GrammarLimits | None = None,
+        images: ImageReader | None = None,
     ) -> None:
-        """part_formats: formats of tool calls and the like; None: the model's. tool_call_parser: see `start`."""
-        self._client = client
-        self.session_ttl_s = session_ttl_s
-        self.tokenizer = tokenizer
-        self._prompts = PromptEncoder(
+        """part_formats: formats of tool calls and the like; None: the model's. tool_call_parser: see `start`.
+
+        images: None for a model that reads no images.
+        """
+        prompts = PromptEncoder(
             tokenizer,
             chat_template,
             max_model_len=lambda: client.info.max_model_len,
             tool_call_parser=tool_call_parser,
+            images=images,
         )
+        super().__init__(prompts)
+        self._client = client
+        self.session_ttl_s = session_ttl_s
         formats = self._prompts.part_formats if part_formats is None else part_formats
         tags, vocab_size = self._prompts.reasoning_tags, client.info.vocab_size
         self._requests = RequestMaker(tokenizer, tags, vocab_size, formats, limits=grammar_limits)
@@ -88,7 +94,6 @@ class AsyncEngine:
         self.chosen_defaults: Collection[str] = ()  # the names of those that a user chose instead of the model's
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
-        self._threads = TextThreads()
 
     @classmethod
     async def start(
@@ -120,7 +125,10 @@ class AsyncEngine:
     def over(
         cls, client: Client, config: EngineConfig, text: Text, *, seed: int | None, tool_call_parser: str | None
     ) -> Self:
-        """Return an AsyncEngine over an engine that was started with this config. text: the result of load_text."""
+        """Return an AsyncEngine over an engine that was started with this config. text: the result of load_text.
+
+        Raises ModelLoadError if the model reads images, and its directory does not say how.
+        """
         tokenizer, template, default_params = text
         return cls(
             client,
@@ -131,6 +139,7 @@ class AsyncEngine:
             session_ttl_s=config.session_ttl,
             tool_call_parser=tool_call_parser,
             grammar_limits=GrammarLimits.of(config),
+            images=api_arguments.image_reader(config, client.info, tokenizer),
         )
 
     @property
@@ -153,71 +162,9 @@ class AsyncEngine:
         return self._client.health
 
     @property
-    def reasoning_tags(self) -> ReasoningTags | None:
-        """The model's reasoning tags; None if it has none."""
-        return self._prompts.reasoning_tags
-
-    @property
     def part_kinds(self) -> frozenset[PartKind]:
         """The kinds of parts that can be separated from text in the model's output."""
         return self._requests.kinds
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._prompts.has_chat_template
-
-    @property
-    def can_think_by_switch(self) -> bool:
-        """Whether the model's chat template reads enable_thinking."""
-        return self._prompts.can_think_by_switch
-
-    async def encode(self, prompt: str, **how: Unpack[EncodeOptions]) -> list[int]:
-        """Encode a prompt; see PromptEncoder.encode."""
-        return await self._threads.run(partial(self._prompts.encode, prompt, **how))
-
-    async def render_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
-    ) -> str:
-        """Render the prompt of a conversation as text; see PromptEncoder.render_chat."""
-        rendered = await self._threads.run(partial(self._prompts.render_chat, messages, tools, **how))
-        return rendered.text
-
-    async def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_special_tokens: bool = False,
-        truncate_prompt_tokens: int | None = None,
-        num_output_tokens: int = 1,
-        **how: Unpack[ChatOptions],
-    ) -> list[int]:
-        """Encode the prompt that `render_chat` renders; other options as in `encode`.
-
-        add_special_tokens: add special tokens that templates usually write themselves.
-        """
-
-        def encode() -> list[int]:
-            return self._prompts.encode_rendered(
-                self._prompts.render_chat(messages, tools, **how),
-                add_special_tokens=add_special_tokens,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                num_output_tokens=num_output_tokens,
-            )
-
-        return await self._threads.run(encode)
-
-    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
-        return await self._threads.run(partial(self._prompts.encode_infill, prefix, suffix))
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""
-        return self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Decode each token alone; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
-        return self._prompts.token_strings(token_ids)
 
     async def prepare(
         self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
@@ -270,15 +217,21 @@ class AsyncEngine:
         request_id: str | None = None,
         on_delta: OnDelta | None = None,
         stream_interval: int = 1,
+        images: Sequence[ImageInput] = (),
     ) -> Generation:
-        """Make a request from a plan that `prepare` has checked; otherwise like `request`, and as Generation says."""
+        """Make a request from a plan that `prepare` has checked; otherwise like `request`, and as Generation says.
+
+        images: those of a ModelInput, whose token_ids are the prompt.
+        """
         if not self.is_alive:
             raise EngineDeadError(self.health.reason, retry_after_s=self.health.retry_after_s)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise InvalidRequestError(f"a request {request_id} is already running", param="request_id")
         seed = self._seeds.getrandbits(SEED_BITS) if plan.params.seed is None else plan.params.seed
-        request, stream = self._requests.make(request_id, prompt_token_ids, plan, seed=seed, prompt=prompt)
+        request, stream = self._requests.make(
+            request_id, prompt_token_ids, plan, seed=seed, prompt=prompt, images=images
+        )
         check_request(request, self.info)
         return Generation(self._client, request, stream, self._generations, on_delta, stream_interval)
 
@@ -303,10 +256,11 @@ class AsyncEngine:
         check_sampling_params(sampling_params)
         text: str | None = None
         if is_chat := api_arguments.is_conversation(prompt):
-            token_ids = await self.encode_chat(prompt)
+            token_ids, images = await self.chat_input(api_arguments.with_paths(prompt))
         else:
             text, given = api_arguments.prompt_parts(prompt)
-            token_ids = await self.encode(text or "") if given is None else given
+            sources = api_arguments.prompt_images(prompt)
+            token_ids, images = await self.prompt_input((text or "") if given is None else given, sources)
         params = sampling_params or self.default_params
         plan = await self.prepare(
             params,
@@ -315,7 +269,7 @@ class AsyncEngine:
             thinking_budget=thinking_budget,
             split_parts=is_chat,
         )
-        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
+        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id, images=images)
         async with generation:
             async for _ in generation:
                 yield generation.output
@@ -329,6 +283,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
+        api_arguments.refuse_images([prompt])
         text, given = api_arguments.prompt_parts(prompt)
         token_ids = await self.encode(text or "") if given is None else given
         pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)

@@ -13,22 +13,26 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from msgspec import structs
 
 from pagewick.api_arguments import (
     Model,
+    Prompt,
+    all_prompts,
     check_conversation,
-    check_prompt,
     check_sampling_params,
     engine_config,
     for_each,
+    image_reader,
     is_conversation,
-    is_token_id,
     load_text,
+    prompt_images,
     prompt_parts,
+    refuse_images,
     request_arguments,
+    with_paths,
 )
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
@@ -40,16 +44,16 @@ from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep, progress
 from pagewick.outputs import EmbeddingRequestOutput, RequestOutput
 from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.chat_template import Message
+from pagewick.text.content_parts import Message
 from pagewick.text.grammars.constraint import GrammarCompiler
 from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.image_prompts import MULTI_MODAL_DATA, PromptTokens
 from pagewick.text.prompts import ChatOptions, PromptEncoder, with_budget
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.checks import checked_offer
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
 
 
@@ -84,8 +88,9 @@ class LLM:
 
             grammars = GrammarCompiler(lambda: self._tokenizer, config.grammar_cache_size)
             self._engine = Engine(config, grammars=grammars, weights=weights)
-        self._prompts = PromptEncoder(self._tokenizer, template, max_model_len=self.info.max_model_len)
-        prompts = self._prompts
+        images = image_reader(config, self.info, self._tokenizer)
+        prompts = PromptEncoder(self._tokenizer, template, max_model_len=self.info.max_model_len, images=images)
+        self._prompts = prompts
         self._requests = RequestMaker(
             self._tokenizer,
             prompts.reasoning_tags,
@@ -113,7 +118,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many in one batch; returns the outputs in the order of the prompts.
 
-        prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids".
+        prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids", and with "multi_modal_data":
+        {"image": ...} for a model that reads images, one or a list, with a placeholder in the prompt for each.
         sampling_params: one for all prompts or one for each; None: get_default_sampling_params().
         use_tqdm: show a progress bar (vLLM's name).
         priority: a number for all prompts or one for each; lower numbers run first, as in vLLM.
@@ -122,9 +128,7 @@ class LLM:
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
         request_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"))
-        check_prompt(prompts)
-        all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
-        encoded = [self._encode(prompt) for prompt in all_prompts]
+        encoded = [self._encode(prompt) for prompt in all_prompts(prompts)]
         return self._run(self._jobs(encoded, sampling_params, options, priority), use_tqdm, on_step)
 
     def chat(
@@ -142,7 +146,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Respond to one conversation or many; parameters as in `generate`.
 
-        messages: plain data in OpenAI's form. how: options for rendering, such as
+        messages: plain data in OpenAI's form; images as text/content_parts.py says. how: options for rendering, such as
         chat_template_kwargs={"enable_thinking": False}. split_reasoning: put thoughts into each choice's `reasoning`
         instead of its `text`. thinking_budget: upper limit of thinking tokens.
         """
@@ -170,10 +174,10 @@ class LLM:
         pooling_params: None: the hidden state that the model was trained for, or the last one, normalized.
         """
         request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options"))
-        check_prompt(prompts)
+        given = all_prompts(prompts)
+        refuse_images(given)
         pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
-        all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
-        encoded = [self._encode(prompt) for prompt in all_prompts]
+        encoded = [self._encode(prompt) for prompt in given]
         jobs = self._jobs(encoded, EMBEDDING, options, priority, PlanFields(pooling=pooling))
         return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
 
@@ -303,14 +307,19 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
         text, token_ids = prompt_parts(prompt)
-        return EncodedPrompt(text, self._prompts.encode(text or "") if token_ids is None else token_ids)
+        tokens = self._prompts.place_images((text or "") if token_ids is None else token_ids, prompt_images(prompt))
+        return self._encoded(text, tokens, MULTI_MODAL_DATA)
 
     def _encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions
     ) -> EncodedPrompt:
         own = request_arguments("LLM.chat", how, ChatOptions.__annotations__)
-        rendered = self._prompts.render_chat(messages, tools, **cast(ChatOptions, own))
-        return EncodedPrompt(rendered.text, self._prompts.encode_rendered(rendered))
+        rendered = self._prompts.render_chat(with_paths(messages), tools, **cast(ChatOptions, own))
+        return self._encoded(rendered.text, self._prompts.place_rendered(rendered), "messages")
+
+    def _encoded(self, text: str | None, tokens: PromptTokens, param: str) -> EncodedPrompt:
+        images = [self._prompts.read_image(one, param) for one in tokens.images]
+        return EncodedPrompt(text, tokens.token_ids, images)
 
 
 def _plan_fields(
@@ -333,7 +342,3 @@ def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
             if len(text) > num_given:
                 yield text[num_given:]
                 num_given = len(text)
-
-
-def _is_prompt(value: object) -> TypeGuard[Prompt]:
-    return isinstance(value, str | Mapping) or (isinstance(value, Sequence) and bool(value) and is_token_id(value[0]))

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
+from pagewick.engine.messages import EngineRequest, ImageInput, RequestDelta, RequestOptions
 from pagewick.errors import InvalidRequestError, PagewickError
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
@@ -44,10 +44,11 @@ def _close_engines() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt's token ids, and its text if it was given as text."""
+    """A prompt's token ids, its text if it was given as text, and the images that its placeholders stand for."""
 
     text: str | None
     token_ids: list[int]
+    images: Sequence[ImageInput] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class OfflineRunner:
             plan,
             seed=self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed,
             prompt=job.prompt.text,
+            images=job.prompt.images,
         )
         self._num_requests += 1
         return _Request(wanted, stream)

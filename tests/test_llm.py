@@ -523,7 +523,7 @@ def test_a_progress_bar_goes_to_stderr(open_llm: Open, capfd: pytest.CaptureFixt
         (lambda llm: llm.generate({"prompt": 5}), "a dict needs prompt or prompt_token_ids to be a prompt"),
         (lambda llm: llm.generate({"prompt_token_ids": 5}), "a prompt must be a text, .*; got 5"),
         (lambda llm: llm.generate({"prompt": "hi", "cache_salt": "x"}), r"give options=RequestOptions\(cache_salt="),
-        (lambda llm: llm.generate({"prompt": "hi", "multi_modal_data": {"image": 1}}), "images and sound are not"),
+        (lambda llm: llm.generate({"prompt": "hi", "multi_modal_data": {"image": 1}}), "an image must be a path"),
         (lambda llm: llm.generate("hi", max_tokens=3), r"no argument max_tokens; give it SamplingParams\(max_tokens="),
         (lambda llm: llm.generate("hi", {"temperature": 0}), r"; write SamplingParams\(temperature=0\)"),
         (lambda llm: llm.generate("hi", 3), "must be SamplingParams, or one for each prompt; got 3"),

@@ -16,6 +16,7 @@ TORCH_FREE = [
     "pagewick.cli.serve",
     "pagewick.engine.client",
     "pagewick.engine.messages",
+    "pagewick.images.sources",
     "pagewick.parallel.topology",
     "pagewick.server.app",
     "pagewick.server.hub.api_process",

@@ -18,11 +18,13 @@ from pagewick.errors import InvalidRequestError
 from pagewick.outputs import PartDelta, PartKind, join_parts, text_of
 from pagewick.server.core.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
+from pagewick.text.content_parts import num_image_chars
 from pagewick.text.output_stream import ChoiceDelta
 
 MAX_SESSIONS = 1024
-# Sizes are those of the messages as JSON.
+# Sizes are those of the messages as JSON. Images have a limit of their own: one may be as large as a long conversation.
 MAX_SESSION_BYTES = 2**20
+MAX_SESSION_IMAGE_BYTES = 32 * 2**20
 MAX_TOTAL_BYTES = 128 * 2**20
 # Roles that a client may send again with every request; the latest messages count.
 INSTRUCTIONS = ("system", "developer")
@@ -73,11 +75,17 @@ class Conversations:
         recording = Recording(
             _joined(session.messages, new), is_continuation, lambda kept: self._end(key, session, kept)
         )
-        if len(recording.messages) > MAX_MESSAGES or _num_bytes(recording.messages) > MAX_SESSION_BYTES:
+        num_image_bytes = num_image_chars(recording.messages)
+        num_bytes = _num_bytes(recording.messages) - num_image_bytes
+        if len(recording.messages) > MAX_MESSAGES or num_bytes > MAX_SESSION_BYTES:
             recording.close()
             message = (
                 f"the session has more than {MAX_MESSAGES} messages or {MAX_SESSION_BYTES} bytes; start another session"
             )
+            raise InvalidRequestError(message, param="session_id")
+        if num_image_bytes > MAX_SESSION_IMAGE_BYTES:
+            recording.close()
+            message = f"the session's images have more than {MAX_SESSION_IMAGE_BYTES} bytes; start another session"
             raise InvalidRequestError(message, param="session_id")
         return recording
 

@@ -11,13 +11,14 @@ from typing import Unpack
 from msgspec import structs
 
 from pagewick.async_llm import AsyncEngine
+from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
 from pagewick.server.core.field_names import renamed
 from pagewick.server.core.limits import check_prompt_logprobs
-from pagewick.server.core.request import ChatRequest, Message, PromptsRequest, TextRequest
+from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.stored_responses import LocalResponses, ResponseStore
@@ -26,6 +27,7 @@ from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.prompts import ChatEncodeOptions
 from pagewick.text.request_maker import PlanFields, RequestPlan
 from pagewick.text.tool_calls.checks import checked_offer
 from pagewick.text.tool_calls.offer import ToolOffer
@@ -96,17 +98,22 @@ class Core:
                 offer=offer,
             )
             messages = chat.messages if recording is None else recording.messages
-            token_ids = await self._encode_chat(chat, messages, offer, _room_for(plan))
+            given = await self.engine.chat_input(
+                messages, chat.tools if offer is not None else None, **self._encoding(chat, _room_for(plan))
+            )
+            token_ids, images = given
             if plan.params.prompt_logprobs is not None:
                 check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), plan.params.prompt_logprobs)
-            text = await asyncio.to_thread(self.engine.decode, token_ids) if self.settings.log_prompts else None
+            is_logged = self.settings.log_prompts
+            text = await asyncio.to_thread(self.engine.decode, given.short_token_ids) if is_logged else None
             on_delta = None if recording is None else recording.observe
-            return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
+            return self._generation(context, "chat", chat, plan, token_ids, text, on_delta, images)
 
     async def count_tokens(self, chat: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `start_chat` would make. Raises as it does."""
         with _naming_fields(chat.names):
-            return len(await self._encode_chat(chat, chat.messages, self._offer(chat), 1))
+            tools = chat.tools if self._offer(chat) is not None else None
+            return len(await self.engine.encode_chat(chat.messages, tools, **self._encoding(chat, 1)))
 
     async def takes_late_instructions(self) -> bool:
         """Return whether the model's chat template writes system messages that stand behind others.
@@ -147,17 +154,13 @@ class Core:
             raise UnsupportedError(message, param="tools")
         return checked_offer(chat.tools, chat.tool_choice)
 
-    async def _encode_chat(
-        self, chat: ChatRequest, messages: Sequence[Message], offer: ToolOffer | None, num_output_tokens: int
-    ) -> list[int]:
-        return await self.engine.encode_chat(
-            messages,
-            chat.tools if offer is not None else None,
-            add_special_tokens=bool(chat.add_special_tokens),
-            truncate_prompt_tokens=chat.truncate_prompt_tokens,
-            num_output_tokens=num_output_tokens,
+    def _encoding(self, chat: ChatRequest, num_output_tokens: int) -> ChatEncodeOptions:
+        return {
+            "add_special_tokens": bool(chat.add_special_tokens),
+            "truncate_prompt_tokens": chat.truncate_prompt_tokens,
+            "num_output_tokens": num_output_tokens,
             **chat_options(chat.template, chat.thinking, self.settings),
-        )
+        }
 
     async def _plan(self, context: RequestContext, request: TextRequest, **fields: Unpack[PlanFields]) -> RequestPlan:
         """Check all values of a request. Raises InvalidRequestError."""
@@ -190,6 +193,7 @@ class Core:
         token_ids: list[int],
         text: str | None,
         on_delta: OnDelta | None = None,
+        images: Sequence[ImageInput] = (),
     ) -> Generation:
         """route: the log's word for it. text: the prompt's, if it is known. on_delta: gets each delta, too."""
         n, max_tokens = plan.params.n, plan.params.max_tokens
@@ -207,6 +211,7 @@ class Core:
             request_id=context.engine_id(),
             on_delta=listen,
             stream_interval=self.settings.stream_interval if request.is_stream else 1,
+            images=images,
         )
         return seen.generation
 

@@ -94,8 +94,8 @@ def test_of_several_prompts_the_wrong_one_is_named(wrong: list[int], code: str |
 @pytest.mark.parametrize(
     ("path", "function", "fields"),
     [
-        (CHAT, "encode_chat", {"messages": HELLO}),
-        (CHAT, "encode_chat", {"messages": HELLO, "stream": True}),
+        (CHAT, "chat_input", {"messages": HELLO}),
+        (CHAT, "chat_input", {"messages": HELLO, "stream": True}),
         (COMPLETIONS, "encode", {"prompt": ["a", "b"]}),
         (COMPLETIONS, "encode", {"prompt": ["a", "b"], "stream": True}),
         ("/tokenize", "encode", {"prompt": "a"}),
