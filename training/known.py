@@ -35,7 +35,7 @@ def values() -> dict[str, str]:
         "builtin_model": BUILTIN_MODEL,
         "default_host": server.host,
         "default_port": str(server.port),
-        "max_body_size": _mebibytes(server.max_body_size),
+        "max_body_size": _mebibytes(server.body_limit(reads_images=False)),
         "max_num_seqs": str(engine.max_num_seqs),
         "max_num_batched_tokens": str(engine.max_num_batched_tokens),
         "block_size": str(default_block_size(torch.device("cpu"))),

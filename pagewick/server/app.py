@@ -60,7 +60,7 @@ _NOT_SERVED = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
     "/v1/responses/": "responses run in the foreground only; close the connection of one to cancel it",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
-    "/v1/images/": "images are not supported yet: this server only generates text",
+    "/v1/images/": "this server only generates text; models that read images find them in the messages of a chat",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     "/api/": "Ollama's API is not supported; give its clients OpenAI's API, with a base URL that ends in /v1",
     "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",

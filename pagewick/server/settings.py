@@ -14,6 +14,8 @@ from pagewick.other_names import opposite, unless_negative
 LOG_FORMATS = ("text", "json")
 PREFIX_CACHE_SCOPES = ("global", "key")
 SIZES = ("max_body_size", "max_header_size")
+# Default limits of a body in bytes. A photo of a phone has 3 to 5 MiB, and a third more in base64.
+TEXT_BODY_SIZE, IMAGE_BODY_SIZE = 10 * 2**20, 32 * 2**20
 # Far more than one engine can use.
 MAX_API_SERVERS = 64
 # As a served_model_name: requests may name any model.
@@ -53,7 +55,9 @@ class ServerSettings:
         "global", "Who shares cached prefixes: global (all) or key (users of one API key)."
     )
 
-    max_body_size: int = _option(10 * 2**20, "Largest request body, also after decompression.")
+    max_body_size: int | None = _option(
+        None, "Largest request body, also after decompression (default: 10M; 32M if the model reads images)."
+    )
     max_header_size: int = _option(64 * 2**10, "Largest size of a request's headers, of which there may be 100.")
     max_connections: int = _option(4096, "Largest number of connections at the same time.")
     header_timeout: float = _option(10.0, "Seconds for a request's headers to arrive.")
@@ -117,6 +121,12 @@ class ServerSettings:
         made = cls(**settings)
         has_name = bool(set(made.served_model_name) - {ANY_NAME})
         return made if has_name else replace(made, served_model_name=(model, *made.served_model_name))
+
+    def body_limit(self, *, reads_images: bool) -> int:
+        """Return the largest size of a body in bytes. reads_images: whether the model does."""
+        if self.max_body_size is not None:
+            return self.max_body_size
+        return IMAGE_BODY_SIZE if reads_images else TEXT_BODY_SIZE
 
     @property
     def model_name(self) -> str:

@@ -115,6 +115,10 @@ def _unknown_in_parts(owner: Mapping[str, msgspec.Raw], known: KnownFields, path
         kind = msgspec.json.decode(part.get("type", msgspec.Raw(b"null")))
         if isinstance(kind, str) and kind in known.in_parts:
             yield from _unknown_in(part, known.in_parts[kind], path)
+            for name, value in part.items():
+                if (fields := known.in_parts.get(f"{kind}.{name}")) and bytes(value).lstrip().startswith(b"{"):
+                    inner = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+                    yield from _unknown_in(inner, fields, f"{path}.{name}")
             yield from _unknown_in_parts(part, known, f"{path}.content[]")
 
 

@@ -70,6 +70,10 @@ class Dialect:
     def routes(self) -> list[Route]:
         raise NotImplementedError
 
+    @property
+    def reads_images(self) -> bool:
+        return self.core.engine.info.image_token_id is not None
+
     @classmethod
     def owns(cls, path: str) -> bool:
         return any(path == own or path.startswith(f"{own}/") for own in cls.paths)
@@ -92,7 +96,7 @@ class Dialect:
         Raises ApiError, InvalidRequestError, QueueFullError.
         """
         request.scope[ERROR_ANSWER] = self.error_answer
-        raw = await read_body(request, self.settings)
+        raw = await read_body(request, self.settings, reads_images=self.reads_images)
         body, ignored = decode_request(raw, kind, strict=self.settings.strict, known=self.known_fields)
         self.models.check(getattr(body, "model", None))
         if needs_engine:

@@ -12,12 +12,16 @@ from pagewick.server.api.nested_fields import Nested
 
 # Reason for a refusal -> its fields, each with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "needs images or sound, which are not supported yet": {
+    "needs a model that speaks or draws; this one writes text": {
         "audio": (),
+        "modalities": (["text"],),
+    },
+    "is not supported: send each image as an image_url part of a message to /v1/chat/completions": {
         "image_data": ([],),
+    },
+    "is not supported: the model's own settings decide how images are read, and --max-image-pixels limits them": {
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
-        "modalities": (["text"],),
     },
     "needs LoRA adapters, which are not supported yet": {"lora": ([],)},
     "is not a field of this route": {
@@ -76,7 +80,8 @@ class KnownFields:
 
     unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: fields that change
     no response. in_messages: all fields that an entry of `messages` may have; empty if the dialect does not check that.
-    in_parts: all fields of parts of a message's content, by their types; parts of other types are not checked.
+    in_parts: all fields of parts of a message's content, by their types; parts of other types are not checked. A name
+    such as "image.source" stands for the fields of the object `source` in a part of the type image.
     inside: fields of further objects, or further fields of a struct, by their paths, such as "tools[].function".
     reasons: what an error says about an unsupported field, beyond that it is not supported.
     """
@@ -101,9 +106,11 @@ INSIDE: Nested = {
     "tools[]": frozenset({"cache_control"}),
     "tools[].function": frozenset({"cache_control"}),
 }
-IN_PARTS = dict.fromkeys(
-    ("text", "refusal"), frozenset({"type", "text", "refusal", "annotations", "cache_control", "id"})
-)
+IN_PARTS = {
+    **dict.fromkeys(("text", "refusal"), frozenset({"type", "text", "refusal", "annotations", "cache_control", "id"})),
+    "image_url": frozenset({"type", "image_url", "cache_control", "id"}),
+    "image_url.image_url": frozenset({"url", "detail"}),
+}
 OPENAI_FIELDS = KnownFields(
     UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__), IN_PARTS, INSIDE
 )

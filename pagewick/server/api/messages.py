@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class ChatMessage(Struct, omit_defaults=True):
-    """content: a text, or a list of text parts. reasoning_content: the model's thoughts.
+    """content: a text, or a list of parts, which are texts and images. reasoning_content: the model's thoughts.
 
     reasoning: vLLM's and OpenRouter's newer name for reasoning_content.
     """

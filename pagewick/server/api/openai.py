@@ -21,6 +21,7 @@ from pagewick.server.api.conversation_fields import ignored_names
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.embeddings import EmbeddingList, EmbeddingRequest, EmbeddingResponse
 from pagewick.server.api.framing import EventFraming
+from pagewick.server.api.images import check_parts
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.logprobs import EchoedPrompt
@@ -69,6 +70,7 @@ class OpenAIApi(Dialect):
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         body, ignored = await self.read(request, ChatCompletionRequest)
+        ignored += check_parts(body.messages, reads_images=self.reads_images)
         ignored += ignored_names(body, self.core.thinking_model)
 
         def render(generation: Generation) -> ChatResponse:

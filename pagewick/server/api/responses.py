@@ -199,7 +199,10 @@ class ModelPermission(Struct, kw_only=True):
 
 
 class ModelCard(Struct, kw_only=True):
-    """A served model; root, parent, max_model_len and permission are vLLM's additions."""
+    """A served model; root, parent, max_model_len and permission are vLLM's additions.
+
+    input_modalities: what the model reads, text or image; OpenRouter's word.
+    """
 
     id: str
     object: str = "model"
@@ -208,6 +211,7 @@ class ModelCard(Struct, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    input_modalities: list[str]
     permission: list[ModelPermission]
 
 

@@ -36,6 +36,7 @@ class ServedModels:
             created=self._created,
             root=self._names[0],
             max_model_len=info.max_model_len,
+            input_modalities=["text"] if info.image_token_id is None else ["text", "image"],
             permission=[ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)],
         )
 

@@ -21,6 +21,7 @@ from pagewick.errors import InvalidRequestError
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.images import check_parts
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.messages import ChatMessage
@@ -143,6 +144,7 @@ class TextApi:
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a text or a conversation."""
         body, ignored = await self._read(request, TokenizeRequest)
+        ignored += check_parts(body.messages or (), reads_images=self._reads_images)
         token_ids = await self._admission.run(request, partial(self._encode, body))
         return json_response(await asyncio.to_thread(self._tokenize_response, body, token_ids), ignored)
 
@@ -163,6 +165,7 @@ class TextApi:
     async def apply_template(self, request: Request) -> Response:
         """Return the prompt that the model reads for a conversation."""
         body, ignored = await self._read(request, ApplyTemplateRequest)
+        ignored += check_parts(body.messages or (), reads_images=self._reads_images)
         arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         render = partial(self._engine.render_chat, body.plain_messages(), body.plain_tools(), **arguments)
         prompt = await self._admission.run(request, render)
@@ -173,8 +176,12 @@ class TextApi:
         """Return the version of Pagewick."""
         return json_response(VersionResponse(__version__))
 
+    @property
+    def _reads_images(self) -> bool:
+        return self._engine.info.image_token_id is not None
+
     async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
-        raw = await read_body(request, self._settings)
+        raw = await read_body(request, self._settings, reads_images=self._reads_images)
         body, ignored = decode_request(raw, kind, strict=self._settings.strict)
         self._models.check(body.model)
         return body, ignored

@@ -17,15 +17,15 @@ ZSTD_WINDOW_BITS = 23
 ACCEPTED = "gzip, deflate, zstd"
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
+async def read_body(request: Request, settings: ServerSettings, *, reads_images: bool = False) -> bytes:
     """Return the body, decompressed. The content type does not matter: the body is JSON, whatever it says.
 
-    Raises ApiError: 413 as soon as the body is longer than settings.max_body_size, compressed or not; 408 if no further
+    Raises ApiError: 413 as soon as the body is longer than settings.body_limit, compressed or not; 408 if no further
     byte comes for settings.body_timeout seconds; 415 for several content-encodings or one other than gzip, deflate and
     zstd; 400 for a body that does not have this encoding. Raises ClientDisconnect.
     """
     encoding = _encoding_of(request)
-    limit = settings.max_body_size
+    limit = settings.body_limit(reads_images=reads_images)
     # A client that announces too long a body, and perhaps waits for 100 Continue, need not send it.
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)

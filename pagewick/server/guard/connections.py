@@ -274,7 +274,7 @@ class GuardedConnection(asyncio.Protocol):
         if self._phase is Phase.REST:
             self._num_dropped_bytes += len(data)
             self._enter(Phase.REST, self._settings.body_timeout)
-            if self._num_dropped_bytes > self._settings.max_body_size:
+            if self._num_dropped_bytes > self._settings.body_limit(reads_images=True):
                 raise ApiError(413, "the body was too large", code="request_too_large")
         self._hand_on(data)
 

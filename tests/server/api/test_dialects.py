@@ -249,7 +249,7 @@ def test_an_unknown_response_format_is_refused_in_words_that_clients_know() -> N
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("modalities", ["audio"], "images or sound, which are not supported yet"),
+        ("modalities", ["audio"], "a model that speaks or draws; this one writes text"),
         ("best_of", 2, "not a field of this route"),
     ],
 )

@@ -25,7 +25,7 @@ def test_every_name_is_listed_and_found() -> None:
     assert body["object"] == "list" and [card["id"] for card in body["data"]] == [*NAMES]
     for card in body["data"]:
         assert sorted(card) == [
-            "created", "id", "max_model_len", "object", "owned_by", "parent", "permission", "root",
+            "created", "id", "input_modalities", "max_model_len", "object", "owned_by", "parent", "permission", "root",
         ]  # fmt: skip
         assert (card["root"], card["parent"], card["max_model_len"]) == ("org/first", None, MAX_MODEL_LEN)
         assert card["permission"][0]["object"] == "model_permission" and card["permission"][0]["allow_sampling"]

@@ -19,7 +19,7 @@ from pagewick.server.api.protocol import ChatCompletionRequest, CompletionReques
 from pagewick.server.api.text_routes import DetokenizeRequest, TokenizeRequest
 from pagewick.server.core.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, check_nesting
 from pagewick.server.core.sampling import bias_texts, sampling_params
-from pagewick.server.settings import ServerSettings
+from pagewick.server.settings import TEXT_BODY_SIZE
 from tests.server.conftest import MODEL, Server
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -318,7 +318,7 @@ def test_content_type_does_not_matter(http: httpx.Client) -> None:
 
 def test_large_body_is_cut_off(http: httpx.Client) -> None:
     fits = json.dumps({"messages": [{"role": "user", "content": ""}]})
-    padded = fits[:-1] + " " * (ServerSettings.for_model().max_body_size - len(fits)) + "}"
+    padded = fits[:-1] + " " * (TEXT_BODY_SIZE - len(fits)) + "}"
     assert http.post("/v1/chat/completions", content=padded).status_code == 200
     refused(http.post("/v1/chat/completions", content=padded + " "), 413, code="request_too_large")
 

@@ -9,10 +9,14 @@ from typing import Any, Literal, NoReturn
 from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.images import IMAGE_TYPES, READS_TEXT_ONLY, data_url, image_part
 
 # Claude Code begins its instructions with a block that says which version of it asks. The block has a number that
 # differs between requests: in the prompt, it would keep everything after it from being found in the prefix cache.
 BILLING_HEADER = "x-anthropic-billing-header:"
+
+
+_SOURCE = '{"type": "base64", "media_type": "image/png", "data": "..."}'
 
 
 class TextBlockParam(Struct, tag_field="type", tag="text"):
@@ -40,12 +44,22 @@ class ToolUseBlockParam(Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
 
 
-class ImageBlockParam(Struct, tag_field="type", tag="image"):
-    """Refused: the model reads text only."""
+class ImageSource(Struct, kw_only=True):
+    """type: base64 only. media_type: image/png, image/jpeg, image/webp or image/gif. data: the file in base64."""
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+
+
+class ImageBlockParam(Struct, tag_field="type", tag="image", kw_only=True):
+    """An image, for models that read images."""
+
+    source: ImageSource | None = None
 
 
 class DocumentBlockParam(Struct, tag_field="type", tag="document"):
-    """Refused: the model reads text only."""
+    """Refused: no model reads documents."""
 
 
 class ToolResultBlockParam(Struct, tag_field="type", tag="tool_result", kw_only=True):
@@ -66,6 +80,8 @@ Block = (
     | DocumentBlockParam
 )
 System = str | list[TextBlockParam]
+# A text, or an image in OpenAI's form.
+_Part = str | dict[str, Any]
 
 
 class InputMessage(Struct):
@@ -82,16 +98,23 @@ class Conversation:
     response goes on from the last message.
 
     Messages of one role in a row are one message, as in Anthropic's API. takes_late_instructions: see Core; without, a
-    system message behind others is a part of the user's message, between tags that tell them apart.
+    system message behind others is a part of the user's message, between tags that tell them apart. reads_images:
+    whether the model reads images beside texts.
 
-    Raises InvalidRequestError for blocks that do not belong where they are, and UnsupportedError for those that are no
-    text.
+    Raises InvalidRequestError for blocks that do not belong where they are, and UnsupportedError for those that the
+    model cannot read.
     """
 
     def __init__(
-        self, system: System | None, messages: Sequence[InputMessage], *, takes_late_instructions: bool = True
+        self,
+        system: System | None,
+        messages: Sequence[InputMessage],
+        *,
+        takes_late_instructions: bool = True,
+        reads_images: bool = False,
     ) -> None:
         self._takes_late_instructions = takes_late_instructions
+        self._reads_images = reads_images
         self.messages: list[dict[str, Any]] = []
         self.ignored: list[str] = []
         self._open_ids: set[str] = set()  # of calls that have no result yet
@@ -126,18 +149,18 @@ class Conversation:
             self._turn("system", texts)
 
     def _add_user(self, blocks: Sequence[Block], where: str) -> None:
-        texts: list[str] = []
+        parts: list[_Part] = []
         for place, block in enumerate(blocks):
             inner = f"{where}.content[{place}]"
             if isinstance(block, ToolResultBlockParam):
-                if texts:
-                    _refuse(f"{inner} is a tool_result after a text; put all results first", inner)
+                if parts:
+                    _refuse(f"{inner} is a tool_result after a text or image; put all results first", inner)
                 self._add_result(block, inner)
             else:
-                texts.append(self._text(block, inner))
-        if texts or not blocks:
+                parts.append(self._part(block, inner))
+        if parts or not blocks:
             self._open_ids.clear()
-            self._turn("user", texts)
+            self._turn("user", parts)
 
     def _add_result(self, block: ToolResultBlockParam, where: str) -> None:
         if block.tool_use_id not in self._open_ids:
@@ -149,11 +172,11 @@ class Conversation:
             _refuse(message, f"{where}.tool_use_id")
         self._open_ids.remove(block.tool_use_id)
         given = [TextBlockParam(block.content)] if isinstance(block.content, str) else block.content or []
-        texts = [self._text(one, f"{where}.content[{place}]") for place, one in enumerate(given)]
+        parts = [self._part(one, f"{where}.content[{place}]") for place, one in enumerate(given)]
         # OpenAI's form has no mark for this, so that the model must read it.
-        if block.is_error and not any("error" in text.lower() for text in texts):
-            texts.insert(0, "Error:")
-        self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": texts})
+        if block.is_error and not any(isinstance(part, str) and "error" in part.lower() for part in parts):
+            parts.insert(0, "Error:")
+        self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
 
     def _add_assistant(self, blocks: Sequence[Block], where: str) -> None:
         message = self._turn("assistant", [])
@@ -179,11 +202,11 @@ class Conversation:
         function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
         return {"id": block.id, "type": "function", "function": function}
 
-    def _turn(self, role: str, texts: list[str]) -> dict[str, Any]:
-        """Return the last message, with these texts added, if it has this role; else a new one."""
+    def _turn(self, role: str, parts: Sequence[_Part]) -> dict[str, Any]:
+        """Return the last message, with these parts added, if it has this role; else a new one."""
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
-        self.messages[-1]["content"] += texts
+        self.messages[-1]["content"] += parts
         return self.messages[-1]
 
     def _ends_with_beginning(self, where: str) -> bool:
@@ -199,26 +222,52 @@ class Conversation:
             return False
         return True
 
-    @staticmethod
-    def _text(block: Block, where: str) -> str:
+    def _part(self, block: Block, where: str) -> _Part:
+        if isinstance(block, ImageBlockParam) and self._reads_images:
+            return image_part(_url_of(block, where))
+        return self._text(block, where)
+
+    def _text(self, block: Block, where: str) -> str:
+        kind = block.__struct_config__.tag
         match block:
             case TextBlockParam():
                 return block.text
-            case ImageBlockParam() | DocumentBlockParam():
-                kind = block.__struct_config__.tag
-                raise UnsupportedError(f"this model reads text only; {where} has type {kind!r}", param=where)
-        _refuse(f"{where} has type {block.__struct_config__.tag!r}, which a message of this role cannot have", where)
+            case ImageBlockParam() | DocumentBlockParam() if not self._reads_images:
+                raise UnsupportedError(f"{READS_TEXT_ONLY}; {where} has type {kind!r}", param=where)
+            case DocumentBlockParam():
+                message = f"this model reads text and images; {where} has type {kind!r}"
+                raise UnsupportedError(message, param=where)
+        _refuse(f"{where} has type {kind!r}, which a message of this role cannot have", where)
+
+
+def _url_of(block: ImageBlockParam, where: str) -> str:
+    source = block.source
+    where = f"{where}.source"
+    if source is None or source.type is None:
+        _refuse(f"{where} must be {_SOURCE}", where)
+    if source.type != "base64":
+        message = (
+            f"{where}.type {source.type[:32]!r} is not supported: this server fetches no addresses and keeps no files"
+        )
+        raise UnsupportedError(f"{message}; send the image itself: {_SOURCE}", param=f"{where}.type")
+    if source.media_type not in IMAGE_TYPES:
+        _refuse(f"{where}.media_type must be one of {', '.join(IMAGE_TYPES)}", f"{where}.media_type")
+    if not source.data:
+        _refuse(f"{where}.data must be the image's file in base64", f"{where}.data")
+    return data_url(source.media_type, source.data)
 
 
 def _simplify(message: dict[str, Any]) -> None:
-    """Make a message's texts its content: a string if there is one text, no content for calls only."""
-    texts = message["content"]
-    if not texts and "tool_calls" in message:
+    """Make a message's parts its content: a string if there is one text, no content for calls only."""
+    parts = message["content"]
+    if not parts and "tool_calls" in message:
         del message["content"]
-    elif len(texts) <= 1:
-        message["content"] = texts[0] if texts else ""
+    elif not parts:
+        message["content"] = ""
+    elif len(parts) == 1 and isinstance(parts[0], str):
+        message["content"] = parts[0]
     else:
-        message["content"] = [{"type": "text", "text": text} for text in texts]
+        message["content"] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _refuse(message: str, param: str) -> NoReturn:

@@ -117,6 +117,8 @@ class AnthropicApi(Dialect):
         takes_late = True
         if any(message.role == "system" for message in body.messages):
             takes_late = await self.core.takes_late_instructions()
-        conversation = Conversation(body.system, body.messages, takes_late_instructions=takes_late)
+        conversation = Conversation(
+            body.system, body.messages, takes_late_instructions=takes_late, reads_images=self.reads_images
+        )
         ignored += dict.fromkeys([*conversation.ignored, *body.ignored_names(self.core.thinking_model)])
         return body.chat_request(conversation)

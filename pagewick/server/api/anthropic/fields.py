@@ -30,6 +30,8 @@ ANTHROPIC_FIELDS = KnownFields(
         "redacted_thinking": _BLOCK | {"data"},
         "tool_use": _BLOCK | {"id", "name", "input", "caller"},
         "tool_result": _BLOCK | {"tool_use_id", "content", "is_error"},
+        "image": _BLOCK | {"source"},
+        "image.source": frozenset({"type", "media_type", "data"}),
     },
     inside={"system[]": _TEXT, "tools[]": frozenset({"cache_control", "eager_input_streaming"})},
 )

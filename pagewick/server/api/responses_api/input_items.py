@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.images import checked_url, image_part, is_without_effect
 from pagewick.server.api.responses_api.items import decoded_thoughts, new_id
 from pagewick.server.api.responses_api.tools import full_name
 from pagewick.server.core.conversations import INSTRUCTIONS
@@ -63,19 +64,37 @@ _KINDS: Mapping[str, tuple[type[Struct], str]] = {
 }
 # Fields of items and of their contents, whatever their types are.
 ITEM_FIELDS = frozenset({"type"}).union(*(kind.__struct_fields__ for kind, _ in _KINDS.values()))
-CONTENT_FIELDS = frozenset({"type", "text", "refusal", "annotations", "logprobs", "cache_control"})
+CONTENT_FIELDS = frozenset({
+    "type", "text", "refusal", "annotations", "logprobs", "cache_control", "image_url", "file_id", "detail",
+})  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_NEEDS_MORE = ("input_image", "input_file", "input_audio", "computer_screenshot")
+_IMAGE = "input_image"
+_NEEDS_MORE = (_IMAGE, "input_file", "input_audio", "computer_screenshot")
 
 
-def checked_items(given: str | list[Item] | None) -> list[Item]:
-    """Return the items of a request, each with its type and an id. Raises InvalidRequestError, UnsupportedError."""
+def checked_items(given: str | list[Item] | None, *, reads_images: bool = False) -> list[Item]:
+    """Return the items of a request, each with its type and an id. reads_images: whether the model does.
+
+    Raises InvalidRequestError, UnsupportedError.
+    """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_checked(item, f"input[{place}]") for place, item in enumerate(given or ())]
+    return [_checked(item, f"input[{place}]", reads_images) for place, item in enumerate(given or ())]
 
 
-def _checked(item: Item, where: str) -> Item:
+def ignored_in(items: Iterable[Item]) -> list[str]:
+    """Return the names of fields of checked items that have no effect."""
+    names: dict[str, None] = {}
+    for item in items:
+        for field_name in ("content", "output"):
+            parts = item.get(field_name)
+            for part in parts if isinstance(parts, list) else ():
+                if part.get("type") == _IMAGE and part.get("detail") not in (None, "auto"):
+                    names[f"input[].{field_name}[].detail"] = None
+    return list(names)
+
+
+def _checked(item: Item, where: str, reads_images: bool) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "item_reference" if item.keys() <= {"type", "id"} else "message"
@@ -96,22 +115,50 @@ def _checked(item: Item, where: str) -> Item:
     if isinstance(made, InputMessage) and isinstance(made.content, str):
         own: Item = {"annotations": []} if made.role == "assistant" else {}
         checked["content"] = [{"type": "output_text" if own else "input_text", "text": made.content, **own}]
-    _check_contents(made, where)
+    _check_contents(made, where, reads_images)
     return checked
 
 
-def _check_contents(made: Struct, where: str) -> None:
+def _check_contents(made: Struct, where: str, reads_images: bool) -> None:
     match made:
         case InputMessage():
-            _texts(made.content, f"{where}.content")
+            _check_parts(made.content, f"{where}.content", reads_images, may_have_images=made.role == "user")
         case FunctionCallOutput():
-            _texts(made.output, f"{where}.output")
+            _check_parts(made.output, f"{where}.output", reads_images, may_have_images=True)
         case Reasoning():
             _texts(made.content or [], f"{where}.content")
             _texts(made.summary or [], f"{where}.summary")
             if made.encrypted_content and not made.content and decoded_thoughts(made.encrypted_content) is None:
                 message = f"{where}.encrypted_content was not made by this server, which cannot read it; leave it out"
                 raise InvalidRequestError(message, param=f"{where}.encrypted_content")
+
+
+def _check_parts(content: str | list[Item], where: str, reads_images: bool, *, may_have_images: bool) -> None:
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        inner = f"{where}[{place}]"
+        if part.get("type") == _IMAGE and reads_images:
+            if not may_have_images:
+                message = f"{inner} is an image; only messages of the user and results of functions may have images"
+                raise InvalidRequestError(message, param=inner)
+            if part.get("file_id"):
+                message = f"{inner}.file_id is not supported: this server keeps no files; send the image itself as "
+                raise UnsupportedError(f"{message}image_url, a data: address", param=f"{inner}.file_id")
+            checked_url(part.get("image_url"), f"{inner}.image_url")
+            is_without_effect(part.get("detail"), f"{inner}.detail")
+        else:
+            _text_of(part, inner, reads="texts and images" if reads_images else "texts")
+
+
+def _content(content: str | list[Item], where: str) -> str | list[Item]:
+    """Return a checked content in the form of chats: one text, or parts."""
+    if isinstance(content, str):
+        return content
+    if len(content) == 1 and content[0].get("type") != _IMAGE:
+        return _text_of(content[0], where)
+    return [
+        image_part(part["image_url"]) if part.get("type") == _IMAGE else {"type": "text", "text": _text_of(part, where)}
+        for part in content
+    ]
 
 
 def _texts(content: str | list[Item], where: str) -> list[str]:
@@ -121,10 +168,10 @@ def _texts(content: str | list[Item], where: str) -> list[str]:
     return [_text_of(part, f"{where}[{place}]") for place, part in enumerate(content)]
 
 
-def _text_of(part: Item, where: str) -> str:
+def _text_of(part: Item, where: str, *, reads: str = "texts") -> str:
     kind = part.get("type")
     if kind in _NEEDS_MORE:
-        message = f"{where}.type {kind!r} is not supported yet: this server reads texts only"
+        message = f"{where}.type {kind!r} is not supported: this model reads {reads} only"
         raise UnsupportedError(message, param=f"{where}.type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in (*_TEXTS, "refusal") or not isinstance(text, str):
@@ -223,7 +270,8 @@ def _thoughts(item: Item) -> str:
 
 def _other_message(item: Item, where: str) -> dict[str, Any]:
     if item["type"] == "function_call_output":
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": "\n".join(_texts(item["output"], where))}
-    texts = _texts(item["content"], where)
-    content: Any = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-    return {"role": item["role"], "content": content}
+        output: Any = _content(item["output"], where)
+        if isinstance(output, list) and all(part["type"] == "text" for part in output):
+            output = "\n".join(part["text"] for part in output)
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
+    return {"role": item["role"], "content": _content(item["content"], where)}

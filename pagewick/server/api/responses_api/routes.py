@@ -28,7 +28,7 @@ from pagewick.server.api.responses_api.answer import (
     item_ids,
     stored_of,
 )
-from pagewick.server.api.responses_api.input_items import Item, checked_items, conversation_of
+from pagewick.server.api.responses_api.input_items import Item, checked_items, conversation_of, ignored_in
 from pagewick.server.api.responses_api.items import OutputItems, new_id
 from pagewick.server.api.responses_api.objects import (
     InputTokens,
@@ -142,9 +142,8 @@ class ResponsesApi(Dialect):
                 raise _no_response(body.previous_response_id, is_previous=True)
             previous = stored_of(found)
             before = previous.input + previous.output
-        new = [
-            await self._resolved(owner, item, f"input[{place}]") for place, item in enumerate(checked_items(body.input))
-        ]
+        checked = checked_items(body.input, reads_images=self.reads_images)
+        new = [await self._resolved(owner, item, f"input[{place}]") for place, item in enumerate(checked)]
         return body.chat_request(conversation_of(body.instructions, before, new)), before + new
 
     async def _resolved(self, owner: str, item: Item, where: str) -> Item:
@@ -174,8 +173,10 @@ class ResponsesApi(Dialect):
         return stored_of(found)
 
     def _without_effect(self, body: PromptFields) -> list[str]:
+        """body: one whose items are checked."""
         model = self.core.thinking_model
-        return body.ignored(can_think=model.has_thoughts or model.has_switch)
+        names = body.ignored(can_think=model.has_thoughts or model.has_switch)
+        return names + (ignored_in(body.input) if isinstance(body.input, list) else [])
 
     def _head(self, body: ResponsesRequest) -> ResponseObject:
         defaults = self.core.engine.default_params
