@@ -26,7 +26,7 @@ _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
-_NO_MEDIA = "images and sound are not supported yet"
+_OWN_IMAGES = "a model's own settings decide how images are read; --max-image-pixels limits their size"
 _NO_PLUGINS = "no code is loaded into the engine"
 
 # Flags of every command that runs an engine: these are accepted, with a note.
@@ -71,13 +71,14 @@ NOTED: Lines = (
      "--scheduler-reserve-full-isl --prefill-schedule-interval= --watermark= --num-scheduler-steps= "
      "--num-lookahead-slots= --multi-step-stream-outputs --disable-async-output-proc --use-v2-block-manager "
      "--preemption-mode=", "this is decided for every step"),
-    ("--language-model-only --skip-mm-profiling --mm-encoder-only --enable-mm-embeds --interleave-mm-strings "
+    ("--skip-mm-profiling --mm-encoder-only --enable-mm-embeds --interleave-mm-strings "
      "--disable-chunked-mm-input --mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= "
      "--mm-shm-cache-max-object-size-mb= --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "
      "--mm-encoder-fp8-scale-path= --mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin= "
      "--mm-tensor-ipc= --mm-processor-device= --mm-ipc-gpu-memory-gb= --mm-device-do-normalize "
      "--enable-mm-processor-stats --video-pruning-rate= --video-pruning-method= --media-io-kwargs= "
-     "--mm-processor-kwargs= --allowed-media-domains=", _NO_MEDIA),
+     "--mm-processor-kwargs=", _OWN_IMAGES),
+    ("--allowed-media-domains=", "nothing is fetched for a request: images come as data: addresses"),
     ("--mamba-config= --mamba-cache-dtype= --mamba-ssm-cache-dtype= --mamba-block-size= --mamba-cache-mode= "
      "--enable-mamba-shared-prefix-checkpoint --replayssm-buffer-len= --use-replayssm --mamba-backend= "
      "--mamba-ssu-algorithm= --enable-mamba-cache-stochastic-rounding --mamba-cache-philox-rounds=",
@@ -156,7 +157,8 @@ REFUSED: Lines = (
     ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url= --pd-config= "
      "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",
      "prefill and decode in different servers is not supported yet"),
-    ("--mmproj= -mm= --limit-mm-per-prompt= --media-path= --allowed-local-media-path=", _NO_MEDIA),
+    ("--mmproj= -mm=", "vision parts of GGUF files are not supported yet; load the model's checkpoint in safetensors"),
+    ("--media-path= --allowed-local-media-path=", "no files are read for a request; send images as data: addresses"),
     ("--grammar= --grammar-file= --json-schema= -j=", "each request says which form its response has: send grammar or "
      "json_schema; pagewick complete has --json-schema"),
     ("--guided-decoding-backend=auto|guidance --structured-outputs-config=", "llguidance is the only backend of "
@@ -210,7 +212,7 @@ REQUEST_NOTED: Lines = (
 )  # fmt: skip
 REQUEST_REFUSED: Lines = (
     ("--lora-request= --prompt-adapter-request=", _NO_LORA),
-    ("--mm-processor-kwargs=", _NO_MEDIA),
+    ("--mm-processor-kwargs=", _OWN_IMAGES),
     ("--tokenization-kwargs=", "encode the prompt with get_tokenizer() and give its token ids"),
     ("--prompt-token-ids=", "give token ids as the prompt"),
     ("--guided-options-request=", "give SamplingParams(structured_outputs=...)"),

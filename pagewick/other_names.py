@@ -5,7 +5,8 @@ docs/coming-from.md explains all of them to users; a test compares it with these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pagewick.errors import ConfigError
@@ -71,6 +72,19 @@ def unless_negative(value: int) -> int | None:
     return None if value < 0 else value
 
 
+def _without_images(value: str) -> Any:
+    """vLLM's limits of media by kind, as an object or its JSON. A limit of 0 images leaves the vision part out."""
+    try:
+        limits = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        limits = None
+    if not isinstance(limits, Mapping):
+        raise ConfigError(f'limits of media must be an object such as {{"image": 0}}; got {value!r}')
+    if any(limit != 0 for limit in limits.values()):
+        raise ConfigError('the only limit of media is 0: {"image": 0} leaves out the part that reads images')
+    return "image" in limits
+
+
 # Name -> (field, conversion). The conversion's annotation gives the type of its input.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "m": ("model", None),
@@ -86,6 +100,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "hf_file": ("weight_file", None),
     "gguf_file": ("weight_file", None),
     "isq": ("quantization", None),
+    "limit_mm_per_prompt": ("language_model_only", _without_images),
     "quant": ("quantization", None),
     "cpu": ("device", _cpu),
     "n_gpu_layers": ("device", _layers_on_gpu),

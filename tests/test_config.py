@@ -108,7 +108,16 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "kv_offloading_size": (1.5, 3 * 2**29),
     "spec_method": ("ngram", "ngram"),
     "disable_prefix_cache": (True, False),
+    "limit_mm_per_prompt": ({"image": 0, "video": 0}, True),
 }
+
+
+def test_limits_of_media_only_leave_images_out() -> None:
+    for value, expected in (('{"image": 0}', True), ('{"video": 0}', False), ({}, False), (None, False)):
+        assert EngineConfig.from_options(limit_mm_per_prompt=value).language_model_only is expected
+    for value, words in (('{"image": 2}', "the only limit of media is 0"), ("image=2", "must be an object such as")):
+        with pytest.raises(ConfigError, match=f"limit_mm_per_prompt: .*{words}|{words}"):
+            EngineConfig.from_options(limit_mm_per_prompt=value)
 
 
 def test_devices_that_are_not_the_first_are_for_the_environment() -> None:

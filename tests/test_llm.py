@@ -552,7 +552,7 @@ def test_vllms_other_arguments_of_a_request_are_refused_with_a_reason(shared_llm
     assert texts(llm.generate("hi", lora_request=None, priority=3)) == ["HI"]
     with pytest.raises(UnsupportedError, match=r"^lora_request: LoRA adapters are not supported yet"):
         llm.generate("hi", lora_request="an adapter")
-    with pytest.raises(UnsupportedError, match=r"^mm_processor_kwargs: images and sound are not supported yet"):
+    with pytest.raises(UnsupportedError, match=r"^mm_processor_kwargs: a model's own settings decide"):
         llm.chat(ask, mm_processor_kwargs={"a": 1})  # type: ignore[call-arg]
     assert llm.chat(ask, chat_template_content_format="auto", priority=[2])  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"LLM.chat has no argument chat_templat; did you mean chat_template\?"):

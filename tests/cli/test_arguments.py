@@ -143,7 +143,7 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
         texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
-        texts |= {"device": "0"}  # of -ngl
+        texts |= {"device": "0", "language_model_only": '{"image": 0}'}  # of -ngl, and of vLLM's limits of media
         texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
         partner = {"num_speculative_tokens": {"speculative_method": "ngram"}}.get(target, {})
