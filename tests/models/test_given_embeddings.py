@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ class Loaded:
         self.specs = [group.spec for group in groups]
         allocate_cache(groups, [40] * len(groups), CPU)
 
-    def batch(self, token_ids: Tensor, **fields: Any) -> Batch:
+    def batch(self, token_ids: Tensor, *, num_tokens: Sequence[int] = NUM_TOKENS, **fields: Any) -> Batch:
         tables = [np.arange(40, dtype=np.int32).reshape(2, 20) for _ in self.specs]
         host = ragged_batch(
             token_ids.numpy(),
             starts=[0, 0],
-            num_tokens=NUM_TOKENS,
+            num_tokens=num_tokens,
             block_tables=tables,
             specs=self.specs,
         )
