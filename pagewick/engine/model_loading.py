@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.preflight import plan_at_load
 from pagewick.errors import ModelLoadError
+from pagewick.images.settings import ImageSettings
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids
@@ -90,8 +91,13 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         source = cleanup.enter_context(open_source(Path(config.model), mix=config.quantization))
         if source.note and collectives.rank == 0:
             logger.info("%s", source.note)
-        model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
-        model_config = model_config.fitted(source.names())
+        model_config = read_config(
+            source.config(),
+            rope_scaling=config.rope_scaling,
+            rope_theta=config.rope_theta,
+            language_model_only=config.language_model_only,
+        ).fitted(source.names())
+        config, model_config, images = _with_images(config, model_config, collectives)
         eos = _end_token_ids(config, model_config, source)
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,
@@ -124,6 +130,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
         model = _build(context, model_config, source.names())
+        if model.visual is not None and images is not None:
+            model.visual.use_pixels(images)
         progress = _progress(source, opened.at_load, collectives)
         timeline = [*opened.timeline, *load_weights(model, source, progress=progress, upload=upload)]
         types = {**stored_types, **source.labels, **opened.at_load}
@@ -131,6 +139,26 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     total = sum(tensor.num_elements for tensor in model_tensors(model_config, list(types)))
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline, total)
+
+
+def _with_images(
+    config: EngineConfig, model: ModelConfig, collectives: Collectives
+) -> tuple[EngineConfig, ModelConfig, ImageSettings | None]:
+    """Return how the model wants its images; the config then has the pixels of the largest one.
+
+    Without the file that says it, the part of the model that sees is left out. Raises ConfigError and ModelLoadError.
+    """
+    if model.vision is None:
+        return config, model, None
+    directory = Path(config.model)
+    if not ImageSettings.are_in(directory):
+        if collectives.rank == 0:
+            logger.warning("images are refused: %s has no preprocessor_config.json; download it too", directory)
+        return config, model.without_vision(), None
+    settings = ImageSettings.read(directory)
+    if config.max_image_pixels is not None:
+        settings = settings.limited(config.max_image_pixels)
+    return replace(config, max_image_pixels=settings.max_pixels), model, settings
 
 
 def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSource) -> list[int]:

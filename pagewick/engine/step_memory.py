@@ -16,8 +16,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
 
-For a model that reads images, N patches of the largest one, of width W with an MLP of J, each of p numbers, which become
-N / m rows for the first layer, and for each of d layers behind it:
+For a model that reads images, N patches of p numbers in the largest image, an encoder of width W with MLPs of J, and
+N / m rows for the first layer and for each of d layers behind it:
 
     image            N * (2 p * 4 + (7 W + 3 J) * e) the patches in float32, and the widest block of the encoder
                      3 * N / m * (1 + d) * H * e      rows as the encoder makes them, and of a step

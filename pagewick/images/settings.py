@@ -66,6 +66,12 @@ class ImageSettings:
             raise ModelLoadError(f"{source} is not an object; {_FIX}")
         return cls._of(_Entries(entries, source))
 
+    @staticmethod
+    def are_in(directory: Path) -> bool:
+        """Return whether a model directory has settings."""
+        whole = _read(directory / "processor_config.json") or {}
+        return "image_processor" in whole or (directory / "preprocessor_config.json").is_file()
+
     @classmethod
     def _of(cls, entries: _Entries) -> Self:
         entries.demand_one_of("image_processor_type", _PROCESSORS)

@@ -129,9 +129,15 @@ def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> s
 
 
 def read_config(
-    values: Mapping[str, Any], *, rope_scaling: str | None = None, rope_theta: float | None = None
+    values: Mapping[str, Any],
+    *,
+    rope_scaling: str | None = None,
+    rope_theta: float | None = None,
+    language_model_only: bool = False,
 ) -> ModelConfig:
     """Read a config.json, with the user's rotary embedding (EngineConfig), if any, in place of its own.
+
+    language_model_only: leave out the part that sees.
 
     Raises ModelLoadError for an architecture or an entry that is not supported, ConfigError for the user's settings.
     """
@@ -142,7 +148,8 @@ def read_config(
             flag = "--rope-theta" if scaling is None else "--rope-scaling"
             raise ConfigError(f"{flag}: {architecture} rotates nothing, its positions are learned; leave it out")
         values = override_rope(values, scaling, rope_theta)
-    return _read(architecture, Entries(values))
+    config = _read(architecture, Entries(values))
+    return config.without_vision() if language_model_only else config
 
 
 def _architecture_of(values: Mapping[str, Any]) -> str:

@@ -73,12 +73,17 @@ class ImageReader:
         self._token = token or f"token {token_id}"
 
     @classmethod
-    def of(cls, directory: str | Path, token_id: int | None, token: str | None = None) -> Self | None:
+    def of(
+        cls, directory: str | Path, token_id: int | None, token: str | None = None, *, max_pixels: int | None = None
+    ) -> Self | None:
         """Read the settings of a model directory; None for a model without a placeholder token, which reads no images.
 
-        Raises ModelLoadError.
+        max_pixels: a further limit for the resized image. Raises ConfigError and ModelLoadError.
         """
-        return None if token_id is None else cls(ImageSettings.read(Path(directory)), token_id, token)
+        if token_id is None:
+            return None
+        settings = ImageSettings.read(Path(directory))
+        return cls(settings if max_pixels is None else settings.limited(max_pixels), token_id, token)
 
     def loaded(self, sources: Sequence[ImageSource], *, max_len: int, param: str) -> list[PlacedImage]:
         """Return the images with their numbers of tokens; they have no places yet.

@@ -24,6 +24,9 @@ from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoin
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
 # In the variants of tests/models: patches of 4 pixels, of which 2 x 2 become a token.
 IMAGE, SIDE = 190, 8
+MEAN, STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.2]
+
+
 NAMES = ("qwen3-vl", "qwen2.5-vl-window", "qwen2-vl", "qwen3.5-multimodal", "qwen3-vl-moe", "qwen3.5-moe-multimodal")
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
@@ -72,7 +75,8 @@ def prompt(seed: int, *parts: int | Picture) -> Prompt:
 WIDE, TALL, SMALL = picture(1, 2, 7), picture(2, 6, 3), picture(3, 1, 1)
 PROMPTS = [
     prompt(1, 5, WIDE, 9),
-    prompt(2, SMALL, 3, TALL, WIDE, 2),
+    # transformers takes images without a token between them for one.
+    prompt(2, SMALL, 3, TALL, 1, WIDE, 2),
     prompt(3, 30),
     prompt(4, 4, TALL),
     prompt(1, 5, picture(9, 2, 7), 9),
@@ -90,7 +94,7 @@ def write(directory: Path, name: str) -> nn.Module:
     config = json.loads((directory / "config.json").read_text())["vision_config"]
     settings = {
         "patch_size": config["patch_size"], "merge_size": 2, "temporal_patch_size": 2,
-        "size": {"shortest_edge": 1, "longest_edge": 2**20}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.2],
+        "size": {"shortest_edge": 1, "longest_edge": 2**20}, "image_mean": MEAN, "image_std": STD,
         "image_processor_type": "Qwen2VLImageProcessorFast",
     }  # fmt: skip
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -103,11 +107,13 @@ def by_transformers(model: nn.Module, one: Prompt, answer: Sequence[int]) -> tor
     given: dict[str, Any] = {}
     if one.images:
         processor = Qwen2VLImageProcessorPil(
-            patch_size=SIDE // 2, merge_size=2, do_resize=False, image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.6, 0.2]
+            patch_size=SIDE // 2, merge_size=2, do_resize=False, image_mean=MEAN, image_std=STD
         )
         arrays = [np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3) for image in one.images]
         given = dict(processor(arrays, return_tensors="pt"))
-        given["mm_token_type_ids"] = (token_ids == IMAGE).long()
+        is_image = token_ids == IMAGE
+        is_image[:, len(one.token_ids) :] = False
+        given["mm_token_type_ids"] = is_image.long()
     with torch.inference_mode():
         logits = model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), **given).logits[0]
     return logits[len(one.token_ids) - 1 : -1]
@@ -172,7 +178,8 @@ def test_however_they_are_served(checkpoint: Path, alone: Answers, options: dict
 @exact
 def test_a_preempted_request_brings_its_images_again(checkpoint: Path, alone: Answers) -> None:
     wanted = requests()[:2]
-    with running(checkpoint, **{**OPTIONS, "num_kv_blocks": 11}) as engine:
+    # Blocks for 80 tokens or fewer, and the two have 91.
+    with running(checkpoint, **{**OPTIONS, "num_kv_blocks": 10, "max_model_len": 56}) as engine:
         plans = record_plans(engine)
         assert_same(serve(engine, wanted), {key: alone[key] for key in alone if key[0] in ("r0", "r1")})
         assert engine.stats().num_preemptions > 0
@@ -180,19 +187,22 @@ def test_a_preempted_request_brings_its_images_again(checkpoint: Path, alone: An
 
 
 @exact
-def test_a_prefix_with_an_image_is_found_again_and_only_for_this_image(checkpoint: Path, alone: Answers) -> None:
+def test_a_prefix_with_an_image_is_found_again_and_only_for_this_image(checkpoint: Path) -> None:
+    one, other = (prompt(1, 5, image, 50) for image in (WIDE, picture(9, 2, 7)))
+    with running(checkpoint, **OPTIONS, enable_prefix_caching=False) as engine:
+        expected = serve(engine, [one.request("one"), other.request("other")])
     with running(checkpoint, **OPTIONS) as engine:
-        first = serve(engine, [PROMPTS[0].request("r0")])
+        first = serve(engine, [one.request("one")])
         plans = record_plans(engine)
-        again = serve(engine, [PROMPTS[0].request("r0")])
+        again = serve(engine, [one.request("one")])
         num_hits = engine.stats().prefix_cache_hits
-        other = serve(engine, [PROMPTS[4].request("r4")])
+        found = serve(engine, [other.request("other")])
         assert engine.stats().prefix_cache_hits == num_hits, "another picture of this size shares nothing"
-    assert num_hits == 24, "28 tokens of the prompt are three blocks of 8 and a rest"
+    assert num_hits == 64, "whole blocks of 69 tokens"
     (image,) = plans[0].starts[0].images
     assert image.pixels == b"", "the encoder is not needed"
-    for found in (first, again, other):
-        assert_same(found, {key: alone[key] for key in found})
+    for served in (first, again, found):
+        assert_same(served, {key: expected[key] for key in served})
 
 
 @exact

@@ -56,6 +56,11 @@ class VisionConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def side(self) -> int:
+        """Pixels of the side of the square that becomes one row of the output."""
+        return self.patch_size * self.merge_size
+
+    @property
     def merged_size(self) -> int:
         """Width of the patches that become one row of the output, side by side."""
         return self.hidden_size * self.merge_size**2

@@ -177,7 +177,7 @@ class VisionEncoder(nn.Module):
 
     def num_tokens(self, height: int, width: int) -> int:
         """Return N for an image of height x width pixels. Raises ValueError if its patches cannot be merged."""
-        side = self.config.patch_size * self.config.merge_size
+        side = self.config.side
         if height < side or width < side or height % side or width % side:
             raise ValueError(f"an image of {height} x {width} pixels, whose sides must be multiples of {side}")
         return height // side * (width // side)
