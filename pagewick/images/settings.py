@@ -15,8 +15,12 @@ from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 # The longer side may be at most this many times the shorter one, as in Qwen's published processors.
 MAX_ASPECT_RATIO = 200
 _MAX_FILE_BYTES = 2**20
-# The processors of Qwen2-VL and of all later models that read images; the suffix only says how they are implemented.
-_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+# Names of the processor of Qwen2-VL and of all later models; the suffix only says how it is implemented.
+_PROCESSORS = tuple(
+    f"{family}ImageProcessor{suffix}"
+    for family in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+    for suffix in ("", "Fast", "Pil")
+)
 # Pillow's number of the bicubic filter, which files hold.
 _BICUBIC = 3
 # Values of entries that a file leaves out: those of Qwen2-VL's processor in transformers.

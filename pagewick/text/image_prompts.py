@@ -137,7 +137,8 @@ class ImageReader:
         if num_places != len(images):
             message = (
                 f"the prompt has {num_places} places for images ({self._token}), and the request has {len(images)} "
-                "images; it needs one place for each image. If a chat template has made the prompt, use the model's own"
+                "images; it needs one place for each image. Chat templates may leave out images of some roles: send "
+                "images in messages of the user's"
             )
             raise InvalidRequestError(message, param=param)
         num_tokens = len(token_ids) - len(images) + sum(one.num_tokens for one in images)

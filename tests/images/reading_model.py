@@ -37,6 +37,53 @@ TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+# In the form of Qwen3.5's templates, which join the parts in a macro.
+MACRO_TEMPLATE = """\
+{%- set count = namespace(images=0) %}
+{%- macro joined(content, counts, is_system=false) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for item in content %}
+            {%- if 'image' in item or 'image_url' in item or item.type == 'image' %}
+                {%- if is_system %}
+                    {{- raise_exception('no images in system messages') }}
+                {%- endif %}
+                {%- if counts %}
+                    {%- set count.images = count.images + 1 %}
+                {%- endif %}
+                {%- if add_vision_id %}
+                    {{- 'Picture ' ~ count.images ~ ': ' }}
+                {%- endif %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in item %}
+                {{- item.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- elif content is none or content is undefined %}
+        {{- '' }}
+    {%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+    {%- set content = joined(message.content, true, message.role == 'system') | trim %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function.name }}
+        {%- for name, value in call.function.arguments | items %}
+            {{- '<parameter=' + name + '>' + value | tojson }}
+        {%- endfor %}
+        {{- '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 # 6 x 6 pixels for each token.
 SETTINGS = ImageSettings(3, 2, 2, 36, 36 * 200, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
 ENTRIES = {

@@ -18,17 +18,20 @@ from pagewick.text.image_prompts import PromptTokens
 from tests.images.pictures import address_of, file_of, noise
 from tests.images.reading_model import (
     FILES,
+    MACRO_TEMPLATE,
     NUM_TOKENS,
     PAD,
     PAD_ID,
     SETTINGS,
     SIZES,
+    TEMPLATE,
     TOKENIZER,
     expanded,
     image_part,
     reading_encoder,
     user,
 )
+from tests.tiny_text import byte_level_backend, write_model_directory
 
 ENCODER = reading_encoder()
 VISION = f"<|vision_start|>{PAD}<|vision_end|>"
@@ -95,6 +98,45 @@ def test_a_file_that_is_named_by_a_path_object(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="image 1 of the request: images are not fetched") as raised:
             place([user(part)])
         assert raised.value.param == "messages"
+
+
+@pytest.mark.parametrize("source", [TEMPLATE, MACRO_TEMPLATE])
+@pytest.mark.parametrize("variables", [{}, {"add_vision_id": True}])
+def test_prompts_are_those_of_transformers(tmp_path: Path, source: str, variables: dict[str, Any]) -> None:
+    """Except that transformers gets placeholders in place of images, and does not repeat them."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers, the reference for chat templates")
+    backend = byte_level_backend()
+    backend.add_special_tokens(["<|vision_start|>", PAD, "<|vision_end|>"])
+    write_model_directory(tmp_path, backend, chat_template=source)
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "<&>"}}}
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        user("What are ", image_part(0), " and ", image_part(1), "?"),
+        {"role": "assistant", "content": "A picture.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen: "}, image_part(2)]},
+        {"role": "user", "content": "And now?"},
+    ]
+    plain = [
+        {**one, "content": [part if part["type"] == "text" else {"type": "image"} for part in one["content"]]}
+        if isinstance(one["content"], list)
+        else one
+        for one in messages
+    ]
+    if source is TEMPLATE:
+        del messages[2:4], plain[2:4]
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = reference.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **variables)
+    assert expected.count(PAD) == (2 if source is TEMPLATE else 3)
+    encoder = reading_encoder(source)
+    assert encoder.render_chat(messages, chat_template_kwargs=variables).text == expected
+    tokens = encoder.place_chat(messages, chat_template_kwargs=variables)
+    assert tokens.token_ids == expanded(expected, 0, 1, 2)
+    assert [one.num_tokens for one in tokens.images] == NUM_TOKENS[: expected.count(PAD)]
+
+
+def test_a_template_may_refuse_images_of_a_role() -> None:
+    with pytest.raises(InvalidRequestError, match="rejects the messages: no images in system messages"):
+        reading_encoder(MACRO_TEMPLATE).render_chat([{**user(image_part(0)), "role": "system"}])
 
 
 @pytest.mark.parametrize("field", ["content", "name", "reasoning_content"])
