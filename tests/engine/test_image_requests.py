@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -19,12 +18,11 @@ from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.errors import UnsupportedError
 from pagewick.kernels import cpu
 from tests.engine.serving import Answers, assert_same, record_plans, request, running, serve
-from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
+from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, VARIANTS, make_model, save, write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
 # In the variants of tests/models: patches of 4 pixels, of which 2 x 2 become a token.
 IMAGE, SIDE = 190, 8
-MEAN, STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.2]
 
 
 NAMES = ("qwen3-vl", "qwen2.5-vl-window", "qwen2-vl", "qwen3.5-multimodal", "qwen3-vl-moe", "qwen3.5-moe-multimodal")
@@ -84,20 +82,12 @@ PROMPTS = [
 
 
 def write(directory: Path, name: str) -> nn.Module:
-    """Write a checkpoint with the description of its images."""
-    if "window" in name:
-        entries = VARIANTS[name].all_entries()
-        model = make_model(name, {**entries, "vision_config": {**entries["vision_config"], "window_size": 16}})
-        save(model, directory)
-    else:
-        model = write_checkpoint(name, directory)
-    config = json.loads((directory / "config.json").read_text())["vision_config"]
-    settings = {
-        "patch_size": config["patch_size"], "merge_size": 2, "temporal_patch_size": 2,
-        "size": {"shortest_edge": 1, "longest_edge": 2**20}, "image_mean": MEAN, "image_std": STD,
-        "image_processor_type": "Qwen2VLImageProcessorFast",
-    }  # fmt: skip
-    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    """Write a checkpoint, with small windows if its encoder has some."""
+    if "window" not in name:
+        return write_checkpoint(name, directory)
+    entries = VARIANTS[name].all_entries()
+    model = make_model(name, {**entries, "vision_config": {**entries["vision_config"], "window_size": 16}})
+    save(model, directory)
     return model
 
 
@@ -107,7 +97,7 @@ def by_transformers(model: nn.Module, one: Prompt, answer: Sequence[int]) -> tor
     given: dict[str, Any] = {}
     if one.images:
         processor = Qwen2VLImageProcessorPil(
-            patch_size=SIDE // 2, merge_size=2, do_resize=False, image_mean=MEAN, image_std=STD
+            patch_size=SIDE // 2, merge_size=2, do_resize=False, image_mean=IMAGE_MEAN, image_std=IMAGE_STD
         )
         arrays = [np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3) for image in one.images]
         given = dict(processor(arrays, return_tensors="pt"))

@@ -17,6 +17,8 @@ __all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_c
 
 logging.disable_progress_bar()
 
+# Of red, green and blue, in models that read images.
+IMAGE_MEAN, IMAGE_STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.2]
 # Variants for tests of other things than models.
 CONFIGS = ("llama", "llama-bias-tied", "llama3-rope", "llama-linear-rope", "qwen3", "qwen3-tied-bias")
 
@@ -31,6 +33,14 @@ def write_checkpoint(name: str, directory: Path, *, max_shard_size: str = "1GB")
 def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> None:
     model.save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[operator]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    config = json.loads((directory / "config.json").read_text())
+    if config["model_type"].startswith("qwen") and "vision_config" in config:
+        settings = {
+            "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "temporal_patch_size": 2,
+            "size": {"shortest_edge": 1, "longest_edge": 2**20}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
 def auto_model(config: Any) -> Any:
