@@ -81,6 +81,7 @@ class StandIn:
         self.answers: list[Answer] = []
         self.models = [MODEL]
         self.max_model_len = MAX_MODEL_LEN
+        self.modalities = ["text"]
         self.key: str | None = None
         self.num_left = 0
         self._may_go_on = threading.Event()
@@ -109,7 +110,8 @@ class StandIn:
     async def _models(self, request: Request) -> Response:
         if self._is_refused(request):
             return _error(401, "the API key is missing or wrong")
-        cards = [{"id": name, "object": "model", "max_model_len": self.max_model_len} for name in self.models]
+        about = {"object": "model", "max_model_len": self.max_model_len, "input_modalities": self.modalities}
+        cards = [{"id": name, **about} for name in self.models]
         return JSONResponse({"object": "list", "data": cards})
 
     async def _chat(self, request: Request) -> Response:

@@ -120,7 +120,7 @@ def test_wrong_files_and_settings_are_not_imported(page: Page) -> None:
         file = json.loads(many(1))
         file["conversations"][0]["nodes"][0][field] = value
         import_(page, json.dumps(file))
-        expect(page.locator("#toast")).to_contain_text("message 1 has files without a name or a text")
+        expect(page.locator("#toast")).to_contain_text("message 1 has files without a name, a text or an image")
     file["conversations"][0]["nodes"][0]["files"] = []
     file["conversations"][0]["settings"] = {"temperature": 9, "__proto__": {"x": 1}, "other": "x"}
     import_(page, json.dumps(file))

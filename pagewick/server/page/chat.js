@@ -204,7 +204,7 @@ export class Chat {
       node.error = { message: error.message, status: error.status ?? 0, retryAt: null };
       return;
     }
-    const { id, maxModelLen } = this.models.chosen;
+    const { id, maxModelLen, readsImages } = this.models.chosen;
     node.model = id;
     let keepAt = Date.now() + KEEP_EVERY_MS;
     const onDelta = () => {
@@ -214,7 +214,7 @@ export class Chat {
       if (this.library.get(conversation.id)) this.library.keep(conversation);
     };
     const texts = { ...this.settings, ...conversation.settings };
-    const body = requestBody(id, historyBefore(conversation, node), texts, continued);
+    const body = requestBody(id, historyBefore(conversation, node, readsImages), texts, continued);
     await generate(node, body, { maxModelLen, signal, onDelta });
   }
 

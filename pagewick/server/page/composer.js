@@ -12,6 +12,7 @@ export class Composer {
   // undefined until open() is called for the first time.
   #id = undefined;
   #files = [];
+  #readsImages = false;
   // Whether the draft differs from the one that is kept. Another tab may have kept a newer one.
   #isChanged = false;
   #keepTimer = null;
@@ -41,6 +42,12 @@ export class Composer {
     setIcon(this.button, isBusy ? "stop" : "send", isBusy ? "Stop the answer (Esc)" : "Send");
     this.button.classList.toggle("stop", isBusy);
     this.#refresh();
+  }
+
+  /** Whether the model does: without, no images are attached. */
+  set readsImages(value) {
+    this.#readsImages = value;
+    setIcon(byId("attach"), "attach", value ? "Attach images or text files" : "Attach text files");
   }
 
   /** Show the draft of another conversation (null: of a new one). */
@@ -95,7 +102,7 @@ export class Composer {
 
   #acceptFiles() {
     const picker = byId("attach-file");
-    setIcon(byId("attach"), "attach", "Attach text files");
+    this.readsImages = false;
     byId("attach").addEventListener("click", () => picker.click());
     picker.addEventListener("change", async () => {
       await this.#attach([...picker.files]);
@@ -127,7 +134,7 @@ export class Composer {
   async #attach(files) {
     const id = this.#id;
     try {
-      const read = await readFiles(files, this.#files);
+      const read = await readFiles(files, this.#files, { readsImages: this.#readsImages });
       // The user may have opened another conversation meanwhile.
       if (id !== this.#id) return;
       this.#set(this.box.value, [...this.#files, ...read]);

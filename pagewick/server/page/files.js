@@ -1,20 +1,32 @@
-// Text files that are attached to a message: reading them, and their view.
+// Files that are attached to a message, texts and images: reading them, and their view.
 
 import { element, iconButton } from "./dom.js";
+import { checkCount, imageView, isImage, readImage } from "./images.js";
 
 const MAX_BYTES = 512 * 1024;
 const MAX_TOTAL_BYTES = 1024 * 1024;
 const MAX_NAME = 120;
 
-/** Read files as [{name, text}]. `present` are those that the message has already. Throws an Error whose message is shown to the user. */
-export async function readFiles(files, present) {
+/**
+ * Read files as [{name, text} or {name, image}]. `present` are those that the message has already. Throws an Error whose message is
+ * shown to the user.
+ */
+export async function readFiles(files, present, { readsImages }) {
   const read = [];
-  for (const file of files) read.push({ name: file.name.slice(-MAX_NAME) || "pasted.txt", text: await textIn(file) });
-  const total = [...present, ...read].reduce((sum, { text }) => sum + bytesOf(text), 0);
+  for (const file of files) read.push(await contentOf(file, readsImages));
+  checkCount([...present, ...read]);
+  const total = [...present, ...read].reduce((sum, { text = "" }) => sum + bytesOf(text), 0);
   if (total > MAX_TOTAL_BYTES) {
     throw new Error(`Together, the files of a message may have ${sizeOf(MAX_TOTAL_BYTES)}; these have ${sizeOf(total)}.`);
   }
   return read;
+}
+
+async function contentOf(file, readsImages) {
+  const name = file.name.slice(-MAX_NAME);
+  if (!isImage(file)) return { name: name || "pasted.txt", text: await textIn(file) };
+  if (!readsImages) throw new Error(`${name || "This"} is an image, and the model reads text only.`);
+  return readImage(file, name || "pasted image");
 }
 
 async function textIn(file) {
@@ -54,8 +66,10 @@ export function sizeOf(bytes) {
   return `${size < 10 && !Number.isInteger(size) ? size.toFixed(1) : Math.round(size)} ${unit}`;
 }
 
-/** Return the view of an attached file, which unfolds its text. With onRemove it has a button that calls it. */
-export function fileView({ name, text }, onRemove = null) {
+/** Return the view of an attached file: an image, or a text that can be unfolded. With onRemove it has a button that calls it. */
+export function fileView(file, onRemove = null) {
+  if (file.image) return imageView(file, onRemove);
+  const { name, text } = file;
   const content = element("pre", { tabindex: "0", role: "group", "aria-label": name });
   const fill = ({ target }) => {
     if (target.open && !content.firstChild) content.append(text);

@@ -20,7 +20,7 @@ import { exportText, importText } from "./transfer.js";
 import { canHelp } from "./tree.js";
 
 const library = new Library();
-const models = new Models(() => showEmptyState());
+const models = new Models(() => showModel());
 const thread = new Thread({
   edit: (node, text) => {
     const isAccepted = chat.edit(node, text);
@@ -143,7 +143,9 @@ function openLink() {
   }
 }
 
-function showEmptyState() {
+/** Show what depends on the chosen model. */
+function showModel() {
+  composer.readsImages = models.chosen?.readsImages ?? false;
   byId("empty-model").textContent = models.introduction;
   byId("examples").replaceChildren(...(models.chosen ? models.examples : []).map((text) =>
     element("li", {}, element("button", { type: "button", class: "example", click: () => ask(text) }, text))));
@@ -168,7 +170,7 @@ async function connect() {
       ...(canHelp(error.status) ? [button] : []));
     notice.hidden = false;
   }
-  return showEmptyState();
+  return showModel();
 }
 
 function rename(conversation, title) {

@@ -40,7 +40,7 @@ export class Models {
     this.select.disabled = true;
   }
 
-  /** The chosen model, {id, maxModelLen}, or null until the list is loaded. */
+  /** The chosen model, {id, maxModelLen, readsImages}, or null until the list is loaded. */
   get chosen() {
     return this.#models.find(({ id }) => id === this.select.value) ?? null;
   }

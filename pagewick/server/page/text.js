@@ -4,9 +4,9 @@ import { resultOf } from "./calls.js";
 import { prettyJson } from "./json.js";
 import { partsOf } from "./parts.js";
 
-/** Return the Markdown of a question: its files as code blocks, then its text. A model reads it in this form. */
-export function fullText({ content, files = [] }) {
-  return [...files.map(fileText), content].filter(Boolean).join("\n\n");
+/** Return the Markdown of a question: its files as code blocks, then its text. A model reads it in this form. imageText(file) stands for an image. */
+export function fullText({ content, files = [] }, imageText = ({ name }) => `[Image: ${name}]`) {
+  return [...files.map((file) => (file.image ? imageText(file) : fileText(file))), content].filter(Boolean).join("\n\n");
 }
 
 function fileText({ name, text }) {

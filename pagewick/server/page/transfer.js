@@ -1,6 +1,7 @@
 // Export and import of conversations as a JSON file, and export as Markdown. Imported fields are checked one by one, and ids are
 // replaced.
 
+import { isImageAddress } from "./images.js";
 import { isOrderOf } from "./parts.js";
 import { textsOf } from "./settings.js";
 import { answerText, fullText } from "./text.js";
@@ -24,8 +25,12 @@ export function exportText(conversations) {
 export function markdownOf(conversation) {
   const prompt = conversation.settings?.system_prompt;
   const messages = shownPath(conversation).filter(({ role }) => role !== "tool");
-  const parts = messages.flatMap((node) => (node.role === "user" ? ["## You", fullText(node)] : answerParts(node, nextOf(conversation, node))));
+  const parts = messages.flatMap((node) => (node.role === "user" ? ["## You", fullText(node, imageMarkdown)] : answerParts(node, nextOf(conversation, node))));
   return [`# ${conversation.title}`, ...(prompt ? ["## System prompt", prompt] : []), ...parts].filter(Boolean).join("\n\n") + "\n";
+}
+
+function imageMarkdown({ name, image }) {
+  return `![${name.replace(/[[\]\\]/g, "\\$&")}](${image})`;
 }
 
 function answerParts(node, next) {
@@ -106,10 +111,9 @@ function nodeOf(given, ids, where) {
 
 function filesOf(given, where) {
   const isList = Array.isArray(given) && given.length <= MAX_FILES;
-  if (!isList || !given.every((file) => typeof file?.name === "string" && typeof file.text === "string")) {
-    throw new Error(`${where} has files without a name or a text.`);
-  }
-  return given.map(({ name, text }) => ({ name: name.slice(0, 200), text }));
+  const isFile = (file) => typeof file?.name === "string" && (file.image === undefined ? typeof file.text === "string" : isImageAddress(file.image));
+  if (!isList || !given.every(isFile)) throw new Error(`${where} has files without a name, a text or an image.`);
+  return given.map(({ name, text, image }) => ({ name: name.slice(0, 200), ...(image === undefined ? { text } : { image }) }));
 }
 
 const STATS = [

@@ -2,7 +2,7 @@
 //
 // conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds, and perhaps
 //               {settings}: those that differ from the settings of all conversations
-// node: {id, parentId, selectedChild, role, content, createdAt}, for a question perhaps {files: [{name, text}]}, and for an answer
+// node: {id, parentId, selectedChild, role, content, createdAt}, for a question perhaps {files: [{name, text} or {name, image}]}, and for an answer
 //       {reasoning, model, stats, finishReason, isStopped, isCut, error} and perhaps {calls, order, numRequests}; see calls.js, also
 //       for the results of calls, and parts.js. finishReason is the server's, or "edited" for a version that the user wrote.
 //       numRequests counts the requests that have written it. nodes stand in order of creation, so parents come before children.
