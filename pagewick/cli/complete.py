@@ -45,6 +45,13 @@ if TYPE_CHECKING:
     help="File with a JSON schema that every response must have.",
 )
 @click.option("--chat", is_flag=True, help="Send each prompt as a user's message to a chat model.")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with an image that goes with each prompt, as --chat sends it; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each response.")
 def command(
     config: EngineConfig,
@@ -58,6 +65,7 @@ def command(
     num_choices: int | None,
     json_schema: Path | None,
     chat: bool,
+    images: tuple[Path, ...],
     as_json: bool,
     sampling: dict[str, Any],
 ) -> None:
@@ -67,6 +75,7 @@ def command(
     pagewick complete --chat --prompts "What is Pagewick? | How do I install it?"
     echo "Pagewick is" | pagewick complete -p - --max-tokens 40
     pagewick complete --batch requests.jsonl --output responses.jsonl
+    pagewick complete -m Qwen/Qwen3-VL-2B-Instruct --image photo.jpg -p "What is this?"
     """
     ctx = click.get_current_context()
     # A variable of another run must not stand in the way of a prompt on the command line.
@@ -97,7 +106,8 @@ def command(
         _measure(ctx, config, batch, sampling)
         return
     if file is None and batch is None:
-        _complete_texts(config, texts, sampling, chat=chat, as_json=as_json)
+        contents = _contents(texts, images, is_chat=chat)
+        _complete_texts(config, texts, contents, sampling, as_json=as_json)
         return
     from pagewick.cli.completing.files import run_batch_file, run_prompt_file, unescaped
 
@@ -124,6 +134,8 @@ def _check_flags(typed: Collection[str], *, file: str | None, batch: str | None,
         raise click.UsageError("--separator needs --file.")
     if "output" in typed and file is None and batch is None:
         raise click.UsageError("--output needs --file or --batch; redirect stdout instead.")
+    if "images" in typed and (file is not None or batch is not None):
+        raise click.UsageError("--image goes with --prompts or -p; the lines of --batch have images of their own.")
     if "resume" in typed and (batch is None or output is None):
         raise click.UsageError("--resume needs --batch and --output.")
     if batch is not None and not {"chat", "as_json"}.isdisjoint(typed):
@@ -148,23 +160,34 @@ def _text_of_stdin() -> str:
         return file.read().removesuffix("\n")
 
 
+def _contents(texts: list[str], images: Collection[Path], *, is_chat: bool) -> list[Any] | None:
+    """Return the content of a user's message for each text; None if texts are continued. Raises ConfigError."""
+    from pagewick.cli.image_file import image_part, with_images
+
+    parts = [image_part(path) for path in images]
+    return [with_images(text, parts) for text in texts] if is_chat or parts else None
+
+
 def _complete_texts(
-    config: EngineConfig, texts: list[str], sampling: dict[str, Any], *, chat: bool, as_json: bool
+    config: EngineConfig, texts: list[str], contents: list[Any] | None, sampling: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Stream the response to a single prompt; complete several in one batch, and show a progress bar on a terminal."""
+    """Stream the response to a single prompt; complete several in one batch, and show a progress bar on a terminal.
+
+    contents: those of the messages that are sent in place of the texts; None continues the texts.
+    """
     from pagewick.llm import LLM
 
-    conversations = [[{"role": "user", "content": text}] for text in texts]
+    conversations = [[{"role": "user", "content": content}] for content in contents or ()]
     options = RequestOptions(lowers_max_tokens=True)
     with LLM(config=config) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
         if len(texts) == 1 and not as_json and params.n == 1:
-            for piece in llm.stream(conversations[0] if chat else texts[0], params, options=options):
+            for piece in llm.stream(conversations[0] if conversations else texts[0], params, options=options):
                 click.echo(shown_on(sys.stdout, piece), nl=False)
             click.echo()
             return
         use_tqdm = sys.stderr.isatty() and len(texts) > 1
-        if chat:
+        if conversations:
             outputs = llm.chat(conversations, params, use_tqdm=use_tqdm, options=options)
         else:
             outputs = llm.generate(texts, params, use_tqdm=use_tqdm, options=options)

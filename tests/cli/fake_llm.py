@@ -1,4 +1,4 @@
-"""FakeLLM: the part of pagewick.llm.LLM that commands use; it responds with the prompt in capitals."""
+"""FakeLLM: the part of pagewick.llm.LLM that commands use; it responds in capitals, with a star for each image."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pagewick.engine.messages import RequestOptions
 from pagewick.errors import ContextLengthError
 from pagewick.outputs import CompletionOutput, PartDelta, PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, with a star for each image."""
+    parts = [content] if isinstance(content, str) else [part.get("text", "*") for part in content]
+    return "".join(parts)
 
 
 class FakeLLM:
@@ -52,7 +58,7 @@ class FakeLLM:
         assert not use_tqdm, "stderr is not a terminal"
         assert options.lowers_max_tokens
         self.calls.append(("chat", conversations, params))
-        texts = [messages[-1]["content"] for messages in conversations]
+        texts = [text_of(messages[-1]["content"]) for messages in conversations]
         return [self._output(text, f"<{text}>", params.n) for text in texts]
 
     def stream(
@@ -61,7 +67,7 @@ class FakeLLM:
         assert options.lowers_max_tokens
         messages = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         self.calls.append(("stream", messages, params))
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        text = prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"])
         return (char.upper() for char in text)
 
     def stream_outputs(
@@ -85,7 +91,7 @@ class FakeLLM:
                 choice.add([PartDelta(PartKind.REASONING, char)])
                 choice.token_ids.append(1)
                 yield output
-            for char in messages[-1]["content"].upper():
+            for char in text_of(messages[-1]["content"]).upper():
                 choice.add([PartDelta(PartKind.TEXT, char)])
                 choice.token_ids.append(1)
                 yield output

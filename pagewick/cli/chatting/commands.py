@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pagewick.cli.chatting.conversation import Conversation
 from pagewick.cli.chatting.settings import NAMES
+from pagewick.cli.image_file import image_part
 from pagewick.errors import PagewickError
 
 # Usage -> meaning. The method `_name` of Commands carries out the command /name.
@@ -20,6 +21,7 @@ COMMANDS = {
     "/retry": "send the last message again",
     "/system TEXT": "set the system message; without TEXT show it, with - remove it",
     "/set NAME VALUE": "change a setting, as in /set temperature 0.5; without VALUE show it",
+    "/image FILE": "attach an image to the next message; with - remove those that are attached",
     "/thoughts": "show the thoughts before the last response",
     "/save FILE": "write the conversation: Markdown, or JSON if the name ends in .json",
     "/load FILE": "continue a conversation that was saved as JSON",
@@ -39,7 +41,7 @@ def completions(line: str, word: str) -> list[str]:
     command, space, before = line.removesuffix(word).partition(" ")
     if not space:
         return [f"/{usage[1:].split()[0]}{' ' * (' ' in usage)}" for usage in COMMANDS if usage.startswith(word)]
-    if command in ("/save", "/load"):
+    if command in ("/save", "/load", "/image"):
         return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(word)}*"))]
     if command == "/set":
         wanted = [f"{name} " for name in NAMES] if not before.strip() else ["default", "on", "off"]
@@ -103,6 +105,7 @@ class Commands:
         if message is None:
             self._say("There is nothing to take back.")
         else:
+            self._conversation.images = []
             line = " ".join(message.split())
             self._say(f"Taken back: {line if len(line) <= 60 else f'{line[:59]}…'}")
 
@@ -133,6 +136,15 @@ class Commands:
         for line in wanted:
             self._say(line)
 
+    def _image(self, name: str) -> None:
+        images = self._conversation.images
+        if name == "-":
+            images.clear()
+        else:
+            images.append(image_part(_path(name, "image", "photo.jpg")))
+        number = {0: "No image goes", 1: "1 image goes"}.get(len(images), f"{len(images)} images go")
+        self._say(f"{number} with the next message.")
+
     def _thoughts(self, _: str) -> None:
         self._say(self._conversation.thoughts.strip() or "There were no thoughts before the last response.")
 
@@ -150,7 +162,7 @@ class Commands:
         raise LeaveChat
 
 
-def _path(name: str, command: str) -> Path:
+def _path(name: str, command: str, example: str = "talk.json") -> Path:
     if not name:
-        raise PagewickError(f"/{command} needs the name of a file: /{command} talk.json")
+        raise PagewickError(f"/{command} needs the name of a file: /{command} {example}")
     return Path(name)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.image_file import with_images
 from pagewick.cli.replacing_file import replacing
 from pagewick.cli.text_input import read_text
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 
-Message = dict[str, str]
+# The content is a text, or for a user's message with images a list of parts in OpenAI's form.
+Message = dict[str, Any]
 
 _TITLES = {"system": "System", "user": "You", "assistant": "Model"}
 
@@ -52,13 +54,17 @@ class ChatModel(Protocol):
 
 
 class Conversation:
-    """A chat. turns: the messages after the system message, a user's first. thoughts: those of the last response."""
+    """A chat. turns: the messages after the system message, a user's first. thoughts: those of the last response.
+
+    images: parts of a message in OpenAI's form, for the next message.
+    """
 
     def __init__(self, model: ChatModel, settings: ChatSettings, system: str | None) -> None:
         self.model = model
         self.settings = settings
         self.system = system
         self.turns: list[Message] = []
+        self.images: list[dict[str, Any]] = []
         self.thoughts = ""
         # Files that /save may overwrite, because this conversation was saved to them or loaded from them.
         self._files: set[Path] = set()
@@ -71,9 +77,11 @@ class Conversation:
     def say(self, message: str) -> Generator[Piece]:
         """Add a user's message and yield the pieces of the response; a part of an interrupted response is kept.
 
-        Raises the model's errors, and forgets the message if it got no response.
+        The message takes the images that wait for it. Raises the model's errors, and forgets the message if it got no
+        response; its images wait again then.
         """
-        self.turns.append({"role": "user", "content": message})
+        images, self.images = self.images, []
+        self.turns.append({"role": "user", "content": with_images(message, images)})
         self.thoughts = ""
         text, is_over = "", False
         try:
@@ -91,17 +99,22 @@ class Conversation:
                 self.turns.append({"role": "assistant", "content": text})
             else:
                 self.turns.pop()
+                self.images = images + self.images
 
     def reset(self) -> None:
-        self.turns, self.thoughts = [], ""
+        self.turns, self.images, self.thoughts = [], [], ""
 
     def undo(self) -> str | None:
-        """Remove the last message and its response; return the message, or None if there is none."""
+        """Remove the last message and its response; return the message's text, or None if there is none.
+
+        The next message gets the images of the one that was removed, and no others.
+        """
         while self.turns:
             message = self.turns.pop()
             if message["role"] == "user":
                 self.thoughts = ""
-                return message["content"]
+                self.images = [part for part in _parts_of(message) if part["type"] != "text"]
+                return _text_of(message)
         return None
 
     def save(self, path: Path) -> None:
@@ -117,7 +130,7 @@ class Conversation:
                 body = {"model": self.model.name, "messages": self.messages, **self.settings.as_request_fields()}
                 text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
             else:
-                parts = [f"## {_TITLES[one['role']]}\n\n{one['content'].strip()}\n\n" for one in self.messages]
+                parts = [f"## {_TITLES[one['role']]}\n\n{_shown(one).strip()}\n\n" for one in self.messages]
                 text = "".join(parts)
             with replacing(path) as file:
                 file.write(text.encode())
@@ -149,6 +162,39 @@ class Conversation:
         self._files.add(path)
 
 
+def _parts_of(message: Message) -> list[dict[str, Any]]:
+    content = message["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _text_of(message: Message) -> str:
+    return "".join(part.get("text", "") for part in _parts_of(message))
+
+
+def _shown(message: Message) -> str:
+    """Return the message for a reader; an image is only named."""
+    return "\n\n".join(part.get("text", "[image]") for part in _parts_of(message))
+
+
+def _is_content(message: Mapping[str, Any]) -> bool:
+    """Whether the content is a text, or for a user's message what `with_images` makes."""
+    content = message.get("content")
+    if not isinstance(content, list) or message["role"] != "user":
+        return isinstance(content, str)
+    *images, text = content or [None]
+    return _is_text_part(text) and all(map(_is_image_part, images))
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_image_part(part: Any) -> bool:
+    image = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+    url = image.get("url") if isinstance(image, dict) else None
+    return isinstance(url, str) and url.startswith("data:")
+
+
 def _whole_path(path: Path) -> Path:
     """Return the absolute path. Raises ConfigError if it cannot be the name of a file."""
     if "\0" in str(path):
@@ -168,11 +214,11 @@ def _messages_in(content: Any, path: Path) -> tuple[str | None, list[Message]]:
         )
     plain: list[Message] = []
     for number, message in enumerate(messages):
-        is_text = isinstance(message, Mapping) and isinstance(message.get("content"), str)
         allowed = ("user", "assistant") if number else tuple(_TITLES)
-        if not is_text or message.get("role") not in allowed:
+        if not isinstance(message, Mapping) or message.get("role") not in allowed or not _is_content(message):
             raise ConfigError(
-                f"{path}: message {number + 1} must have the role {' or '.join(allowed)} and a text as content"
+                f"{path}: message {number + 1} must have the role {' or '.join(allowed)} and a text as content; a "
+                "user's may have images before it"
             )
         plain.append({"role": message["role"], "content": message["content"]})
     if plain[0]["role"] == "system":
