@@ -47,7 +47,7 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         37: "Messages with calls and without content",
         38: "No messages at all: 400",
         39: "A character of several tokens is never torn",
-        40: "An image: 400",
+        40: "An image for a model that reads text only: 400",
         41: "The response format text",
     },
     "Streams": {

@@ -47,7 +47,7 @@ ADDITIONS: Mapping[type[BaseModel], frozenset[str]] = {
         for event in (response_text_delta_event, response_text_done_event)
         for kind in (event.Logprob, event.LogprobTopLogprob)
     },
-    Model: frozenset({"root", "parent", "max_model_len", "permission"}),
+    Model: frozenset({"root", "parent", "max_model_len", "permission", "input_modalities"}),
 }
 # Where the API itself gives null and the client's type does not say so: the chunks of a completion, the first token of
 # an echoed prompt.
