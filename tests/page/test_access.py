@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.page.conftest import AXE, NewPage
 from tests.page.driver import (
@@ -26,6 +27,9 @@ from tests.page.driver import (
 from tests.page.stand_in import Answer, StandIn
 
 PHONE = {"width": 360, "height": 740}
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
 
 EVERYTHING = (
     """# Heading
@@ -89,6 +93,13 @@ def violations(page: Page) -> list[str]:
     ]
 
 
+def attach_both(page: Page, name: str) -> None:
+    text: FilePayload = {"name": f"{name}.txt", "mimeType": "text/plain", "buffer": b"text"}
+    page.set_input_files("#attach-file", [text, {"name": f"{name}.png", "mimeType": "image/png", "buffer": PIXEL}])
+    expect(page.locator("#draft-files .file-name")).to_have_text(f"{name}.txt")
+    expect(page.locator("#draft-files img")).to_have_attribute("alt", f"{name}.png")
+
+
 def fill(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [
         Answer([EVERYTHING], thoughts=["Some *thoughts*."]),
@@ -98,11 +109,10 @@ def fill(page: Page, stand_in: StandIn) -> None:
     for text in ("Show everything", "Fail", "Stop early"):
         ask_and_wait(page, text)
     answers(page).first.locator("summary").click()
-    page.set_input_files("#attach-file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"text"})
-    ask_and_wait(page, "With a file")
+    attach_both(page, "notes")
+    ask_and_wait(page, "With files")
     questions(page).last.locator("summary").click()
-    page.set_input_files("#attach-file", {"name": "draft.txt", "mimeType": "text/plain", "buffer": b"text"})
-    expect(page.locator("#draft-files .file-name")).to_have_text("draft.txt")
+    attach_both(page, "draft")
     page.evaluate("document.querySelectorAll('.actions, .foot').forEach((one) => { one.style.opacity = 1; })")
 
 
@@ -111,6 +121,7 @@ def fill(page: Page, stand_in: StandIn) -> None:
 )
 def test_axe_finds_nothing_serious(new_page: NewPage, stand_in: StandIn, scheme: str, is_phone: bool) -> None:
     options = {"viewport": PHONE, "is_mobile": True, "has_touch": True} if is_phone else {}
+    stand_in.modalities = ["text", "image"]
     page = new_page(color_scheme=scheme, reduced_motion="reduce", **options)
     expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
     assert violations(page) == []
@@ -247,6 +258,7 @@ def test_dialogs_hold_and_return_the_focus(page: Page) -> None:
 
 
 def test_a_phone_needs_no_sideways_scrolling(new_page: NewPage, stand_in: StandIn) -> None:
+    stand_in.modalities = ["text", "image"]
     page = new_page(viewport=PHONE, is_mobile=True, has_touch=True)
     assert has_no_horizontal_scroll(page)
     fill(page, stand_in)
