@@ -16,6 +16,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
 from pagewick.models.tensors import model_tensors
+from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 from pagewick.quantization.mixes import MixedModel
 from pagewick.text.gguf_vocabulary import gguf_vocabulary
 from pagewick.weights.files import name_some
@@ -158,7 +159,8 @@ def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, s
     skipped = []
     for name in source.names():
         text_name = _text_name(name)
-        if has_parts and text_name == name and not name.startswith("lm_head."):
+        is_of_vision = re.fullmatch(VISION_TENSORS, name) is not None
+        if is_of_vision or (has_parts and text_name == name and not name.startswith("lm_head.")):
             skipped.append(name)
         elif not any(pattern.fullmatch(text_name) for pattern in ignored):
             found[text_name] = name

@@ -44,7 +44,7 @@ def with_vision(
     image_token_id: int = 151655,
     sections: tuple[int, ...] | None = None,
 ) -> ModelConfig:
-    """Return the text part's config with the vision part of the file, if the file describes one.
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used.
 
     image_token_id: the family's default. sections: the family's default of mrope_section, if it interleaves them; None:
     sections follow each other, and the file has to give them.
@@ -54,9 +54,8 @@ def with_vision(
         return config
     token = entries.count("image_token_id", image_token_id)
     if token >= config.vocab_size:
-        raise entries.wrong(
-            "image_token_id", f"a token id below vocab_size ({config.vocab_size}), in this file {token}"
-        )
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
     vision = read(vision_entries, token, config.hidden_size)
     if len(vision.deepstack_blocks) > config.num_layers:
         raise vision_entries.wrong(

@@ -40,9 +40,16 @@ _EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "nu
 
 
 def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
-    """Entries for the text part of a model that also sees images."""
+    """Entries for the text part of a model that also sees images; files hold no others.
+
+    Random weights of the vision part come before those of the text part, so that its sizes decide about the latter.
+    """
     sizes = {**_SIZES, **_WIDE, "num_key_value_heads": 2, **entries}
-    return {"text_config": {**VARIANTS[name].entries["text_config"], **sizes}}
+    vision = {
+        "depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 24,
+        "out_hidden_size": 96, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    }  # fmt: skip
+    return {"text_config": {**VARIANTS[name].entries["text_config"], **sizes}, "vision_config": vision}
 
 
 # Variant -> entries that differ from it, because GGUF files of the architecture have no key for them, or for Q8_0.
