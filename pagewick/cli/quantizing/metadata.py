@@ -59,7 +59,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
-        return dict(config)
+        return {name: value for name, value in config.items() if name != "vision_config"}
     outer = {name: config[name] for name in ("architectures", "eos_token_id", "tie_word_embeddings") if name in config}
     architecture = architecture_of(config)
     text_part = _MINISTRAL if inner.get("model_type") == "ministral3" else _TEXT_PARTS.get(architecture)

@@ -113,7 +113,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     whole = source.config()
     rules = packed_rules(whole)
     config = text_config(whole)
-    model = read_config(config).without_vision()
+    model = read_config(config)
     kind, architecture = architecture_named(model.architecture)
     _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)

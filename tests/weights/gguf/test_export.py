@@ -31,7 +31,7 @@ from pagewick.weights.gguf.pieces import JoinedPiece, Piece
 from pagewick.weights.gguf.writing import encoded_values
 from pagewick.weights.opening import open_source
 from tests.models.answers import answers, make_prompts, running
-from tests.models.checkpoints import save, write_checkpoint
+from tests.models.checkpoints import VARIANTS, save, write_checkpoint
 from tests.weights.gguf.models import MODELS, TILED, VOCAB_SIZE, WRITTEN, original, write_file
 from tests.weights.gguf.written import write
 
@@ -103,6 +103,8 @@ def test_text_parts_of_models_that_see_images(name: str, tmp_path: Path) -> None
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({f"t{token_id}": token_id for token_id in range(193)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.save(str(tmp_path / "m" / "tokenizer.json"))
+    with planned_export(tmp_path / "m", "m", "f32") as (_, notes):
+        assert any("text part only, without model.visual" in note for note in notes) == name.startswith("qwen")
     found, prompts = [], make_prompts((1, 33), vocab_size=180)
     for path in (tmp_path / "m", write(tmp_path / "m", tmp_path / "m.gguf", "f32")):
         with running(path, dtype="float32") as engine:
@@ -110,6 +112,21 @@ def test_text_parts_of_models_that_see_images(name: str, tmp_path: Path) -> None
     for theirs, ours in zip(*found, strict=True):
         assert ours.token_ids == theirs.token_ids
         torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-3, rtol=0)
+
+
+def test_the_vision_part_beside_a_flat_config_is_left_out(tmp_path: Path) -> None:
+    """As files that were cut out of Qwen3.5 may have it: entries of the text part among the others."""
+    model = checkpoint_of("qwen3.5", tmp_path / "m")
+    expected = write(model, tmp_path / "text.gguf", "f32")
+    config = json.loads((model / "config.json").read_text())
+    vision = {**VARIANTS["qwen3.5-multimodal"].entries["vision_config"], "out_hidden_size": config["hidden_size"]}
+    whole = {**config, "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": vision}
+    (model / "config.json").write_text(json.dumps({**whole, "image_token_id": 5}))
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "model.visual.pos_embed.weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    assert contents(write(model, tmp_path / "part.gguf", "f32")) == contents(expected)
+    with planned_export(model, "m", "f32") as (_, notes):
+        assert notes == ["the file holds the text part only, without model.visual.pos_embed.weight and its like"]
 
 
 @pytest.mark.parametrize("kind", TYPES if IS_DEEP else ["f16", "bf16", "q8_0", "q4_k_m", "q2_k"])
