@@ -143,7 +143,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
     hindering = [] if place.is_planned else hindrances(facts, found)
-    hints = [*hindering, *reasons, *chat_findings(found)]
+    hints = [*hindering, *reasons, *chat_findings(found), *image_findings(found)]
     described = describe(found, place, wishes, flags=flags, hindrances=hints)
     return report.model_json(described), report.model_text(described)
 
@@ -179,6 +179,28 @@ def chat_findings(found: Checkpoint) -> list[Finding]:
     if (tags := prompts.reasoning_tags) is not None:
         findings.append(ok("thoughts", f"they are between {tags.start} and {tags.end}"))
     return findings
+
+
+def image_findings(found: Checkpoint) -> list[Finding]:
+    """Findings about images from a model's files; none if it has no part that sees, or is not on this disk."""
+    from pagewick.doctor.findings import note, ok, problem
+    from pagewick.doctor.support import refusal
+    from pagewick.images.settings import ImageSettings
+
+    place = Path(found.where)
+    if found.model_config is None or found.model_config.vision is None or not place.is_dir():
+        return []
+    try:
+        if not ImageSettings.are_in(place):
+            fix = "download preprocessor_config.json, too"
+            return [note("images", "they are refused, because preprocessor_config.json is missing", fix)]
+        settings = ImageSettings.read(place)
+    except PagewickError as error:
+        refused = refusal(error)
+        return [problem("images", refused.reason, refused.fix)]
+    side = settings.token_side
+    most = f"{settings.max_pixels // side**2:,}"
+    return [ok("images", f"each has a token for every {side} x {side} pixels, {most} at most (--max-image-pixels)")]
 
 
 def first_given(*names: str) -> str | None:

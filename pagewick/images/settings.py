@@ -102,8 +102,8 @@ class ImageSettings:
     def limited(self, max_pixels: int) -> Self:
         """Return settings with a max_pixels that is not higher than this. Raises ConfigError if no token would fit."""
         if max_pixels < self.token_side**2:
-            message = f"images need at least {self.token_side**2} pixels, which are one token; got {max_pixels}"
-            raise ConfigError(message)
+            least = self.token_side**2
+            raise ConfigError(f"--max-image-pixels must be at least {least}, the pixels of a token; got {max_pixels}")
         limit = min(self.max_pixels, max_pixels)
         return replace(self, max_pixels=limit, min_pixels=min(self.min_pixels, limit))
 

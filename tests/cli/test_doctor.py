@@ -21,6 +21,7 @@ from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
+from tests.images.tiny_vlm import write_tiny_vlm
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
 
@@ -176,6 +177,20 @@ def test_where_tools_are_described(machine: pytest.MonkeyPatch, tmp_path: Path, 
     source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     thoughts = "ok       thoughts  they are between <think> and </think>"
     assert chat_lines(machine, tmp_path / "model", source) == [tools, thoughts]
+
+
+def test_how_a_model_reads_images(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_tiny_vlm(tmp_path)
+    settings = tmp_path / "preprocessor_config.json"
+
+    def line() -> str:
+        return next(line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)
+
+    assert line() == ("ok       images    each has a token for every 8 x 8 pixels, 60 at most (--max-image-pixels)")
+    settings.write_text("{")
+    assert line().startswith("problem  images") and "preprocessor_config.json cannot be read" in line()
+    settings.unlink()
+    assert line().startswith("note     images    they are refused, because preprocessor_config.json is missing")
 
 
 def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
