@@ -19,8 +19,10 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
 For a model that reads images, N patches of p numbers in the largest image, an encoder of width W with MLPs of J, and
 N / m rows for the first layer and for each of d layers behind it:
 
-    image            N * (2 p * 4 + (7 W + 3 J) * e) the patches in float32, and the widest block of the encoder
-                     3 * N / m * (1 + d) * H * e      rows as the encoder makes them, and of a step
+    image            N * w, the larger w of
+                       the patches, which are normalised in float32       12 p
+                       a block: attention, or MLP (3 J if it is gated)    8 W * e, (2 W + 2 J) * e
+    its rows         (2 N / m + T) * (1 + d) * H * e                      as they are made, and those of a step
 
 and the whole step on a GPU is
 
@@ -128,10 +130,11 @@ def image_bytes(model: ModelConfig, limits: StepLimits) -> int:
     if (vision := model.vision) is None:
         return 0
     num_patches = limits.image_pixels // vision.patch_size**2
-    num_rows = num_patches // vision.merge_size**2
-    width = 7 * vision.hidden_size + 3 * vision.intermediate_size
-    patches = num_patches * (2 * 4 * math.prod(vision.patch_shape) + width * limits.element_bytes)
-    return patches + 3 * num_rows * (1 + len(vision.deepstack_blocks)) * model.hidden_size * limits.element_bytes
+    num_rows = 2 * num_patches // vision.merge_size**2 + limits.num_tokens
+    inner = (3 if vision.is_gated else 2) * vision.intermediate_size
+    block = max(8 * vision.hidden_size, 2 * vision.hidden_size + inner) * limits.element_bytes
+    rows = num_rows * (1 + len(vision.deepstack_blocks)) * model.hidden_size * limits.element_bytes
+    return num_patches * max(12 * math.prod(vision.patch_shape), block) + rows
 
 
 def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:

@@ -17,9 +17,11 @@ from pagewick.engine.step_memory import (
     gpu_cache_bytes,
     gpu_graph_bytes,
     gpu_step_bytes,
+    image_bytes,
 )
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
+from pagewick.models.vision.config import VisionConfig
 from tests.models.published import PUBLISHED
 
 MIB = 2**20
@@ -85,6 +87,29 @@ def test_every_limit_counts(name: str) -> None:
 )  # fmt: skip
 def test_limits_are_the_configs(options: dict[str, object], expected: StepLimits) -> None:
     assert StepLimits.of(EngineConfig.from_options(**options), LLAMA) == expected
+
+
+def test_the_largest_image_by_hand() -> None:
+    """Qwen3-VL 8B, with features for three layers: patches of 3 * 2 * 16 * 16 numbers, and an MLP of 4,304."""
+    vision = VisionConfig(
+        image_token_id=0, hidden_size=1152, out_hidden_size=4096, num_blocks=27, num_heads=16, intermediate_size=4304,
+        activation="gelu_tanh", patch_size=16, temporal_patch_size=2, merge_size=2, deepstack_blocks=(8, 16, 24),
+    )  # fmt: skip
+    model = replace(LLAMA, vision=vision)
+    limits = replace(LIMITS, image_pixels=1024 * 768)
+    num_patches, num_rows = 64 * 48, 32 * 24
+    rows = (2 * num_rows + 2048) * 4 * 4096 * 2
+    assert image_bytes(model, limits) == num_patches * (2 * 1152 + 2 * 4304) * 2 + rows
+    gated = replace(model, vision=replace(vision, is_gated=True))
+    assert image_bytes(gated, limits) == num_patches * (2 * 1152 + 3 * 4304) * 2 + rows
+    narrow = replace(model, vision=replace(vision, hidden_size=64, intermediate_size=64))
+    assert image_bytes(narrow, limits) == num_patches * 12 * 3 * 2 * 16 * 16 + rows
+    assert image_bytes(LLAMA, limits) == 0
+    assert gpu_step_bytes(model, limits) - gpu_step_bytes(LLAMA, LIMITS) == int(image_bytes(model, limits) * 9 / 8)
+    # Without a flag, that of Qwen's models, unless it is longer than the context.
+    assert StepLimits.of(EngineConfig(max_model_len=65536), model).image_pixels == 2**24
+    assert StepLimits.of(EngineConfig(max_model_len=100), model).image_pixels == 100 * 32 * 32
+    assert StepLimits.of(EngineConfig(max_image_pixels=5000), model).image_pixels == 5000
 
 
 def test_the_cache_gets_the_rest() -> None:
