@@ -185,11 +185,11 @@ def _is_cut(model: ModelConfig, tensors: Collection[TensorInfo], num_ranks: int)
 
 
 def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
-    """Parameters that a token meets: all but the embedding's, and those of experts that it does not go to."""
+    """Parameters that a token meets: all but those of the embedding, experts that it does not go to, and images."""
     counts: Counter[str] = Counter()
     for tensor in table:
         counts[tensor.role] += tensor.num_elements
-    idle = 0.0 if model.tie_word_embeddings else float(counts["embedding"])
+    idle = float(counts["vision"]) + (0.0 if model.tie_word_embeddings else counts["embedding"])
     if model.mixtures:
         idle += counts["expert"] * (1 - model.mixtures[0].routing.top_k / model.mixtures[0].num_experts)
     return round(sum(counts.values()) - idle)

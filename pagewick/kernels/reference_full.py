@@ -15,7 +15,7 @@ from pagewick.kernels.reference_rope import turn_heads
 
 # Limits of what exists at once: scores of a slice of queries, and rows of heads in float32.
 _MAX_SCORES = 2**25
-_ROTATED_ROWS = 1024
+_ROTATED_ROWS = 128
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float) -> Tensor:

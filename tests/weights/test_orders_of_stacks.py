@@ -80,6 +80,7 @@ def fp8_stacks(directory: Path, *, is_transposed: bool) -> dict[str, Tensor]:
     """Write Qwen3-VL with experts in FP8, in stacks; return the numbers of its experts by name."""
     sizes = {**VARIANTS["qwen3-vl-moe"].all_entries()}
     sizes["text_config"] = {**sizes["text_config"], "hidden_size": 96, "moe_intermediate_size": 32}
+    sizes["vision_config"] = {**sizes["vision_config"], "out_hidden_size": 96}
     save(make_model("qwen3-vl-moe", sizes), directory)
     stored, meant = {}, {}
     for name, tensor in load_file(directory / "model.safetensors").items():
