@@ -146,6 +146,8 @@ def _check_ranks(models: Sequence[FoundModel], num_ranks: int) -> None:
     """Raise ConfigError, naming the sizes that work, if these ranks cannot share the model, or the draft model."""
     for model, owner in zip(models, ("model", "draft model"), strict=False):
         check_tensor_parallel(model.config.num_heads, num_ranks, owner)
+        if (vision := model.config.fitted(model.names).vision) is not None:
+            vision.check_ranks(num_ranks)
         if num_ranks > 1 and (cut := model.unshared(num_ranks)):
             num_heads = gcd(*(each.config.num_heads for each in models))
             sizes = [size for size in range(1, num_heads + 1) if num_heads % size == 0]

@@ -148,6 +148,9 @@ def read_config(
             flag = "--rope-theta" if scaling is None else "--rope-scaling"
             raise ConfigError(f"{flag}: {architecture} rotates nothing, its positions are learned; leave it out")
         values = override_rope(values, scaling, rope_theta)
+    if language_model_only:
+        # A part that is not loaded may be described in ways that are not known.
+        values = {name: value for name, value in values.items() if name != "vision_config"}
     config = _read(architecture, Entries(values))
     return config.without_vision() if language_model_only else config
 

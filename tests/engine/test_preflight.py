@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from tests.doctor.test_model import NUM_IN_MATRICES, tiny_gguf
+from tests.models.checkpoints import write_checkpoint
 
 # By hand: 5 layers of 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768 + 2 * 256 + 2 * 64 parameters, a matrix of
 # 4096 * 256 that is embedding and head, and a norm of 256.
@@ -250,3 +252,12 @@ def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.
     sizes |= {"cpu": 5 * expert, "cuda": sizes["cuda"] - 1}
     with pytest.raises(ConfigError, match=r"the weights take .* and a step 0\.\d GiB, and .* free on cuda"):
         check_memory(config, "cuda", FreeMemory.of_rank("cuda", 1))
+
+
+def test_more_ranks_than_the_encoder_has_heads_are_refused_before_the_start(tmp_path: Path) -> None:
+    """The decoder has 6 heads, the encoder 2."""
+    write_checkpoint("qwen3-vl", tmp_path)
+    config = EngineConfig(model=str(tmp_path), tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match="more than the vision encoder's 2 attention heads.*--language-model-only"):
+        check_models(config, {})
+    check_models(replace(config, language_model_only=True), {})

@@ -157,3 +157,13 @@ def test_no_mix_quantizes_the_encoder(name: str) -> None:
         assert len(plan.formats) > 7 * config.num_layers
         assert not {tensor.name for tensor in of_vision} & plan.formats.keys()
     assert all(tensor.kept_bytes("bfloat16") == 2 * tensor.num_kept for tensor in of_vision)
+
+
+def test_the_language_model_alone_needs_no_known_encoder() -> None:
+    broken = entries_of("qwen3-vl", hidden_act="none that is known", depth=-1)
+    with pytest.raises(ModelLoadError):
+        read_config(broken)
+    config = read_config(broken, language_model_only=True)
+    assert config.vision is None
+    assert config == read_config(entries_of("qwen3-vl"), language_model_only=True)
+    assert axes_of(config) == {((), False)}

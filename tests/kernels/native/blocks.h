@@ -12,9 +12,9 @@ inline testing::Array<uint8_t> random_blocks(pagewick::QuantizedFormat name, int
   testing::Array<uint8_t> blocks(num_blocks * format.bytes);
   for (int64_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<uint8_t>(testing::random_below(256));
   for (uint8_t* block = blocks.data(); block != blocks.data() + blocks.size(); block += format.bytes) {
-    // The byte with the sign and the upper bits of the exponent.
-    for (int i = 1; i <= format.num_scales; ++i)
-      block[format.scale_at + i * format.scale_bytes - 1] = format.scale_bytes == 2 ? 0x0b : 0x39;
+    // The byte with the sign and the upper bits of the exponent, or the whole exponent of E8M0.
+    const uint8_t top = format.scale_bytes == 1 ? 0x73 : format.scale_bytes == 2 ? 0x0b : 0x39;
+    for (int i = 1; i <= format.num_scales; ++i) block[format.scale_at + i * format.scale_bytes - 1] = top;
     if (format.has_minimum()) block[format.minimum_at + 1] = 0x0b;
   }
   return blocks;

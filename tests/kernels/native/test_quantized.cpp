@@ -73,7 +73,7 @@ class Weight {
 }  // namespace
 
 void test_quantized() {
-  for (int number = 0; number <= static_cast<int>(QuantizedFormat::kFp8G128); ++number) {
+  for (int number = 0; number <= static_cast<int>(QuantizedFormat::kFp4G16); ++number) {
     const Weight weight(static_cast<QuantizedFormat>(number));
     // Tiles of 1, of 3 and 2, and of 6 rows with one left.
     weight.test(DType::kFloat32, 1);
