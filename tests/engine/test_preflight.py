@@ -21,7 +21,7 @@ from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from tests.doctor.test_model import NUM_IN_MATRICES, tiny_gguf
-from tests.models.checkpoints import write_checkpoint
+from tests.models.checkpoints import VARIANTS, make_model, save
 
 # By hand: 5 layers of 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768 + 2 * 256 + 2 * 64 parameters, a matrix of
 # 4096 * 256 that is embedding and head, and a norm of 256.
@@ -256,8 +256,10 @@ def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.
 
 def test_more_ranks_than_the_encoder_has_heads_are_refused_before_the_start(tmp_path: Path) -> None:
     """The decoder has 6 heads, the encoder 2."""
-    write_checkpoint("qwen3-vl", tmp_path)
+    entries = VARIANTS["qwen3-vl"].all_entries()
+    vision = {**entries["vision_config"], "num_heads": 2}
+    save(make_model("qwen3-vl", {**entries, "vision_config": vision}), tmp_path)
     config = EngineConfig(model=str(tmp_path), tensor_parallel_size=3)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 2 attention heads.*--language-model-only"):
+    with pytest.raises(ConfigError, match=r"more than the vision encoder's 2 attention heads.*--language-model-only"):
         check_models(config, {})
     check_models(replace(config, language_model_only=True), {})
