@@ -16,7 +16,7 @@ from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.models.vision.config import VisionConfig
-from pagewick.models.vision.encoder import VisionEncoder
+from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.positions import image_positions
 
 
@@ -27,7 +27,7 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, encoder: VisionEncoder, config: VisionConfig, device: torch.device, num_ranks: int, progress: Progress
+        self, encoder: PatchReader, config: VisionConfig, device: torch.device, num_ranks: int, progress: Progress
     ) -> None:
         self._encoder = encoder
         self._config = config

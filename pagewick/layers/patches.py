@@ -47,18 +47,30 @@ class PatchProjection(ReplicatedLinear):
 class PatchAttention(torch.nn.Module):
     """Attention among the patches of a sequence, with this rank's heads: [T, size] -> [T, size].
 
-    The file has queries, keys and values as one tensor, qkv: all queries, then all keys, then all values. The ranks'
-    numbers of heads differ by at most one.
+    is_fused: the file has queries, keys and values as one tensor, qkv: all queries, then all keys, then all values;
+    else it has q_proj, k_proj and v_proj. The ranks' numbers of heads differ by at most one.
     """
 
-    def __init__(self, context: LayerContext, prefix: str, size: int, num_heads: int) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        prefix: str,
+        size: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        is_fused: bool = True,
+    ) -> None:
         super().__init__()
         self._head_dim = head_dim = size // num_heads
         start, stop = shard_bounds(size, context.tp_rank, context.tp_size, multiple=head_dim)
-        rows = tuple((begin + start, begin + stop) for begin in (0, size, 2 * size))
-        share = Share((Part("qkv", 3 * size, rows),), size, (0, size))
-        self.qkv = Linear(context, prefix, share, bias=True)
-        self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=True, multiple=head_dim)
+        if is_fused:
+            rows = tuple((begin + start, begin + stop) for begin in (0, size, 2 * size))
+            parts = [Part("qkv", 3 * size, rows)]
+        else:
+            parts = [Part(name, size, ((start, stop),)) for name in ("q_proj", "k_proj", "v_proj")]
+        self.qkv = Linear(context, prefix, Share(tuple(parts), size, (0, size)), bias=bias)
+        self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=bias, multiple=head_dim)
         self._scale = head_dim**-0.5
 
     def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
-from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
     from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
-_IS_OF_VISION: Final = re.compile(VISION_TENSORS).fullmatch
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
@@ -302,7 +300,11 @@ class ModelConfig:
         A file without an output layer, whose names lack "model.", is that of an embedding model. Nothing reads the head
         then, so that it may be the table of embeddings. A file without any tensor of a vision part reads no images.
         """
-        if self.vision is not None and tensor_names and not any(map(_IS_OF_VISION, tensor_names)):
+        if (
+            self.vision is not None
+            and tensor_names
+            and not any(map(re.compile(self.vision.tensors).fullmatch, tensor_names))
+        ):
             return self.without_vision().fitted(tensor_names)
         names = self.name_map(tensor_names)
         if names in self.names or names.in_file("lm_head.weight") in tensor_names:
@@ -319,7 +321,7 @@ class ModelConfig:
             else replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False))
             for layer in self.layers
         )
-        return replace(self, vision=None, layers=tuple(layers), ignored=(*self.ignored, VISION_TENSORS))
+        return replace(self, vision=None, layers=tuple(layers), ignored=(*self.ignored, self.vision.tensors))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.models.blocks import DecoderAttention, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ALL_BLOCKS, LayerInputs
-from pagewick.models.vision.encoder import VisionEncoder
+from pagewick.models.vision.building import build_encoder
 
 
 class DecoderBatch(AttentionBatch, Protocol):
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
         choose_method = context.choose_method
         context = replace(context, choose_method=lambda prefix: choose_method(names.in_file(prefix)))
         self.model = DecoderStack(context, config)
-        self.visual = None if config.vision is None else VisionEncoder(context, "visual", config.vision)
+        self.visual = None if config.vision is None else build_encoder(context, "visual", config.vision)
         self.lm_head: VocabParallelHead | None = None
         if not config.tie_word_embeddings:
             size = config.hidden_size, config.vocab_size

@@ -1,4 +1,4 @@
-"""Mistral (v0.1 to v0.3, Nemo, Small; the text part of Small 3.1 and 3.2), Ministral 3 and Mixtral. Llama, except:
+"""Mistral (v0.1 to v0.3, Nemo, Small 3.1 and 3.2, which read images), Ministral 3 and Mixtral. Llama, except:
 
 - Ministral 3 scales queries by their position.
 - Attention may be limited to a window, in all layers (Mistral v0.1).
@@ -14,6 +14,7 @@ from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
+from pagewick.models.vision.pixtral_entries import with_pixtral
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
@@ -57,7 +58,7 @@ def read_mistral3(entries: Entries) -> ModelConfig:
     text = text_entries(entries)
     kind = text.choice("model_type", ("mistral", "ministral3"), "mistral")
     read = _read_mistral if kind == "mistral" else _read_ministral3
-    return read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False))
+    return with_pixtral(read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False)), entries)
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The text part of models that also see images or hear; vision/entries.py adds the vision part, where it is known.
+"""The text part of models that also see images or hear; models/vision adds the vision part, where it is known.
 
 The text part has a config.json of its own, the entry text_config, and its tensors may have a prefix. In old files of
 Qwen2-VL its entries stand among the others, and in some of text models that were cut out of a larger one.
@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from pagewick.models.config import ModelConfig, NameMap, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.vision.config import PIXTRAL_TENSORS
 from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (
-    r"(model\.)?(vision_tower|multi_modal_projector|vision_embedder|embed_vision|audio_tower|embed_audio)\..*",
+    r"(model\.)?(vision_embedder|embed_vision|audio_tower|embed_audio)\..*",
+    PIXTRAL_TENSORS,
     VISION_TENSORS,
 )
 # The newest one first.

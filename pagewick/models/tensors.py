@@ -22,11 +22,11 @@ from pagewick.models.config import (
     ModelConfig,
     NameMap,
 )
+from pagewick.models.vision.config import PixtralConfig, VisionConfig
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
     from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
-    from pagewick.models.vision.config import VisionConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -126,7 +126,9 @@ class _Table:
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
-        if config.vision is not None:
+        if isinstance(config.vision, PixtralConfig):
+            yield from self._pixtral("visual", config.vision)
+        elif config.vision is not None:
             yield from self._vision("visual", config.vision)
 
     def _vision(self, path: str, config: VisionConfig) -> Iterator[ModelTensor]:
@@ -157,6 +159,27 @@ class _Table:
             yield from self._linear(
                 f"{merger}.linear_fc2", "vision", _whole(config.out_hidden_size), kept, has_bias=True
             )
+
+    def _pixtral(self, path: str, config: PixtralConfig) -> Iterator[ModelTensor]:
+        size, inner = _whole(config.hidden_size), self._cut(config.intermediate_size)
+        heads = self._cut(config.num_heads).times(config.head_dim)
+        yield self._tensor(f"{path}.patch_conv.weight", "vision", size, *map(_whole, config.patch_shape))
+        yield from self._norm(f"{path}.ln_pre", config.hidden_size, role="vision")
+        for block in (f"{path}.blocks.{index}" for index in range(config.num_blocks)):
+            for name in ("norm1", "norm2"):
+                yield from self._norm(f"{block}.{name}", config.hidden_size, role="vision")
+            for name in ("q_proj", "k_proj", "v_proj"):
+                yield from self._linear(f"{block}.attn.{name}", "vision", heads, size)
+            yield from self._linear(f"{block}.attn.proj", "vision", size, heads)
+            for name in config.mlp_inputs:
+                yield from self._linear(f"{block}.feed_forward.{name}", "vision", inner, size)
+            yield from self._linear(f"{block}.feed_forward.linear_fc2", "vision", size, inner)
+        projector, has_bias = f"{path}.projector", config.projector_bias
+        width, kept = _whole(config.out_hidden_size), self._cut(config.out_hidden_size)
+        yield from self._norm(f"{projector}.norm", config.hidden_size, role="vision")
+        yield from self._linear(f"{projector}.merging_layer", "vision", size, _whole(config.merged_size))
+        yield from self._linear(f"{projector}.linear_1", "vision", kept, size, has_bias=has_bias)
+        yield from self._linear(f"{projector}.linear_fc2", "vision", width, kept, has_bias=has_bias)
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = _whole(self.config.hidden_size), config.num_heads

@@ -41,6 +41,15 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Qwen2VLImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "mistral3":
+        size = config["vision_config"]["patch_size"]
+        settings = {
+            "patch_size": {"height": size, "width": size}, "size": {"longest_edge": 160}, "image_mean": IMAGE_MEAN,
+            "image_std": IMAGE_STD, "image_processor_type": "PixtralImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        processor = {"patch_size": size, "spatial_merge_size": config["spatial_merge_size"]}
+        (directory / "processor_config.json").write_text(json.dumps(processor))
 
 
 def auto_model(config: Any) -> Any:

@@ -8,7 +8,10 @@ from typing import Final
 from pagewick.errors import ConfigError
 
 TENSORS: Final = r"(model\.)?visual\..*"
-"""A regular expression of the names that files give to the tensors of a vision encoder."""
+"""A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
+
+PIXTRAL_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+"""The same for Mistral's models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class VisionConfig:
     the image do. full_blocks: blocks without windows.
     deepstack_blocks: blocks whose output is also merged and added to the decoder's hidden states, after its first
     layer, its second one and so on (arXiv:2406.04334).
-    names: the file's names of tensors, as in NameMap.parts.
+    names: the file's names of tensors, as in NameMap.parts. tensors: a regular expression of all that it may have.
     """
 
     image_token_id: int
@@ -50,6 +53,7 @@ class VisionConfig:
     full_blocks: tuple[int, ...] = ()
     deepstack_blocks: tuple[int, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
+    tensors: str = TENSORS
 
     @property
     def head_dim(self) -> int:
@@ -66,9 +70,14 @@ class VisionConfig:
         return self.hidden_size * self.merge_size**2
 
     @property
-    def patch_shape(self) -> tuple[int, int, int, int]:
+    def patch_shape(self) -> tuple[int, ...]:
         """The numbers of a patch in the file's order: colours, pictures, rows, columns."""
         return 3, self.temporal_patch_size, self.patch_size, self.patch_size
+
+    @property
+    def has_row_breaks(self) -> bool:
+        """Whether another token follows each row of an image's placeholder tokens."""
+        return False
 
     @property
     def mlp_inputs(self) -> tuple[str, ...]:
@@ -86,3 +95,26 @@ class VisionConfig:
                 f"--tensor-parallel-size {num_ranks} is more than the vision encoder's {self.num_heads} attention heads"
                 "; use fewer ranks, or --language-model-only if no request has images"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralConfig(VisionConfig):
+    """The encoder of Mistral's models (Pixtral, arXiv:2410.07073) and the projector behind it (Mistral Small 3.1).
+
+    Gated MLPs, RMS norms, no learned positions, and no biases. The frequencies of the rotation belong to a patch's row
+    and to its column in turn.
+    projector_eps: of the norm before patches are merged. projector_activation, projector_bias: of the MLP behind that.
+    """
+
+    projector_eps: float
+    projector_activation: str = "gelu"
+    projector_bias: bool = False
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def has_row_breaks(self) -> bool:
+        return True

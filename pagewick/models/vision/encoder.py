@@ -7,60 +7,25 @@ of the output, T / merge_size ** 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pagewick.errors import ModelLoadError
 from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import Activation, add
 from pagewick.layers.embedding import PositionEmbedding
 from pagewick.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from pagewick.layers.norm import LayerNorm, RMSNorm
-from pagewick.layers.patches import PatchAttention, PatchProjection, Rotation, rotary_angles
+from pagewick.layers.patches import PatchAttention, PatchProjection, Rotation
 from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.vision.config import VisionConfig
+from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import PatchOrder, grid_taps, patch_order
 
 
-class PixelSettings(Protocol):
-    """How pixels become numbers: (pixel * rescale_factor - mean) / std for each colour, from 0 .. 255."""
-
-    @property
-    def patch_size(self) -> int: ...
-
-    @property
-    def merge_size(self) -> int: ...
-
-    @property
-    def temporal_patch_size(self) -> int: ...
-
-    @property
-    def mean(self) -> tuple[float, float, float]: ...
-
-    @property
-    def std(self) -> tuple[float, float, float]: ...
-
-    @property
-    def rescale_factor(self) -> float: ...
-
-
-class EncodedImage(NamedTuple):
-    """An image as the decoder takes it, in the model's dtype.
-
-    rows: [N, out_hidden_size], the inputs of the first layer for the placeholder tokens of the image. deepstack:
-    [blocks, N, out_hidden_size], what is added to these tokens' hidden states after the first layer, the second one and
-    so on.
-    """
-
-    rows: Tensor
-    deepstack: Tensor
-
-
 class VisionMLP(nn.Module):
-    """[..., in_size] -> [..., out_size] through `inner` numbers, with biases."""
+    """[..., in_size] -> [..., out_size] through `inner` numbers."""
 
     def __init__(
         self,
@@ -72,11 +37,12 @@ class VisionMLP(nn.Module):
         *,
         activation: str,
         inputs: Sequence[str] = ("linear_fc1",),
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.inputs = MergedColumnParallelLinear(context, prefix, in_size, dict.fromkeys(inputs, inner), bias=True)
+        self.inputs = MergedColumnParallelLinear(context, prefix, in_size, dict.fromkeys(inputs, inner), bias=bias)
         self.act = Activation(activation, is_gated=len(inputs) > 1)
-        self.linear_fc2 = RowParallelLinear(context, f"{prefix}.linear_fc2", inner, out_size, bias=True)
+        self.linear_fc2 = RowParallelLinear(context, f"{prefix}.linear_fc2", inner, out_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(self.act(self.inputs(x)))  # type: ignore[no-any-return]
@@ -134,18 +100,14 @@ class PatchEmbedding(nn.Module):
         return self.proj(patches)  # type: ignore[no-any-return]
 
 
-class VisionEncoder(nn.Module):
+class VisionEncoder(PatchReader):
     """The encoder of one image at a time: pixels [height, width, 3] uint8, on the model's device -> EncodedImage.
 
     Its modules have the names that most checkpoints give them, under `prefix`. use_pixels comes first.
-    Raises ConfigError if there are more ranks than heads.
     """
 
     def __init__(self, context: LayerContext, prefix: str, config: VisionConfig) -> None:
-        super().__init__()
-        config.check_ranks(context.tp_size)
-        self.config = config
-        self._dtype, self._device = context.dtype, context.device
+        super().__init__(context, config)
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
         self.pos_embed: PositionEmbedding | None = None
         if config.positions_per_side is not None:
@@ -161,26 +123,6 @@ class VisionEncoder(nn.Module):
         )
         rope = RopeConfig(theta=config.rope_theta, kind="default", rotary_dim=config.head_dim // 2)
         self._frequencies = inverse_frequencies(rope).to(context.device)
-        self._pixels: tuple[float, Tensor, Tensor] | None = None
-
-    def use_pixels(self, settings: PixelSettings) -> None:
-        """Read images as `settings` says. Raises ModelLoadError if the files of the model disagree."""
-        for name in ("patch_size", "merge_size", "temporal_patch_size"):
-            if (found := getattr(settings, name)) != (expected := getattr(self.config, name)):
-                entry = "spatial_merge_size" if name == "merge_size" else name
-                raise ModelLoadError(
-                    f"preprocessor_config.json: {name} is {found}, and config.json says {expected} "
-                    f"(vision_config.{entry})\n  these files do not belong together; download or copy both again"
-                )
-        mean, std = (torch.tensor(numbers, device=self._device) for numbers in (settings.mean, settings.std))
-        self._pixels = settings.rescale_factor, mean, std
-
-    def num_tokens(self, height: int, width: int) -> int:
-        """Return N for an image of height x width pixels. Raises ValueError if its patches cannot be merged."""
-        side = self.config.side
-        if height < side or width < side or height % side or width % side:
-            raise ValueError(f"an image of {height} x {width} pixels, whose sides must be multiples of {side}")
-        return height // side * (width // side)
 
     def forward(self, pixels: Tensor) -> EncodedImage:
         height, width, _ = pixels.shape
@@ -191,7 +133,7 @@ class VisionEncoder(nn.Module):
         x = self.patch_embed(self._patches(pixels, place))
         if self.pos_embed is not None:
             x = add(x, self._positions(order, rows, columns))
-        rotation = self._rotation(order)
+        rotation = self._rotation(order, self._frequencies, self._frequencies)
         whole = (0, len(x))
         mergers = dict(zip(self.config.deepstack_blocks, self.deepstack_merger_list, strict=True))
         deepstack = []
@@ -206,18 +148,6 @@ class VisionEncoder(nn.Module):
         nothing = merged.new_empty(0, num_rows, merged.shape[-1])
         return EncodedImage(merged, torch.stack(deepstack) if deepstack else nothing)
 
-    def _patches(self, pixels: Tensor, place: Tensor) -> Tensor:
-        """Return the patches at `place` [T], counted row by row: [T, numbers of a patch] in the model's dtype."""
-        assert self._pixels is not None, "use_pixels comes first"
-        factor, mean, std = self._pixels
-        height, width, colours = pixels.shape
-        num_pictures, size = self.config.temporal_patch_size, self.config.patch_size
-        squares = pixels.view(height // size, size, width // size, size, colours).permute(0, 2, 4, 1, 3).flatten(0, 1)
-        shape = (1, colours, 1, 1)
-        normed = (squares[place].to(torch.float32) * factor - mean.view(shape)) / std.view(shape)
-        patches = normed.to(self._dtype).unsqueeze(2).expand(-1, -1, num_pictures, -1, -1)
-        return patches.flatten(1)
-
     def _positions(self, order: PatchOrder, rows: int, columns: int) -> Tensor:
         """Return the learned positions, stretched over rows x columns patches: [T, hidden_size]."""
         side = self.config.positions_per_side
@@ -230,16 +160,6 @@ class VisionEncoder(nn.Module):
                 weights = torch.from_numpy(row_weight * column_weight).to(self._device)
                 total += self.pos_embed(self._to_device(row * side + column)) * weights.unsqueeze(1)
         return total.to(self._dtype)
-
-    def _rotation(self, order: PatchOrder) -> Rotation:
-        """Return the rotation of heads: half of the pairs by a patch's row, half by its column."""
-        by_row = rotary_angles(self._to_device(order.rows), self._frequencies)
-        by_column = rotary_angles(self._to_device(order.columns), self._frequencies)
-        cos, sin = (torch.cat(parts, dim=-1) for parts in zip(by_row, by_column, strict=True))
-        return Rotation(cos, sin)
-
-    def _to_device(self, numbers: object) -> Tensor:
-        return torch.as_tensor(numbers, dtype=torch.int64).to(self._device)
 
 
 def _make_norm(context: LayerContext, config: VisionConfig, size: int) -> RMSNorm | LayerNorm:

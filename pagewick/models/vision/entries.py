@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pagewick.layers.config import RopeConfig
 
 # Far above any existing encoder; a larger number would mean gigabytes for one patch.
-_MAX_PATCH: Final = 256
-_MAX_MERGED: Final = 16
+MAX_PATCH: Final = 256
+MAX_MERGED: Final = 16
 _MERGER_OF_QWEN2: Final = (
     ("merger.norm", "merger.ln_q"), ("merger.linear_fc1", "merger.mlp.0"), ("merger.linear_fc2", "merger.mlp.2"),
 )  # fmt: skip
@@ -173,8 +173,8 @@ def _common(
         "out_hidden_size": text_size,
         "num_blocks": entries.size("depth", num_blocks, most=MAX_LAYERS),
         "num_heads": num_heads,
-        "patch_size": entries.size("patch_size", patch_size, most=_MAX_PATCH),
-        "temporal_patch_size": entries.size("temporal_patch_size", 2, most=_MAX_MERGED),
-        "merge_size": entries.size("spatial_merge_size", 2, most=_MAX_MERGED),
+        "patch_size": entries.size("patch_size", patch_size, most=MAX_PATCH),
+        "temporal_patch_size": entries.size("temporal_patch_size", 2, most=MAX_MERGED),
+        "merge_size": entries.size("spatial_merge_size", 2, most=MAX_MERGED),
         "rope_theta": theta,
     }

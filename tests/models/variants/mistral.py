@@ -7,8 +7,8 @@ from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 EXPERTS = {"num_local_experts": 7, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
 
 PIXTRAL = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
-    "image_size": 16, "patch_size": 8, "model_type": "pixtral",
+    "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 8,
+    "image_size": 160, "patch_size": 4, "model_type": "pixtral", "rope_theta": 100.0,
 }  # fmt: skip
 
 MINISTRAL = rope(
@@ -37,7 +37,8 @@ VARIANTS = {
         "Mistral3",
         {
             **dict.fromkeys(COMMON), "text_config": {**COMMON, **MINISTRAL, "model_type": "ministral3"},
-            "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": True,
+            "vision_config": {**PIXTRAL, "hidden_act": "silu"}, "image_token_index": 190, "tie_word_embeddings": True,
+            "multimodal_projector_bias": True, "projector_hidden_act": "gelu_pytorch_tanh", "spatial_merge_size": 3,
         },
     ),
     "mixtral": Variant("Mixtral", {**NO_HEAD_DIM, **EXPERTS, **rope(theta=1e6)}, is_loose=True),

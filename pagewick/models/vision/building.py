@@ -1,0 +1,16 @@
+"""Builds the vision encoder that a VisionConfig describes."""
+
+from __future__ import annotations
+
+from pagewick.layers.context import LayerContext
+from pagewick.models.vision.config import PixtralConfig, VisionConfig
+from pagewick.models.vision.encoder import VisionEncoder
+from pagewick.models.vision.pixels import PatchReader
+from pagewick.models.vision.pixtral import PixtralEncoder
+
+
+def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> PatchReader:
+    """Return an encoder with uninitialised weights. Raises ConfigError if there are more ranks than heads."""
+    if isinstance(config, PixtralConfig):
+        return PixtralEncoder(context, prefix, config)
+    return VisionEncoder(context, prefix, config)

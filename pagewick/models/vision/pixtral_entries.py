@@ -1,0 +1,93 @@
+"""Reads the vision part of Mistral 3's config.json, with the entries of its projector. No torch.
+
+transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from pagewick.models.config import ModelConfig, NameMap
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.reading import read_activation
+from pagewick.models.vision.config import PIXTRAL_TENSORS, PixtralConfig
+from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
+
+# Not in the file: the norms of all published encoders have it.
+_NORM_EPS: Final = 1e-5
+# Old files have the vision part beside the text part, newer ones have both within the model.
+_PLACES: Final = ("model.", "")
+_IN_TOWER: Final = (
+    ("blocks", "transformer.layers"), ("norm1", "attention_norm"), ("norm2", "ffn_norm"), ("attn.proj", "attn.o_proj"),
+    ("attn", "attention"), ("feed_forward.linear_fc2", "feed_forward.down_proj"),
+)  # fmt: skip
+
+
+def with_pixtral(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    renamed = entries.renamed({"image_token_index": "image_token_id"})
+    token = renamed.count("image_token_index", 10)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    entries.demand("vision_feature_layer", -1, -1, "images are read from the encoder's last layer")
+    vision = PixtralConfig(
+        image_token_id=token,
+        **_encoder(given),
+        out_hidden_size=config.hidden_size,
+        merge_size=entries.size("spatial_merge_size", 2, most=MAX_MERGED),
+        projector_eps=config.norm.eps,
+        projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
+        projector_bias=entries.flag("multimodal_projector_bias", False),
+        tensors=PIXTRAL_TENSORS,
+    )
+    return replace(
+        config,
+        vision=vision,
+        names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
+        ignored=tuple(pattern for pattern in config.ignored if pattern != PIXTRAL_TENSORS),
+    )
+
+
+def _names_in(place: str) -> tuple[tuple[str, str], ...]:
+    projector = f"{place}multi_modal_projector"
+    return (
+        ("visual.projector.merging_layer", f"{projector}.patch_merger.merging_layer"),
+        ("visual.projector.linear_fc2", f"{projector}.linear_2"),
+        ("visual.projector", projector),
+        ("visual", f"{place}vision_tower"),
+        *_IN_TOWER,
+    )
+
+
+def _encoder(entries: Entries) -> dict[str, Any]:
+    """Return the fields of the entry vision_config."""
+    entries.choice("model_type", ("pixtral",), "pixtral")
+    width, num_heads = entries.size("hidden_size", 1024), entries.size("num_attention_heads", 16)
+    if width % num_heads or width // num_heads % 4:
+        raise entries.wrong("num_attention_heads", f"a number that cuts hidden_size ({width}) into multiples of 4")
+    entries.demand("head_dim", width // num_heads, width // num_heads, "hidden_size / num_attention_heads")
+    entries.demand("num_channels", 3, 3, "images have three colours")
+    rope = entries.child("rope_parameters") or entries
+    # The first files have the usual name for it, though rows and columns turn.
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    theta = rope.positive("rope_theta", 10000.0)
+    if theta <= 1.0:
+        raise rope.wrong("rope_theta", "a number above 1")
+    return {
+        "hidden_size": width,
+        "num_blocks": entries.size("num_hidden_layers", 24, most=MAX_LAYERS),
+        "num_heads": num_heads,
+        "intermediate_size": entries.size("intermediate_size", 4096),
+        "activation": read_activation(entries, "gelu"),
+        "patch_size": entries.size("patch_size", 16, most=MAX_PATCH),
+        "temporal_patch_size": 1,
+        "is_gated": True,
+        "is_rms": True,
+        "norm_eps": _NORM_EPS,
+        "rope_theta": theta,
+    }

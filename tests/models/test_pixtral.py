@@ -1,0 +1,240 @@
+"""Pixtral's encoder and Mistral 3's projector against transformers, on several ranks, and from files of both ages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.layers.context import LayerContext
+from pagewick.models.decoder import Decoder
+from pagewick.models.registry import read_config
+from pagewick.models.vision.building import build_encoder
+from pagewick.models.vision.config import PixtralConfig
+from pagewick.models.vision.pixels import PatchReader
+from pagewick.weights.loader import load_weights
+from pagewick.weights.opening import open_source
+from tests.layers.ranks import on_ranks, single_context
+from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
+from tests.models.test_vision import Pixels, build, image_of
+
+# Squares of 2 x 2 patches, and of 3 x 3.
+NAMES = ("mistral-small-3.1", "ministral-3-multimodal")
+MERGED = {"mistral-small-3.1": 2, "ministral-3-multimodal": 3}
+# Rows and columns of tokens. transformers' projector drops the only row of an image of one token.
+SIZES = ((1, 2), (5, 1), (3, 7), (9, 4))
+
+
+def encoder_of(model: Decoder) -> PatchReader:
+    assert model.visual is not None
+    model.visual.use_pixels(pixels_of(model.visual.config.merge_size))
+    return model.visual
+
+
+def pixels_of(merge_size: int) -> Pixels:
+    return Pixels(merge_size=merge_size, temporal_patch_size=1)
+
+
+def image_for(name: str, rows: int, columns: int) -> Tensor:
+    side = 4 * MERGED[name]
+    return image_of(rows * side, columns * side)
+
+
+def by_transformers(reference: Any, image: Tensor) -> Tensor:
+    given = Pixels()
+    normed = (image.double() / 255 - torch.tensor(given.mean)) / torch.tensor(given.std)
+    pixels, sizes = normed.permute(2, 0, 1).unsqueeze(0).float(), torch.tensor([image.shape[:2]])
+    found = reference.model.get_image_features(pixels, sizes, vision_feature_layer=-1)
+    return found.pooler_output[0]  # type: ignore[no-any-return]
+
+
+def entries_of(name: str, **entries: Any) -> dict[str, Any]:
+    """The config.json that transformers writes for a variant, with other entries; None: left out."""
+    config = transformers.Mistral3Config(**VARIANTS[name].all_entries()).to_dict()
+    found = {**config, "architectures": ["Mistral3ForConditionalGeneration"], **entries}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def vision_of(config: dict[str, Any]) -> PixtralConfig:
+    found = read_config(config).vision
+    assert isinstance(found, PixtralConfig)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = write_checkpoint(name, tmp_path)
+    encoder = encoder_of(build(tmp_path, single_context()))
+    for rows, columns in SIZES:
+        image = image_for(name, rows, columns)
+        expected = by_transformers(reference, image)
+        assert float(expected.std()) > 1
+        found = encoder(image)
+        assert len(expected) == rows * columns and found.deepstack.shape == (0, *expected.shape)
+        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
+    reference = write_checkpoint(name, tmp_path).bfloat16()
+    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)))
+    images = [image_for(name, *size) for size in SIZES]
+    theirs = torch.cat([by_transformers(reference, image) for image in images])
+    exact = torch.cat([by_transformers(reference.float(), image) for image in images])
+    ours = torch.cat([encoder(image).rows for image in images])
+    assert ours.dtype == torch.bfloat16
+    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
+    assert 1e-3 < our_error < 1.1 * their_error
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@torch.inference_mode()
+def test_ranks_share_the_heads(num_ranks: int, tmp_path: Path) -> None:
+    """Six heads on four ranks are two, two, one and one."""
+    name = "ministral-3-multimodal"
+    write_checkpoint(name, tmp_path)
+    image = image_for(name, 3, 7)
+    expected = encoder_of(build(tmp_path, single_context()))(image).rows
+
+    def on_a_rank(context: LayerContext) -> Tensor:
+        with open_source(tmp_path) as source, torch.inference_mode():
+            config = read_config(source.config())
+            assert config.vision is not None
+            alone = torch.nn.Module()
+            alone.visual = encoder = build_encoder(context, "visual", config.vision)
+            alone.name_in_file = config.name_map(source.names()).in_file  # type: ignore[assignment]
+            load_weights(alone, source, ignore=[r"(?!vision_tower|multi_modal_projector).*"])
+            encoder.use_pixels(pixels_of(3))
+            return encoder(image).rows  # type: ignore[no-any-return]
+
+    for found in on_ranks(num_ranks, on_a_rank):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_files_may_have_the_newer_names(tmp_path: Path) -> None:
+    name = NAMES[0]
+    write_checkpoint(name, tmp_path)
+    image = image_for(name, 3, 7)
+    expected = encoder_of(build(tmp_path, single_context()))(image).rows
+    file = tmp_path / "model.safetensors"
+    older = load_file(file)
+    assert {"vision_tower.ln_pre.weight", "language_model.model.norm.weight"} <= older.keys()
+    newer = {
+        key.removeprefix("language_model.")
+        if "lm_head" in key
+        else "model." + key.replace("language_model.model.", "language_model."): tensor
+        for key, tensor in older.items()
+    }
+    assert {"model.vision_tower.ln_pre.weight", "model.language_model.norm.weight", "lm_head.weight"} <= newer.keys()
+    save_file(newer, file)
+    assert torch.equal(encoder_of(build(tmp_path, single_context()))(image).rows, expected)
+
+
+def test_a_file_without_the_vision_part_reads_no_images(tmp_path: Path) -> None:
+    write_checkpoint(NAMES[0], tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    config = read_config(json.loads((tmp_path / "config.json").read_text()))
+    assert config.vision is not None and config.fitted(list(tensors)) == config
+    with open_source(tmp_path) as source:
+        model = Decoder(single_context(), config.without_vision(), source.names())
+        load_weights(model, source)
+        assert model.visual is None
+    is_of_vision = ("vision_tower", "multi_modal_projector")
+    save_file({key: tensor for key, tensor in tensors.items() if not key.startswith(is_of_vision)}, file)
+    assert build(tmp_path, single_context()).visual is None
+    save_file({key: tensor for key, tensor in tensors.items() if "multi_modal_projector" not in key}, file)
+    with pytest.raises(ModelLoadError, match=r"lacks 4 tensors of this model: .*multi_modal_projector\.linear_1"):
+        build(tmp_path, single_context())
+
+
+def test_settings_of_another_model_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(NAMES[0], tmp_path)
+    encoder = encoder_of(build(tmp_path, single_context()))
+    for given, said in (
+        (pixels_of(1), r"merge_size is 1, and config\.json says 2 \(spatial_merge_size\)"),
+        (replace(pixels_of(2), patch_size=14), r"patch_size is 14, .* says 4 \(vision_config\.patch_size\)"),
+        (Pixels(), r"temporal_patch_size is 2"),
+    ):
+        with pytest.raises(ModelLoadError, match=said):
+            encoder.use_pixels(given)
+
+
+def test_what_is_left_out_is_the_default_of_transformers() -> None:
+    usual = transformers.Mistral3Config().to_dict()
+    # The text part is tested elsewhere, and is smaller here.
+    text = entries_of(NAMES[0])["text_config"]
+    config = {**usual, "text_config": text, "architectures": ["Mistral3ForConditionalGeneration"]}
+    expected = vision_of(config)
+    assert (expected.image_token_id, expected.merge_size, expected.projector_activation) == (10, 2, "gelu")
+    left_out = ("image_token_index", "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias")
+    for key in (*left_out, "spatial_merge_size"):
+        assert vision_of({name: value for name, value in config.items() if name != key}) == expected, key
+    plain = transformers.PixtralVisionConfig().to_dict()
+    expected = vision_of({**config, "vision_config": plain})
+    assert (expected.hidden_size, expected.patch_size, expected.rope_theta) == (1024, 16, 1e4)
+    for key in plain:
+        found = vision_of({**config, "vision_config": {name: value for name, value in plain.items() if name != key}})
+        assert found == expected, key
+
+
+def test_the_spellings_of_entries() -> None:
+    config = entries_of(NAMES[0])
+    expected = vision_of(config)
+    assert (expected.image_token_id, expected.rope_theta) == (190, 100.0)
+    renamed = entries_of(NAMES[0], image_token_index=None, image_token_id=190)
+    assert vision_of(renamed) == expected
+    for rotation in ({"rope_theta": 100.0}, {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}):
+        kept = {key: value for key, value in config["vision_config"].items() if key != "rope_parameters"}
+        assert vision_of({**config, "vision_config": {**kept, **rotation}}) == expected
+    assert read_config({**config, "image_token_index": 193}).vision is None
+    assert read_config(entries_of(NAMES[0], vision_config=None)).vision is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"vision_feature_layer": -2}, r"vision_feature_layer is -2, and must be -1: images are read from the"),
+        ({"vision_feature_layer": [-1, -2]}, r"vision_feature_layer is \[-1, -2\]"),
+        ({"projector_hidden_act": "mish"}, r"projector_hidden_act is 'mish'"),
+        ({"spatial_merge_size": 0}, r"spatial_merge_size is 0"),
+        ({"vision_config.model_type": "siglip_vision_model"}, r"vision_config\.model_type is 'siglip_vision_model'"),
+        ({"vision_config.head_dim": 16}, r"vision_config\.head_dim is 16, and must be 8: hidden_size / num_att"),
+        ({"vision_config.num_attention_heads": 5}, r"num_attention_heads is 5, and must be a number that cuts"),
+        ({"vision_config.num_channels": 1}, r"num_channels is 1, and must be 3"),
+        ({"vision_config.patch_size": [4, 4]}, r"patch_size is \[4, 4\]"),
+        ({"vision_config.rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters\.rope_type is 'yarn'"),
+        ({"vision_config.rope_parameters": {"rope_theta": 1}}, r"rope_theta is 1, and must be a number above 1"),
+    ],
+)
+def test_mistakes_are_named(entries: dict[str, Any], said: str) -> None:
+    config = entries_of(NAMES[0])
+    for name, value in entries.items():
+        _, _, inner = name.partition("vision_config.")
+        (config["vision_config"] if inner else config)[inner or name] = value
+    with pytest.raises(ModelLoadError, match=said):
+        read_config(config)
+
+
+def test_there_must_be_a_head_for_each_rank() -> None:
+    vision = vision_of(entries_of(NAMES[0]))
+    vision.check_ranks(6)
+    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
+        vision.check_ranks(7)
+
+
+def test_variants_differ_in_what_they_test() -> None:
+    first, second = (make_model(name).config for name in NAMES)
+    for entry in ("spatial_merge_size", "multimodal_projector_bias", "projector_hidden_act"):
+        assert getattr(first, entry) != getattr(second, entry)
