@@ -199,8 +199,9 @@ def image_findings(found: Checkpoint) -> list[Finding]:
         refused = refusal(error)
         return [problem("images", refused.reason, refused.fix)]
     side = settings.token_side
-    most = f"{settings.max_pixels // side**2:,}"
-    return [ok("images", f"each has a token for every {side} x {side} pixels, {most} at most (--max-image-pixels)")]
+    rows = " and one for every row of these" if settings.row_break else ""
+    most = f"{settings.max_tokens:,} at most (--max-image-pixels)"
+    return [ok("images", f"each has a token for every {side} x {side} pixels{rows}, {most}")]
 
 
 def first_given(*names: str) -> str | None:

@@ -46,6 +46,10 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
+_EXCHANGING = (5, 6, 7, 8)
+# One of these stands before the notes of a camera in PNG (two kinds), JPEG and WebP files, and before notes in XML.
+_NOTES = (b"eXIf", b"Raw profile type", b"Exif", b"EXIF", b"xmp", b"XMP", b"http://ns.adobe.com/")
+
 
 class Picture(NamedTuple):
     """pixels: uint8 [height, width, 3], red, green and blue, resized, not normalized. num_tokens: its placeholders."""
@@ -74,7 +78,23 @@ def picture_of(image: Image.Image, settings: ImageSettings) -> Picture:
         image = _upright(image)
         height, width = settings.resized(image.height, image.width)
         resized = _rgb(image).resize((width, height), Image.Resampling.BICUBIC)
-    return Picture(np.asarray(resized), height * width // settings.token_side**2)
+    return Picture(np.asarray(resized), settings.tokens_of(height, width))
+
+
+def is_turned(content: bytes | Image.Image) -> bool:
+    """Return whether the orientation of an image exchanges its height and width; False for one that cannot be read.
+
+    Decodes PNG files that have notes of a camera, which may stand behind the pixels, and nothing else.
+    """
+    if isinstance(content, bytes) and not any(name in content for name in _NOTES):
+        return False
+    try:
+        if isinstance(content, bytes):
+            content = _READERS[measured(content).format](io.BytesIO(content))
+        return content.getexif().get(ExifTags.Base.Orientation, 1) in _EXCHANGING
+    # As in `_upright`, and a damaged file is refused when it is decoded.
+    except Exception:
+        return False
 
 
 @contextmanager

@@ -21,6 +21,7 @@ _PROCESSORS = tuple(
     for family in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
     for suffix in ("", "Fast", "Pil")
 )
+_PIXTRAL_PROCESSORS = tuple(f"PixtralImageProcessor{suffix}" for suffix in ("", "Fast", "Pil"))
 # Pillow's number of the bicubic filter, which files hold.
 _BICUBIC = 3
 # Values of entries that a file leaves out: those of Qwen2-VL's processor in transformers.
@@ -38,6 +39,9 @@ class ImageSettings:
     patches per side. temporal_patch_size: number of frames of a patch; an image is repeated so often. min_pixels,
     max_pixels: limits for the number of pixels of the resized image. mean, std: of red, green and blue, after the
     multiplication of 8-bit values with rescale_factor.
+    longest_edge: the image is scaled down to sides of at most this, which are then rounded up (Pixtral); None: the
+    limits for pixels alone decide (Qwen). row_end: the text of the token behind each row of an image's tokens but the
+    last one, which image_end follows; both are empty if the rows follow each other.
     """
 
     patch_size: int
@@ -48,6 +52,9 @@ class ImageSettings:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     rescale_factor: float
+    longest_edge: int | None = None
+    row_end: str = ""
+    image_end: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -68,7 +75,13 @@ class ImageSettings:
             raise ModelLoadError(message)
         if not isinstance(entries, dict):
             raise ModelLoadError(f"{source} is not an object; {_FIX}")
-        return cls._of(_Entries(entries, source))
+        found = _Entries(entries, source)
+        found.demand_one_of("image_processor_type", (*_PROCESSORS, *_PIXTRAL_PROCESSORS))
+        if entries.get("image_processor_type") in _PIXTRAL_PROCESSORS:
+            processor = _Entries(whole or {}, str(directory / "processor_config.json"))
+            config = _Entries(_read(directory / "config.json") or {}, str(directory / "config.json"))
+            return cls._of_pixtral(found, processor, config)
+        return cls._of(found)
 
     @staticmethod
     def are_in(directory: Path) -> bool:
@@ -78,10 +91,7 @@ class ImageSettings:
 
     @classmethod
     def _of(cls, entries: _Entries) -> Self:
-        entries.demand_one_of("image_processor_type", _PROCESSORS)
-        entries.demand_one_of("resample", (_BICUBIC,))
-        for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-            entries.demand_one_of(name, (True,))
+        entries.demand_usual_steps()
         min_pixels, max_pixels = entries.limits()
         return cls(
             patch_size=entries.count("patch_size", 14),
@@ -94,10 +104,37 @@ class ImageSettings:
             rescale_factor=entries.factor("rescale_factor", 1 / 255),
         )
 
+    @classmethod
+    def _of_pixtral(cls, entries: _Entries, processor: _Entries, config: _Entries) -> Self:
+        """processor: the other entries of processor_config.json, which come first, as in transformers."""
+        entries.demand_usual_steps()
+        entries.demand_one_of("do_center_crop", (False,))
+        patch_size = processor.count("patch_size", entries.square("patch_size", 16))
+        merge_size = processor.count("spatial_merge_size", config.count("spatial_merge_size", 1))
+        longest_edge, side = entries.longest_edge(1024), patch_size * merge_size
+        return cls(
+            patch_size=patch_size,
+            merge_size=merge_size,
+            temporal_patch_size=1,
+            min_pixels=1,
+            max_pixels=(-(-longest_edge // side) * side) ** 2,
+            mean=entries.channels("image_mean", _MEAN),
+            std=entries.channels("image_std", _STD, is_divisor=True),
+            rescale_factor=entries.factor("rescale_factor", 1 / 255),
+            longest_edge=longest_edge,
+            row_end=processor.token("image_break_token", "[IMG_BREAK]"),
+            image_end=processor.token("image_end_token", "[IMG_END]"),
+        )
+
     @property
     def token_side(self) -> int:
         """The side in pixels of the square that becomes one token."""
         return self.patch_size * self.merge_size
+
+    @property
+    def row_break(self) -> int:
+        """The number of tokens behind each row of an image's tokens."""
+        return 1 if self.row_end else 0
 
     def limited(self, max_pixels: int) -> Self:
         """Return settings with a max_pixels that is not higher than this. Raises ConfigError if no token would fit."""
@@ -110,8 +147,10 @@ class ImageSettings:
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width of the resized image, multiples of token_side.
 
-        The sides are rounded; if there are too many or too few pixels, they are scaled by one factor and then rounded
-        down or up ("smart resize" of Qwen2-VL's processor). Raises InvalidRequestError for an image that is too narrow.
+        With a longest_edge, sides that are longer are scaled by one factor, and both are rounded up (Pixtral's
+        processor). Without one, the sides are rounded; if there are too few pixels, they are scaled by one factor and
+        then rounded up ("smart resize" of Qwen2-VL's processor). If there are too many pixels, they are scaled by one
+        factor and then rounded down. Raises InvalidRequestError for an image that is too narrow.
         """
         long, short = max(height, width), min(height, width)
         if long > MAX_ASPECT_RATIO * short:
@@ -121,8 +160,11 @@ class ImageSettings:
             )
             raise InvalidRequestError(message)
         side = self.token_side
-        # round() rounds halves to even numbers, as the published processors do.
-        new_height, new_width = (round(length / side) * side for length in (height, width))
+        if self.longest_edge is not None:
+            new_height, new_width = self._within_edge(height, width, self.longest_edge)
+        else:
+            # round() rounds halves to even numbers, as the published processors do.
+            new_height, new_width = (round(length / side) * side for length in (height, width))
         if new_height * new_width > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
             new_height, new_width = (max(side, math.floor(length / shrink / side) * side) for length in (height, width))
@@ -131,10 +173,28 @@ class ImageSettings:
             new_height, new_width = (math.ceil(length * growth / side) * side for length in (height, width))
         return new_height, new_width
 
+    def _within_edge(self, height: int, width: int, edge: int) -> tuple[int, int]:
+        side, ratio = self.token_side, max(height / edge, width / edge)
+        if ratio > 1:
+            height, width = (max(1, math.floor(length / ratio)) for length in (height, width))
+        return -(-height // side) * side, -(-width // side) * side
+
     def num_tokens(self, height: int, width: int) -> int:
-        """Return the number of tokens of an image whose file has this size. Raises InvalidRequestError as `resized`."""
-        new_height, new_width = self.resized(height, width)
-        return new_height * new_width // self.token_side**2
+        """Return the number of tokens of an image whose file has this size, with those between its rows.
+
+        Raises InvalidRequestError as `resized`.
+        """
+        return self.tokens_of(*self.resized(height, width))
+
+    def tokens_of(self, height: int, width: int) -> int:
+        """Return the number of tokens of a resized image, with those between its rows."""
+        return height // self.token_side * (width // self.token_side + self.row_break)
+
+    @property
+    def max_tokens(self) -> int:
+        """The number of tokens of the largest image, with those between its rows."""
+        num_rows = math.isqrt(self.max_pixels) // self.token_side
+        return self.max_pixels // self.token_side**2 + num_rows * self.row_break
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +209,38 @@ class _Entries:
         if (value := self.values.get(name)) is not None and value not in allowed:
             known = ", ".join(map(repr, allowed))
             raise ModelLoadError(f"{name} in {self.source} is {str(value)[:80]!r}; Pagewick knows {known} only")
+
+    def demand_usual_steps(self) -> None:
+        self.demand_one_of("resample", (_BICUBIC,))
+        for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+            self.demand_one_of(name, (True,))
+
+    def square(self, name: str, default: int) -> int:
+        """Return a number that may be written as height and width."""
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            return self._counted(value, name, default)
+        height, width = (self._counted(value.get(side), f"{name}.{side}", default) for side in ("height", "width"))
+        if height != width:
+            raise ModelLoadError(f"{name} in {self.source} is {height} x {width}; Pagewick knows squares only")
+        return height
+
+    def longest_edge(self, default: int) -> int:
+        """Return size.longest_edge. Raises ModelLoadError for a size that gives other lengths."""
+        size = self.values.get("size")
+        if size is None:
+            return default
+        if not isinstance(size, dict) or size.get("longest_edge") is None:
+            raise ModelLoadError(f"size in {self.source} has no longest_edge, which Pagewick needs; {_FIX}")
+        return self._counted(size["longest_edge"], "size.longest_edge", default)
+
+    def token(self, name: str, default: str) -> str:
+        """Return the text of a token, which may be written as an object with its content."""
+        value = self.values.get(name)
+        text = value.get("content") if isinstance(value, dict) else default if value is None else value
+        if not isinstance(text, str) or not text:
+            raise ModelLoadError(f"{name} in {self.source} must be the text of a token; {_FIX}")
+        return text
 
     def count(self, name: str, default: int) -> int:
         return self._counted(self.values.get(name), name, default)

@@ -29,6 +29,12 @@ class LoadedImage(NamedTuple):
     height: int
     width: int
 
+    def upright(self) -> tuple[int, int]:
+        """Return the height and width after the image is turned as its orientation says."""
+        from pagewick.images.decoding import is_turned
+
+        return (self.width, self.height) if is_turned(self.content) else (self.height, self.width)
+
     def picture(self, settings: ImageSettings) -> Picture:
         """Decode and resize it. Raises InvalidRequestError as `prepare` does."""
         from pagewick.images.decoding import picture_of, prepare
