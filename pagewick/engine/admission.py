@@ -97,30 +97,44 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
     if len(request.images) > MAX_IMAGES:
         message = f"the prompt has {len(request.images)} images; give at most {MAX_IMAGES}"
         raise InvalidRequestError(message, param="messages")
-    prompt, end = request.prompt_token_ids, 0
+    end = 0
     for number, image in enumerate(request.images):
-        placeholders = prompt[image.start : image.end]
-        if image.start < end or placeholders != [info.image_token_id] * image.num_tokens:
-            message = (
-                f"image {number + 1} needs {image.num_tokens} tokens {info.image_token_id} from position {image.start} "
-                "on, behind those of the image before it"
-            )
-            raise InvalidRequestError(message, param="messages")
-        if not _is_whole(image, info.image_side):
+        if not _is_whole(image, info):
+            rows = " and one behind each row of squares" if info.has_row_breaks else ""
             message = (
                 f"image {number + 1} of {image.height} x {image.width} pixels has {image.num_tokens} tokens and "
                 f"{len(image.pixels)} bytes; it needs sides that are multiples of {info.image_side}, a token for each "
-                "square of this side, and 3 bytes for each pixel"
+                f"square of this side{rows}, and 3 bytes for each pixel"
+            )
+            raise InvalidRequestError(message, param="messages")
+        if image.start < end or not _has_placeholders(image, request.prompt_token_ids, info.image_token_id):
+            rows = f", in rows of {image.row_length} with another token behind each" if image.row_length else ""
+            message = (
+                f"image {number + 1} needs {image.num_tokens} tokens {info.image_token_id} from position {image.start} "
+                f"on{rows}, behind those of the image before it"
             )
             raise InvalidRequestError(message, param="messages")
         end = image.end
 
 
-def _is_whole(image: ImageInput, side: int) -> bool:
-    rows, rest_of_rows = divmod(image.height, side)
-    columns, rest_of_columns = divmod(image.width, side)
+def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
+    rows, rest_of_rows = divmod(image.height, info.image_side)
+    columns, rest_of_columns = divmod(image.width, info.image_side)
     is_divided = rows > 0 and columns > 0 and not rest_of_rows and not rest_of_columns
-    return is_divided and image.num_tokens == rows * columns and len(image.pixels) == 3 * image.height * image.width
+    is_in_rows = image.row_length == (columns if info.has_row_breaks else 0)
+    num_tokens = rows * (columns + info.has_row_breaks)
+    has_pixels = len(image.pixels) == 3 * image.height * image.width
+    return is_divided and is_in_rows and has_pixels and image.num_tokens == num_tokens
+
+
+def _has_placeholders(image: ImageInput, prompt: list[int], token_id: int) -> bool:
+    """Return whether the prompt has the placeholders of a whole image, and no others between its rows."""
+    num_placeholders = 0
+    for start, end in image.runs():
+        if prompt[start:end] != [token_id] * (end - start):
+            return False
+        num_placeholders += end - start
+    return image.end <= len(prompt) and prompt[image.start : image.end].count(token_id) == num_placeholders
 
 
 def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -252,11 +253,15 @@ class Engine:
         )
 
 
-def _images_of(config: ModelConfig) -> dict[str, int]:
+def _images_of(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of ModelInfo about images; none if the model reads none."""
     if (vision := config.vision) is None:
         return {}
-    return {"image_token_id": vision.image_token_id, "image_side": vision.side}
+    return {
+        "image_token_id": vision.image_token_id,
+        "image_side": vision.side,
+        "has_row_breaks": vision.has_row_breaks,
+    }
 
 
 def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:

@@ -11,7 +11,7 @@ other positions than their indices in the sequence; those behind the last image 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -115,18 +115,28 @@ class ImageSlots:
         """Return the parts of images among the work's tokens, the first of which is token `first` of the batch."""
         parts, end = [], work.start + work.num_tokens
         for index, image in enumerate(found.images):
-            begin, stop = max(work.start, image.start), min(end, image.end)
-            if begin >= stop:
+            runs = list(_runs_within(image, work.start, end))
+            if not runs:
                 continue
             encoded = found.encoded.get(index)
             if encoded is None:
                 assert image.pixels, "an image whose tokens are computed comes with its pixels"
                 encoded = found.encoded[index] = self._encode(image)
-            tokens = slice(first + begin - work.start, first + stop - work.start)
-            parts.append(_Rows(tokens, encoded, slice(begin - image.start, stop - image.start)))
-            if stop == image.end:
+            offset = first - work.start
+            parts += [_Rows(slice(offset + begin, offset + stop), encoded, rows) for begin, stop, rows in runs]
+            if runs[-1][2].stop == len(encoded.rows):
                 del found.encoded[index]
         return parts
+
+
+def _runs_within(image: ImageInput, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
+    """Yield (begin, stop, rows): placeholder tokens at positions from `start` to `end`, and their encoded rows."""
+    row = 0
+    for first, last in image.runs():
+        begin, stop = max(start, first), min(end, last)
+        if begin < stop:
+            yield begin, stop, slice(row + begin - first, row + stop - first)
+        row += last - first
 
 
 def _on_three_axes(positions: Array, before: Sequence[tuple[int, SlotWork, _Images]]) -> Array:

@@ -42,10 +42,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageInput(msgspec.Struct, array_like=True, frozen=True):
-    """An image in a prompt, whose `num_tokens` placeholder tokens begin at position `start`.
+    """An image in a prompt, whose `num_tokens` tokens begin at position `start`.
 
     height, width: in pixels, after the model's resizing. pixels: [height, width, 3], red, green and blue of 8 bits;
-    empty where no rank needs them any more.
+    empty where no rank needs them any more. row_length: placeholders in a row, which one other token follows; 0: all
+    tokens are placeholders.
     """
 
     start: int
@@ -53,10 +54,17 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     height: int
     width: int
     pixels: bytes = b""
+    row_length: int = 0
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of placeholder tokens that follow each other: all of them, or each row."""
+        length = self.row_length or self.num_tokens
+        for start in range(self.start, self.end, length + 1):
+            yield start, start + length
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -220,7 +228,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
     which flags can change. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig.
     image_token_id: the token that stands for each square of image_side x image_side pixels of an image; None: the model
-    reads no images.
+    reads no images. has_row_breaks: another token follows each row of them.
     """
 
     model_path: str
@@ -243,6 +251,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     embedding: str = ""
     image_token_id: int | None = None
     image_side: int = 1
+    has_row_breaks: bool = False
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []
@@ -318,7 +327,6 @@ def frame_length(header: bytes | bytearray) -> int:
 
 
 FRAME_HEADER_BYTES = _LENGTH.size
-
 
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
