@@ -263,7 +263,7 @@ def image_reader(config: EngineConfig, info: ModelInfo, tokenizer: Tokenizer) ->
     """Return what reads images for a model; None if it reads none. Raises ModelLoadError for missing settings."""
     token_id = info.image_token_id
     token = None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)
-    return ImageReader.of(config.model, token_id, token, max_pixels=config.max_image_pixels)
+    return ImageReader.of(config.model, token_id, token, id_of=tokenizer.id_of, max_pixels=config.max_image_pixels)
 
 
 def plain_token_ids(token_ids: Sequence[Any]) -> list[int]:

@@ -1,18 +1,19 @@
 """ImageReader: puts the images of a request into the places that its prompt has for them.
 
-A prompt has one placeholder token for each image. It is repeated as often as the image has tokens, which follows from
-the size in the file's header alone: nothing is decoded for a prompt that is too long.
+A prompt has one placeholder token for each image. It is repeated as often as the image has tokens, in some models with
+another token behind each row of them. This follows from the size in the file's header alone: nothing is decoded for a
+prompt that is too long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from pagewick.engine.messages import ImageInput
-from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.images.sources import ImageSource, LoadedImage, load
 
@@ -43,7 +44,7 @@ class ModelInput(NamedTuple):
 
 
 class PlacedImage(NamedTuple):
-    """An image that is not decoded yet. number: its place in the request, from 1. start, num_tokens: as in ImageInput.
+    """An image that is not decoded yet. number: its place in the request, from 1; the others: as in ImageInput.
 
     width and height of the image itself are those of the file.
     """
@@ -52,10 +53,11 @@ class PlacedImage(NamedTuple):
     start: int
     num_tokens: int
     image: LoadedImage
+    row_length: int = 0
 
 
 class PromptTokens(NamedTuple):
-    """A prompt's token ids, with the placeholders of all images repeated."""
+    """A prompt's token ids, with all tokens of all images."""
 
     token_ids: list[int]
     images: Sequence[PlacedImage] = ()
@@ -64,26 +66,45 @@ class PromptTokens(NamedTuple):
 class ImageReader:
     """Reads the images of one model's requests; may be used by several threads at once.
 
-    token_id: the placeholder token. token: its text, for errors.
+    token_id: the placeholder token. token: its text, for errors. row_ends: the tokens behind each row of placeholders
+    but the last one, and behind that, if the settings name some.
     """
 
-    def __init__(self, settings: ImageSettings, token_id: int, token: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: ImageSettings,
+        token_id: int,
+        token: str | None = None,
+        *,
+        row_ends: tuple[int, int] | None = None,
+    ) -> None:
+        assert (row_ends is None) == (settings.row_break == 0), "the settings say whether rows are parted"
         self._settings = settings
         self._token_id = token_id
         self._token = token or f"token {token_id}"
+        self._row_ends = row_ends
 
     @classmethod
     def of(
-        cls, directory: str | Path, token_id: int | None, token: str | None = None, *, max_pixels: int | None = None
+        cls,
+        directory: str | Path,
+        token_id: int | None,
+        token: str | None = None,
+        *,
+        id_of: Callable[[str], int | None] = lambda text: None,
+        max_pixels: int | None = None,
     ) -> Self | None:
         """Read the settings of a model directory; None for a model without a placeholder token, which reads no images.
 
-        max_pixels: a further limit for the resized image. Raises ConfigError and ModelLoadError.
+        id_of: finds the token with a text. max_pixels: a further limit for the resized image. Raises ConfigError and
+        ModelLoadError, also if the tokenizer lacks a token that the settings name.
         """
         if token_id is None:
             return None
         settings = ImageSettings.read(Path(directory))
-        return cls(settings if max_pixels is None else settings.limited(max_pixels), token_id, token)
+        row_ends = (_known(settings.row_end, id_of), _known(settings.image_end, id_of)) if settings.row_break else None
+        settings = settings if max_pixels is None else settings.limited(max_pixels)
+        return cls(settings, token_id, token, row_ends=row_ends)
 
     def loaded(self, sources: Sequence[ImageSource], *, max_len: int, param: str) -> list[PlacedImage]:
         """Return the images with their numbers of tokens; they have no places yet.
@@ -100,8 +121,12 @@ class ImageReader:
         for number, source in enumerate(sources, start=1):
             with _naming(number, param):
                 image = load(source)
-                height, width = self._settings.resized(image.height, image.width)
-                images.append(PlacedImage(number, 0, self._settings.num_tokens(image.height, image.width), image))
+                # With rows that are parted, a tall image has more tokens than the same one lying on its side.
+                size = image.upright() if self._row_ends else (image.height, image.width)
+                height, width = self._settings.resized(*size)
+                num_tokens = self._settings.tokens_of(height, width)
+                row_length = width // self._settings.token_side if self._row_ends else 0
+                images.append(PlacedImage(number, 0, num_tokens, image, row_length))
             num_file_pixels += image.height * image.width
             num_pixels += height * width
         num_tokens = sum(one.num_tokens for one in images)
@@ -128,7 +153,7 @@ class ImageReader:
         num_output_tokens: int,
         param: str,
     ) -> PromptTokens:
-        """Repeat each placeholder as often as its image has tokens. images: the result of `loaded`.
+        """Replace each placeholder by all tokens of its image. images: the result of `loaded`.
 
         num_output_tokens: those that must have room behind the prompt.
         Raises InvalidRequestError unless there is one placeholder for each image, and ContextLengthError.
@@ -157,19 +182,34 @@ class ImageReader:
             place = token_ids.index(self._token_id, position)
             whole += token_ids[position:place]
             placed.append(one._replace(start=len(whole)))
-            whole += [self._token_id] * one.num_tokens
+            whole += self._tokens(one)
             position = place + 1
         whole += token_ids[position:]
         return PromptTokens(whole, placed)
+
+    def _tokens(self, image: PlacedImage) -> list[int]:
+        if self._row_ends is None:
+            return [self._token_id] * image.num_tokens
+        row_end, image_end = self._row_ends
+        row = [*[self._token_id] * image.row_length, row_end]
+        return [*(row * (image.num_tokens // len(row)))[:-1], image_end]
 
     def read(self, placed: PlacedImage, *, param: str) -> ImageInput:
         """Decode and resize an image, which may take seconds. param: as in `loaded`. Raises InvalidRequestError."""
         with _naming(placed.number, param):
             picture = placed.image.picture(self._settings)
-            if picture.num_tokens != placed.num_tokens:
+            height, width, _ = picture.pixels.shape
+            row_length = width // self._settings.token_side if self._row_ends else 0
+            if (picture.num_tokens, row_length) != (placed.num_tokens, placed.row_length):
                 raise InvalidRequestError("its size has changed while it was read; send another copy of it")
-        height, width, _ = picture.pixels.shape
-        return ImageInput(placed.start, placed.num_tokens, height, width, picture.pixels.tobytes())
+        return ImageInput(placed.start, placed.num_tokens, height, width, picture.pixels.tobytes(), row_length)
+
+
+def _known(text: str, id_of: Callable[[str], int | None]) -> int:
+    if (token_id := id_of(text)) is None:
+        message = f"the tokenizer lacks {text!r}, which parts the rows of images; download the tokenizer again"
+        raise ModelLoadError(message)
+    return token_id
 
 
 @contextmanager
