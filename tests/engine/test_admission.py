@@ -230,6 +230,42 @@ def test_other_images_are_refused(prompt: list[int], images: list[ImageInput], w
     assert info.value.param == "messages"
 
 
+IN_ROWS = structs.replace(READS_IMAGES, has_row_breaks=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images"),
+    [
+        ([7, 8], [image(0, 1, 1, num_tokens=2, row_length=1)]),
+        ([0, 7, 7, 8, 7, 7, 9, 1], [image(1, 2, 2, num_tokens=6, row_length=2)]),
+        ([7, 8, 7, 8], [image(0, 1, 1, num_tokens=2, row_length=1), image(2, 1, 1, num_tokens=2, row_length=1)]),
+    ],
+)
+def test_images_whose_rows_are_parted(prompt: list[int], images: list[ImageInput]) -> None:
+    check_request(request(prompt, max_tokens=1, images=images), IN_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "words"),
+    [
+        # The last token of the image is missing, or is a placeholder.
+        ([7, 7], [image(0, 1, 2, num_tokens=3, row_length=2)], "image 1 needs 3 tokens 7 from position 0 on, in rows"),
+        ([7, 7, 7], [image(0, 1, 2, num_tokens=3, row_length=2)], "in rows of 2 with another token behind each"),
+        ([7, 8, 7, 8, 7, 8], [image(0, 2, 2, num_tokens=6, row_length=2)], "image 1 needs 6 tokens"),
+        ([7, 7, 7, 7, 7, 8], [image(0, 2, 2, num_tokens=6, row_length=2)], "image 1 needs 6 tokens"),
+        ([7, 8, 7, 8], [image(0, 1, 2, num_tokens=4, row_length=1)], "of 2 x 4 pixels has 4 tokens .* behind each row"),
+        ([7, 7, 8], [image(0, 1, 2, num_tokens=3)], "of 2 x 4 pixels has 3 tokens"),
+        ([7, 7, 8], [image(0, 1, 2, num_tokens=3, row_length=-1)], "of 2 x 4 pixels has 3 tokens"),
+        ([7, 7], [image(0, 1, 2, row_length=2)], "of 2 x 4 pixels has 2 tokens"),
+    ],
+)
+def test_other_images_in_rows_are_refused(prompt: list[int], images: list[ImageInput], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        check_request(request(prompt, max_tokens=1, images=images), IN_ROWS)
+    with pytest.raises(InvalidRequestError):
+        check_request(request(prompt, max_tokens=1, images=images), READS_IMAGES)
+
+
 def test_a_model_of_text_refuses_images() -> None:
     with pytest.raises(UnsupportedError, match="reads no images"):
         check_request(request([7], max_tokens=1, images=[image(0, 1, 1)]), INFO)
