@@ -207,8 +207,10 @@ class ImageReader:
 
 def _known(text: str, id_of: Callable[[str], int | None]) -> int:
     if (token_id := id_of(text)) is None:
-        message = f"the tokenizer lacks {text!r}, which parts the rows of images; download the tokenizer again"
-        raise ModelLoadError(message)
+        raise ModelLoadError(
+            f"the tokenizer lacks {text!r}, which parts the rows of images\n"
+            "  download the tokenizer again, or leave images out with --language-model-only"
+        )
     return token_id
 
 
