@@ -208,7 +208,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
             "rope_theta": 1000000000.0, "sliding_window": None, "use_cache": True, "vocab_size": 131072,
         },
-        "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+        "torch_dtype": "bfloat16", "vision_feature_layer": -1,
+        "vision_config": {
+            "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+            "initializer_range": 0.02, "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10000.0,
+        },
     },
     "Mixtral-8x7B-v0.1": {
         **_MISTRAL, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,

@@ -93,7 +93,13 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
     "Ministral-3-8B-Instruct-2512": {
         "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
         "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
-        "spatial_merge_size": 2, "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+        "spatial_merge_size": 2, "vision_feature_layer": -1,
+        "vision_config": {
+            "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+            "initializer_range": 0.02, "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
         "text_config": {
             "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
             "intermediate_size": 14336, "max_position_embeddings": 262144, "model_type": "ministral3",

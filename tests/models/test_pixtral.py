@@ -24,6 +24,7 @@ from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
 from tests.layers.ranks import on_ranks, single_context
 from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
+from tests.models.published import PUBLISHED
 from tests.models.test_vision import Pixels, build, image_of
 
 # Squares of 2 x 2 patches, and of 3 x 3.
@@ -187,6 +188,18 @@ def test_what_is_left_out_is_the_default_of_transformers() -> None:
     for key in plain:
         found = vision_of({**config, "vision_config": {name: value for name, value in plain.items() if name != key}})
         assert found == expected, key
+
+
+@pytest.mark.parametrize("name", ["Mistral-Small-3.1-24B-Instruct-2503", "Ministral-3-8B-Instruct-2512"])
+def test_published_files(name: str) -> None:
+    vision = vision_of(PUBLISHED[name])
+    found = (
+        vision.image_token_id, vision.hidden_size, vision.out_hidden_size, vision.num_blocks, vision.num_heads,
+        vision.head_dim, vision.intermediate_size, vision.activation, vision.patch_size, vision.side, vision.rope_theta,
+        vision.projector_eps, vision.projector_activation, vision.projector_bias,
+    )  # fmt: skip
+    width = 5120 if "Small" in name else 4096
+    assert found == (10, 1024, width, 24, 16, 64, 4096, "silu", 14, 28, 1e4, 1e-5, "gelu", False)
 
 
 def test_the_spellings_of_entries() -> None:

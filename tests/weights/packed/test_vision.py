@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.weights.opening import open_source
 from tests.layers.ranks import single_context
+from tests.models import test_pixtral as pixtral
 from tests.models.checkpoints import make_model
 from tests.models.test_vision import by_transformers, compare, encoder_of, image_of
 from tests.models.variants import VARIANTS
@@ -55,7 +57,7 @@ def entries_of(name: str) -> dict[str, Any]:
 
 
 def is_of_text(prefix: str) -> bool:
-    return "_proj" in prefix and "visual" not in prefix
+    return "_proj" in prefix and not re.search("visual|vision_tower|multi_modal", prefix)
 
 
 CASES = [
@@ -79,3 +81,21 @@ def test_the_encoder_is_left_out(name: str, quantization: dict[str, Any], write:
     reference = make_model(name, {**VARIANTS[name].all_entries(), **entries_of(name)})
     image = image_of(24, 56)
     compare(encoder(image), by_transformers(reference, image), 3e-5)
+
+
+@torch.inference_mode()
+def test_the_encoder_of_mistral_is_left_out(tmp_path: Path) -> None:
+    """As in the FP8 checkpoints of Ministral 3."""
+    name = "mistral-small-3.1"
+    variant = VARIANTS[name].all_entries()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 2}
+    entries = {"text_config": {**variant["text_config"], **sizes}}
+    left_out = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    quantization = {**FP8, "modules_to_not_convert": left_out}
+    written = write_packed(tmp_path, quantization, fp8, name=name, entries=entries, is_packed=is_of_text)
+    assert len(written.packed) == 14
+    check_models(EngineConfig(model=str(tmp_path)))
+    encoder = pixtral.encoder_of(load(single_context(), tmp_path))
+    image = pixtral.image_for(name, 3, 7)
+    expected = pixtral.by_transformers(make_model(name, {**variant, **entries}), image)
+    torch.testing.assert_close(encoder(image).rows, expected, atol=2e-4, rtol=0)
