@@ -21,6 +21,7 @@ from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
+from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
@@ -191,6 +192,13 @@ def test_how_a_model_reads_images(machine: pytest.MonkeyPatch, tmp_path: Path) -
     assert line().startswith("problem  images") and "preprocessor_config.json cannot be read" in line()
     settings.unlink()
     assert line().startswith("note     images    they are refused, because preprocessor_config.json is missing")
+
+
+def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_tiny_mistral(tmp_path)
+    (line,) = (line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)
+    said = "each has a token for every 8 x 8 pixels and one for every row of these, 30 at most (--max-image-pixels)"
+    assert line == f"ok       images    {said}"
 
 
 def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:

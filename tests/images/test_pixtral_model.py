@@ -148,8 +148,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny-mistral")
 
 
-@pytest.fixture(scope="module")
-def reference(directory: Path) -> nn.Module:
+def write_tiny_mistral(directory: Path) -> nn.Module:
+    """Write the model, and return that of transformers to compare with."""
     entries = VARIANTS["mistral-small-3.1"].all_entries()
     text = {**entries["text_config"], "vocab_size": TOKENIZER.vocab_size + 100}
     model = make_model("mistral-small-3.1", {**entries, "text_config": text, "image_token_index": IMAGE_ID})
@@ -162,6 +162,11 @@ def reference(directory: Path) -> nn.Module:
     path = directory / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "size": {"longest_edge": EDGE}}))
     return model
+
+
+@pytest.fixture(scope="module")
+def reference(directory: Path) -> nn.Module:
+    return write_tiny_mistral(directory)
 
 
 def next_tokens(model: nn.Module, token_ids: list[int], images: list[Image.Image]) -> list[int]:
