@@ -214,7 +214,9 @@ def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, list[Engi
         return [end]
 
     def engine(config: EngineConfig, **_: Any) -> ScriptedEngine:
-        return ScriptedEngine(config, script=answer, vocab_size=TOKENIZER.vocab_size, eos_token_id=end)
+        made = ScriptedEngine(config, script=answer, vocab_size=TOKENIZER.vocab_size, eos_token_id=end)
+        made.info.image_token_id, made.info.image_side = PAD_ID, SETTINGS.token_side
+        return made
 
     def read(config: EngineConfig, info: ModelInfo, tokenizer: Any) -> Any:
         assert config.model == str(tmp_path)

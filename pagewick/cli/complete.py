@@ -75,7 +75,7 @@ def command(
     pagewick complete --chat --prompts "What is Pagewick? | How do I install it?"
     echo "Pagewick is" | pagewick complete -p - --max-tokens 40
     pagewick complete --batch requests.jsonl --output responses.jsonl
-    pagewick complete -m Qwen/Qwen3-VL-2B-Instruct --image photo.jpg -p "What is this?"
+    pagewick complete -m Qwen/Qwen3-VL-2B-Instruct --image photo.jpg -p "Describe it."
     """
     ctx = click.get_current_context()
     # A variable of another run must not stand in the way of a prompt on the command line.

@@ -123,7 +123,7 @@ def reading_encoder(source: str = TEMPLATE, *, max_model_len: int = 10_000, read
 def reading_engine(client: FakeClient, source: str = TEMPLATE) -> AsyncEngine:
     """Return an AsyncEngine over a fake client for a model that reads images."""
     client.info.vocab_size = TOKENIZER.vocab_size
-    client.info.image_token_id = PAD_ID
+    client.info.image_token_id, client.info.image_side = PAD_ID, SETTINGS.token_side
     return AsyncEngine(client, TOKENIZER, ChatTemplate({"default": source}, TOKENIZER), images=reader())
 
 

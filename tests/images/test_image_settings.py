@@ -167,5 +167,5 @@ def test_pixels_can_be_limited() -> None:
     assert (low.min_pixels, low.max_pixels) == (40, 40)
     assert low.resized(1000, 1000) == (6, 6)
     assert SMALL.limited(36).resized(7, 900) == (6, 66)
-    with pytest.raises(ConfigError, match="at least 36 pixels"):
+    with pytest.raises(ConfigError, match="--max-image-pixels must be at least 36"):
         SMALL.limited(35)

@@ -57,9 +57,11 @@ def test_no_file_of_the_server_is_read(api: Api, tmp_path: Path) -> None:
     path = tmp_path / "secret.png"
     path.write_bytes(FILES[0])
     for address in (str(path), f"file://{path}", f"http://localhost/{path}"):
-        for part in ({"type": "image_url", "image_url": {"url": address}}, {"type": "image", "image": address}):
-            error = error_of(api.chat(messages=[user(part)]))
-            assert "image 1 of the request: images are not fetched" in error["message"]
+        error = error_of(api.chat(messages=[user({"type": "image_url", "image_url": {"url": address}})]))
+        assert error["message"].startswith("messages[0].content[0].image_url.url")
+        assert "data: address" in error["message"]
+        error = error_of(api.chat(messages=[user({"type": "image", "image": address})]))
+        assert "a content part has type 'image'" in error["message"]
     assert not api.client.requests
 
 
