@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig
+from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
@@ -97,6 +98,8 @@ def _idle_options(config: EngineConfig, given: Mapping[str, str]) -> dict[str, s
     for name, (acts, partner) in _PARTNERS.items():
         if name in given and not acts(config):
             found[name] = f"{given[name]} has no effect without {partner}; give that, too, or leave it out"
+    if "mmproj" in given and config.language_model_only:
+        found["mmproj"] = f"{given['mmproj']} has no effect beside --language-model-only; leave one of them out"
     for name, others in (("revision", ()), ("hub", (config.tokenizer, config.speculative_model))):
         if name in given and not any(one and local_model(one) is None for one in others) and _is_local(config):
             place = "built in" if config.model == BUILTIN_MODEL else "on this disk"
@@ -261,9 +264,12 @@ def _with_path(image: ImageSource) -> ImageSource:
 
 def image_reader(config: EngineConfig, info: ModelInfo, tokenizer: Tokenizer) -> ImageReader | None:
     """Return what reads images for a model; None if it reads none. Raises ModelLoadError for missing settings."""
-    token_id = info.image_token_id
-    token = None if token_id is None else tokenizer.decode([token_id], skip_special_tokens=False)
-    return ImageReader.of(config.model, token_id, token, id_of=tokenizer.id_of, max_pixels=config.max_image_pixels)
+    if (token_id := info.image_token_id) is None:
+        return None
+    if (settings := image_settings(config)) is None:
+        raise ModelLoadError(f"{config.model} has no preprocessor_config.json any more; download it again")
+    token = tokenizer.decode([token_id], skip_special_tokens=False)
+    return ImageReader.of(settings, token_id, token, id_of=tokenizer.id_of)
 
 
 def plain_token_ids(token_ids: Sequence[Any]) -> list[int]:

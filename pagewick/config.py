@@ -63,6 +63,7 @@ class EngineConfig:
     )
     quantized_cache: bool = _option(True, "Keep weights that were quantized at load on disk, for further starts.")
     quantized_cache_size: int | None = _option(None, "Largest size of this cache (default: a fifth of the free disk).")
+    mmproj: str | None = _option(None, "File with the part of a GGUF model that sees (default: one beside the model).")
     language_model_only: bool = _option(False, "Load only the part of the model that reads text, not its images.")
     max_image_pixels: int | None = _option(None, "Scale larger images down to this number of pixels (the model's).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
@@ -159,7 +160,7 @@ class EngineConfig:
 
         if isinstance(self.rope_scaling, Mapping):
             change("rope_scaling", json.dumps(self.rope_scaling))
-        for name in ("model", "weight_file", "tokenizer", "speculative_model", "kv_cache_disk"):
+        for name in ("model", "weight_file", "mmproj", "tokenizer", "speculative_model", "kv_cache_disk"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 change(name, os.fspath(value))
         if self.tokenizer == self.model:  # vLLM's users may give both

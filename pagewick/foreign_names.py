@@ -157,7 +157,7 @@ REFUSED: Lines = (
     ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url= --pd-config= "
      "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",
      "prefill and decode in different servers is not supported yet"),
-    ("--mmproj= -mm=", "vision parts of GGUF files are not supported yet; load the model's checkpoint in safetensors"),
+    ("--mmproj-url= -mmu=", "download the file, and give it with --mmproj"),
     ("--media-path= --allowed-local-media-path=", "no files are read for a request; send images as data: addresses"),
     ("--grammar= --grammar-file= --json-schema= -j=", "each request says which form its response has: send grammar or "
      "json_schema; pagewick complete has --json-schema"),

@@ -109,6 +109,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "spec_method": ("ngram", "ngram"),
     "disable_prefix_cache": (True, False),
     "limit_mm_per_prompt": ({"image": 0, "video": 0}, True),
+    "mmproj_auto": (False, True),
 }
 
 
@@ -130,6 +131,7 @@ GIVEN: dict[str, Any] = {
     "speculative_model": "some/model",
     "enable_prefix_caching": False,
     "enforce_eager": True,
+    "language_model_only": True,
     "kv_cache_dtype": "float16",
     "gpu_memory_utilization": 0.5,
     "weight_file": "m.gguf",

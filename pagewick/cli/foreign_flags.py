@@ -46,7 +46,7 @@ SERVER_NOTED: Lines = (
     ("--log-colors=?", "the log has no colours"),
     ("--kv-unified -kvu", "all sequences always share one KV cache"),
     ("--slot-prompt-similarity= -sps=", "every request finds every cached prefix"),
-    ("--no-mmproj --no-slots", "there is nothing to switch off"),
+    ("--no-slots", "there is nothing to switch off"),
 )
 SERVER_REFUSED: Lines = (
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "

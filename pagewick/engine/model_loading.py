@@ -22,6 +22,7 @@ from pagewick.attention.packages import choose_named, usual_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
+from pagewick.engine.image_settings import image_settings
 from pagewick.engine.preflight import plan_at_load
 from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
@@ -88,7 +89,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with ExitStack() as cleanup:
-        source = cleanup.enter_context(open_source(Path(config.model), mix=config.quantization))
+        source = cleanup.enter_context(open_source(Path(config.model), mix=config.quantization, mmproj=config.mmproj))
         if source.note and collectives.rank == 0:
             logger.info("%s", source.note)
         model_config = read_config(
@@ -150,14 +151,10 @@ def _with_images(
     """
     if model.vision is None:
         return config, model, None
-    directory = Path(config.model)
-    if not ImageSettings.are_in(directory):
+    if (settings := image_settings(config)) is None:
         if collectives.rank == 0:
-            logger.warning("images are refused: %s has no preprocessor_config.json; download it too", directory)
+            logger.warning("images are refused: %s has no preprocessor_config.json; download it too", config.model)
         return config, model.without_vision(), None
-    settings = ImageSettings.read(directory)
-    if config.max_image_pixels is not None:
-        settings = settings.limited(config.max_image_pixels)
     return replace(config, max_image_pixels=settings.max_pixels), model, settings
 
 
@@ -213,7 +210,7 @@ def _quantized(
     # The ranks of this machine wait for the first one, which may use the processors of all.
     kernels.set_num_threads(min(num_cores(), config.num_threads * collectives.local_world_size))
     progress = _progress(source, plan.formats)
-    found = quantized_once(Path(config.model), source, plan, cache, progress, upload)
+    found = quantized_once(Path(config.model), source, plan, cache, progress, upload, mmproj=config.mmproj)
     kernels.set_num_threads(config.num_threads)
     if found is None:
         return _Opened(source, plan.formats, note)

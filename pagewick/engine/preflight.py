@@ -110,7 +110,7 @@ def choose_quantization(config: EngineConfig, free: FreeMemory) -> EngineConfig:
     """
     if config.quantization != "auto":
         return config
-    description, num_ranks = describe(Path(config.model)), config.tensor_parallel_size
+    description, num_ranks = describe(Path(config.model), config.mmproj), config.tensor_parallel_size
     changes = _models(config)[0].changes
 
     def bytes_in(mix: str | None) -> int | None:
@@ -195,7 +195,7 @@ class WeightBytes:
         models: what check_models has returned; None reads the files, and raises as check_models does.
         """
         if models is None:
-            models = [FoundModel.of(describe(one.path), one.mix, **one.changes) for one in _models(config)]
+            models = [FoundModel.of(describe(one.path, one.mmproj), one.mix, **one.changes) for one in _models(config)]
         num_bytes, num_expert_bytes = 0, 0
         for model in models:
             dtype = model.config.dtype if config.dtype == "auto" else config.dtype
@@ -241,11 +241,15 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
 
 
 class _Model(NamedTuple):
-    """A model that a config names. mix: to which it is quantized at load. changes: options of read_config."""
+    """A model that a config names. mix: to which it is quantized at load. changes: options of read_config.
+
+    mmproj: the GGUF file with the part that sees.
+    """
 
     path: Path
     mix: str | None
     changes: Mapping[str, Any]
+    mmproj: str | None = None
 
 
 def _models(config: EngineConfig) -> list[_Model]:
@@ -255,19 +259,19 @@ def _models(config: EngineConfig) -> list[_Model]:
         "rope_theta": config.rope_theta,
         "language_model_only": config.language_model_only,
     }
-    models = [_Model(Path(config.model), config.quantization, changes)]
+    models = [_Model(Path(config.model), config.quantization, changes, config.mmproj)]
     if config.speculative_model is not None:
         models.append(_Model(Path(config.speculative_model), None, {"language_model_only": True}))
     return models
 
 
 def _check_model(model: _Model) -> FoundModel:
-    path, description = model.path, describe(model.path)
+    path, description = model.path, describe(model.path, model.mmproj)
     try:
         return _check_described(description, model.mix, **model.changes)
     except ModelLoadError as error:
         # A GGUF file has its configuration in its metadata.
-        raise ModelLoadError(open_gguf(path).reworded(str(error))) if is_gguf(path) else error from None
+        raise ModelLoadError(open_gguf(path, model.mmproj).reworded(str(error))) if is_gguf(path) else error from None
 
 
 def _check_described(description: Description, quantization: str | None, **changes: Any) -> FoundModel:

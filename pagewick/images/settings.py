@@ -90,6 +90,13 @@ class ImageSettings:
         return "image_processor" in whole or (directory / "preprocessor_config.json").is_file()
 
     @classmethod
+    def of_entries(cls, entries: Mapping[str, Any], source: str) -> Self:
+        """Read the entries of a preprocessor_config.json; `source` names it in errors. Raises as `read` does."""
+        found = _Entries(entries, source)
+        found.demand_one_of("image_processor_type", _PROCESSORS)
+        return cls._of(found)
+
+    @classmethod
     def _of(cls, entries: _Entries) -> Self:
         entries.demand_usual_steps()
         min_pixels, max_pixels = entries.limits()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from pagewick.engine.messages import ImageInput
@@ -66,8 +65,8 @@ class PromptTokens(NamedTuple):
 class ImageReader:
     """Reads the images of one model's requests; may be used by several threads at once.
 
-    token_id: the placeholder token. token: its text, for errors. row_ends: the tokens behind each row of placeholders
-    but the last one, and behind that, if the settings name some.
+    settings: how the model wants its images. token_id: the placeholder token. token: its text, for errors. row_ends:
+    the tokens behind each row of placeholders but the last one, and behind that, if the settings name some.
     """
 
     def __init__(
@@ -87,23 +86,17 @@ class ImageReader:
     @classmethod
     def of(
         cls,
-        directory: str | Path,
-        token_id: int | None,
+        settings: ImageSettings,
+        token_id: int,
         token: str | None = None,
         *,
         id_of: Callable[[str], int | None] = lambda text: None,
-        max_pixels: int | None = None,
-    ) -> Self | None:
-        """Read the settings of a model directory; None for a model without a placeholder token, which reads no images.
+    ) -> Self:
+        """Return the reader of a model with these settings. id_of: finds the token with a text.
 
-        id_of: finds the token with a text. max_pixels: a further limit for the resized image. Raises ConfigError and
-        ModelLoadError, also if the tokenizer lacks a token that the settings name.
+        Raises ModelLoadError if the tokenizer lacks a token that the settings name.
         """
-        if token_id is None:
-            return None
-        settings = ImageSettings.read(Path(directory))
         row_ends = (_known(settings.row_end, id_of), _known(settings.image_end, id_of)) if settings.row_break else None
-        settings = settings if max_pixels is None else settings.limited(max_pixels)
         return cls(settings, token_id, token, row_ends=row_ends)
 
     def loaded(self, sources: Sequence[ImageSource], *, max_len: int, param: str) -> list[PlacedImage]:

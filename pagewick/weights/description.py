@@ -30,14 +30,15 @@ class Description:
     tensors: tuple[TensorInfo, ...]
 
 
-def describe(path: Path) -> Description:
+def describe(path: Path, mmproj: str | None = None) -> Description:
     """Describe the checkpoint in a directory, or in a GGUF file, from its headers.
 
+    mmproj: the GGUF file with the part that sees, for a GGUF file.
     Raises ModelNotFoundError if it is no checkpoint, ModelLoadError if its files cannot be used, ConfigError if its
     weights are quantized in a way that is not supported.
     """
     if is_gguf(path):
-        checkpoint = open_gguf(path)
+        checkpoint = open_gguf(path, mmproj)
         return Description(checkpoint.config, generation_config(checkpoint.values), tuple(gguf_tensors(checkpoint)))
     config, advice = read_configs(path)
     tensors = directory_tensors(path)

@@ -130,13 +130,13 @@ class QuantizedCache:
             held -= entry.num_bytes
 
 
-def cache_key(model: Path, plan: QuantizationPlan) -> str:
-    """Return a name for the weights of a checkpoint in the formats of a plan.
+def cache_key(model: Path, plan: QuantizationPlan, mmproj: str | None = None) -> str:
+    """Return a name for the weights of a checkpoint in the formats of a plan. mmproj: as in describe.
 
     It changes with the checkpoint's files: their paths, sizes, times and first bytes; and with the rules by which
     config.json says that they pack weights. Raises OSError.
     """
-    names = open_gguf(model).paths if is_gguf(model) else _safetensors(model)
+    names = open_gguf(model, mmproj).paths if is_gguf(model) else _safetensors(model)
     hasher = hashlib.blake2b(digest_size=16)
     if not is_gguf(model) and (rules := packing_entries(read_config(model))):
         hasher.update(json.dumps(rules, sort_keys=True).encode())

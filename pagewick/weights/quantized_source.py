@@ -57,17 +57,20 @@ def quantized_once(
     cache: QuantizedCache,
     progress: Progress,
     upload: Upload | None = None,
+    *,
+    mmproj: str | None = None,
 ) -> QuantizedSource | None:
     """Return the checkpoint `model` with the weights of a plan in blocks: those in the cache, or new ones for it.
 
-    upload: brings weights to the GPU that quantizes them; None: the CPU does. Both write the same bits.
+    upload: brings weights to the GPU that quantizes them; None: the CPU does. Both write the same bits. mmproj: the
+    GGUF file with the part that sees, for a GGUF file.
     Returns None, with a warning, if nothing can be written there. Raises ModelLoadError for weights that cannot be
     quantized.
     """
     shapes = stored_shapes(source, plan.formats)
     new = NewFile(shapes, {"model": str(model.absolute()), "quantization": plan.mix})
     try:
-        key = cache_key(model, plan)
+        key = cache_key(model, plan, mmproj)
         while (file := _find(cache, key, shapes)) is None:
             with cache.writing(key, new.num_bytes) as descriptor:
                 if descriptor is None:

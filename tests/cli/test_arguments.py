@@ -137,6 +137,9 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     if alias in ("cpu", "disable_prefix_cache", "fp8_kvcache"):
         assert convert is not None
         assert getattr(config_of(flag), target) == convert(True) != getattr(EngineConfig(), target)
+    elif "mmproj" in alias:
+        switch = flag if convert is None else "--no-" + flag.removeprefix("--")
+        assert config_of(switch).language_model_only
     elif target == "enforce_eager":
         assert config_of(flag).enforce_eager
     elif target == "enable_prefix_caching":

@@ -69,8 +69,8 @@ def fate_of_foreign(flag: ForeignOption) -> str:
 
 def target_of(flag: str) -> str:
     """Return our flag for another name."""
-    name = SHORT_FLAGS.get(flag) or flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return "--" + TARGETS[name].replace("_", "-")
+    name = SHORT_FLAGS.get(flag) or flag.removeprefix("--").replace("-", "_")
+    return "--" + TARGETS[name if name in TARGETS else name.removeprefix("no_")].replace("_", "-")
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.command} {claim.flag}")

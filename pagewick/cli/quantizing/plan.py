@@ -144,7 +144,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
             source.release(found)
         return moved
 
-    assembly = Assembly(checkpoint.pieces, factors, weight_of, source.release)
+    assembly = Assembly(checkpoint.text_pieces, factors, weight_of, source.release)
     return values, stored, assembly.rows, model, notes
 
 

@@ -66,7 +66,7 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
         yield str(value).encode()
     yield json.dumps(list(rotations)).encode()
     if is_gguf(directory):
-        yield from _gguf_parts(directory)
+        yield from _gguf_parts(directory, config.mmproj)
         return
     yield (directory / CONFIG_NAME).read_bytes()
     names = {entry.name for entry in directory.iterdir()}
@@ -76,9 +76,12 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
         yield from _safetensors_samples(directory / name)
 
 
-def _gguf_parts(path: Path) -> Iterator[bytes]:
-    """Yield samples of each file of a GGUF checkpoint; all of its configuration is in the first one's header."""
-    checkpoint = open_gguf(path, keep_arrays=False)
+def _gguf_parts(path: Path, mmproj: str | None) -> Iterator[bytes]:
+    """Yield samples of each file of a GGUF checkpoint; all of its configuration is in the headers.
+
+    mmproj: the file with the part that sees.
+    """
+    checkpoint = open_gguf(path, mmproj, keep_arrays=False)
     for part, file in enumerate(checkpoint.paths):
         tensors = [tensor for tensor in checkpoint.tensors if tensor.part == part]
         header_bytes = min((tensor.offset for tensor in tensors), default=0)

@@ -16,7 +16,8 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.config import architecture_of, hugging_face_config
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from pagewick.weights.gguf.metadata import Metadata
-from pagewick.weights.gguf.pieces import JoinedPiece, Piece, pieces_of
+from pagewick.weights.gguf.pieces import AnyPiece, JoinedPiece, Piece, pieces_of
+from pagewick.weights.gguf.vision import VisionFile
 
 _MAX_PARTS: Final = 10_000
 _MAX_ROPE_FACTORS: Final = 4096
@@ -44,7 +45,8 @@ _OTHER_ARCHITECTURES: Final = {"clip": "mmproj", "controlvector": "controlvector
 class GgufCheckpoint:
     """where: the file, for people. values: the first file's key-values. tensors: those of all files.
 
-    read_numbers: reads one of the small float32 tensors that belong to the configuration.
+    read_numbers: reads one of the small float32 tensors that belong to the configuration. vision: the part that sees,
+    whose file is the last one of `paths`; None: the model reads text.
     """
 
     where: str
@@ -52,10 +54,22 @@ class GgufCheckpoint:
     tensors: tuple[GgufTensor, ...]
     paths: tuple[Path, ...]
     read_numbers: Callable[[GgufTensor], Sequence[float]]
+    vision: VisionFile | None = None
+
+    def with_vision(self, vision: VisionFile, path: Path) -> GgufCheckpoint:
+        """Add the part that sees, which is in the file `path`. Raises ModelLoadError if it belongs to another model."""
+        vision.check_fits(self._metadata)
+        part = len(self.paths)
+        vision = replace(vision, tensors=tuple(replace(tensor, part=part) for tensor in vision.tensors))
+        return replace(self, tensors=(*self.tensors, *vision.tensors), paths=(*self.paths, path), vision=vision)
+
+    @cached_property
+    def _text_tensors(self) -> Sequence[GgufTensor]:
+        return self.tensors if self.vision is None else self.tensors[: -len(self.vision.tensors)]
 
     @cached_property
     def _metadata(self) -> Metadata:
-        return Metadata(self.values, {tensor.name: tensor.shape for tensor in self.tensors}, self.where)
+        return Metadata(self.values, {tensor.name: tensor.shape for tensor in self._text_tensors}, self.where)
 
     @property
     def kind(self) -> str:
@@ -71,17 +85,25 @@ class GgufCheckpoint:
     def config(self) -> dict[str, Any]:
         """The config.json that describes the file. Raises ModelLoadError if the file lacks what its model needs."""
         by_name = {tensor.name: tensor for tensor in self.tensors}
-        return hugging_face_config(self._metadata, lambda name: self.read_numbers(by_name[name]))
+        config = hugging_face_config(self._metadata, lambda name: self.read_numbers(by_name[name]))
+        return config if self.vision is None else self.vision.whole_config(self._metadata, config)
 
     @cached_property
-    def pieces(self) -> list[Piece | JoinedPiece]:
+    def text_pieces(self) -> list[Piece | JoinedPiece]:
+        """The tensors of the part that reads text. Raises as `pieces` does."""
+        return pieces_of(self._text_tensors, self.architecture, self.config, self.where)
+
+    @cached_property
+    def pieces(self) -> list[AnyPiece]:
         """The tensors of the checkpoint. Raises ModelLoadError for tensors that the architecture does not have."""
-        return pieces_of(self.tensors, self.architecture, self.config, self.where)
+        return [*self.text_pieces, *([] if self.vision is None else self.vision.pieces(self._metadata))]
 
     def reworded(self, message: str) -> str:
         """Return an error about a config.json as one about this file, with its key in place of the entry."""
         if "general.architecture" not in self.values:
             return message
+        if self.vision is not None:
+            message = self.vision.reworded(message, f"{self.where}: {self.kind}.rope.dimension_sections")
         named = {entry: key for key, entry in {**self.architecture.entries, **_OTHER_ENTRIES}.items()}
 
         def key_of(match: re.Match[str]) -> str:
@@ -92,11 +114,12 @@ class GgufCheckpoint:
         return message.replace("config.json", self.where)
 
 
-def open_gguf(path: Path, *, keep_arrays: bool = True) -> GgufCheckpoint:
+def open_gguf(path: Path, mmproj: str | Path | None = None, *, keep_arrays: bool = True) -> GgufCheckpoint:
     """Open a file on this disk, with the files that belong to it.
 
-    keep_arrays: whether to read the vocabulary. Raises ModelLoadError for malformed, truncated or missing files, and
-    for one that holds no model.
+    mmproj: the file with the part that sees; None leaves it out. keep_arrays: whether to read the vocabulary, which
+    `config` needs if there is such a file. Raises ModelLoadError for malformed, truncated or missing files, for one
+    that holds no model, and for a part that belongs to another model.
     """
 
     def read_numbers(tensor: GgufTensor) -> Sequence[float]:
@@ -112,7 +135,13 @@ def open_gguf(path: Path, *, keep_arrays: bool = True) -> GgufCheckpoint:
         str(path),
         read_numbers,
     )
-    return replace(checkpoint, paths=tuple(path.parent / name for name in checkpoint.paths))
+    text = replace(checkpoint, paths=tuple(path.parent / name for name in checkpoint.paths))
+    return text if mmproj is None else text.with_vision(open_vision(Path(mmproj)), Path(mmproj))
+
+
+def open_vision(path: Path) -> VisionFile:
+    """Open a vision part on this disk. Raises ModelLoadError if it is none, or of a family that is not supported."""
+    return VisionFile.of(read_gguf_header(path), str(path))
 
 
 def join_parts(

@@ -82,6 +82,31 @@ class JoinedPiece:
         return "F32"
 
 
+@dataclass(frozen=True, slots=True)
+class GatheredPiece:
+    """A tensor in float32 that a file has in parts, or in blocks that its layer cannot multiply with.
+
+    tensors: the parts, one after the other along `axis`; part_shape: the shape of each in the checkpoint.
+    """
+
+    name: str
+    tensors: tuple[GgufTensor, ...]
+    part_shape: tuple[int, ...]
+    axis: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        size = len(self.tensors) * self.part_shape[self.axis]
+        return (*self.part_shape[: self.axis], size, *self.part_shape[self.axis + 1 :])
+
+    @property
+    def stored_type(self) -> str:
+        return "F32"
+
+
+AnyPiece = Piece | JoinedPiece | GatheredPiece
+
+
 def pieces_of(
     tensors: Sequence[GgufTensor], architecture: GgufArchitecture, config: Mapping[str, Any], where: str
 ) -> list[Piece | JoinedPiece]:

@@ -18,7 +18,7 @@ from pagewick.quantization.ggml import dequantize
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.gguf.header import GgufTensor
-from pagewick.weights.gguf.pieces import JoinedPiece, Piece, scale_of
+from pagewick.weights.gguf.pieces import GatheredPiece, JoinedPiece, Piece, scale_of
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import describe_expansions, gguf_tensors
@@ -36,14 +36,14 @@ _DTYPES: Final = {
 
 
 class GgufSource(TensorSource):
-    """The model in a GGUF file and its other parts.
+    """The model in a GGUF file and its other parts. mmproj: the file with the part that sees.
 
     Opening reads the headers only. Raises ModelLoadError for a malformed or truncated file, for one that holds no
     model, and for an architecture, key or tensor that is not supported.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.checkpoint = open_gguf(path)
+    def __init__(self, path: Path, mmproj: Path | None = None) -> None:
+        self.checkpoint = open_gguf(path, mmproj)
         self._pieces = {piece.name: piece for piece in self.checkpoint.pieces}
         by_name = {tensor.name: tensor for tensor in self.checkpoint.tensors}
         self._scales = {name: scale for name, tensor in by_name.items() if (scale := scale_of(tensor, by_name))}
@@ -67,7 +67,7 @@ class GgufSource(TensorSource):
         """Return the shape of a tensor; rows of a block format count in bytes."""
         piece = self._pieces[name]
         stored_type = self.stored_type(name)
-        if isinstance(piece, JoinedPiece) or isinstance(stored_type, torch.dtype):
+        if isinstance(stored_type, torch.dtype) or not isinstance(piece, Piece):
             return piece.shape
         block = piece.tensor.format
         numbers, num_bytes = block[1:] if stored_type == block.name else BLOCK_FORMATS[stored_type]
@@ -89,6 +89,9 @@ class GgufSource(TensorSource):
         piece = self._pieces[name]
         if isinstance(piece, JoinedPiece):
             return self._joined(piece)
+        if isinstance(piece, GatheredPiece):
+            parts = [self._numbers(tensor).view(piece.part_shape) for tensor in piece.tensors]
+            return torch.cat(parts, dim=piece.axis)
         stored = self.stored_rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
         found = stored
         if (scales := self._scales_of(piece.tensor)) is not None:

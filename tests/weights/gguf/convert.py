@@ -1,5 +1,7 @@
 """Write the files of MODELS with llama.cpp's converter: python -m tests.weights.gguf.convert LLAMA_CPP [NAME ...]
 
+NAME is one of MODELS, wide/ before one of them, or images/ before one of vision_models.PAIRS, which are two files.
+
 LLAMA_CPP is the directory of llama.cpp's sources, as they also lie in vendor/ of llama-cpp-python's sources. The files
 in `files/` were written with those of llama-cpp-python 0.3.36. The tokenizer is a stand-in: models are compared by ids.
 """
@@ -15,13 +17,38 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from tests.models.checkpoints import save
+from tests.weights.gguf import vision_models
 from tests.weights.gguf.models import FILES, MODELS, VOCAB_SIZE, original
 
 
 def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
     """Return the float32 file of a model. directory: an empty one. is_wide: of the wide model, filled with zeros."""
+    model = original(name, is_wide=is_wide)
+    if is_wide:
+        for weight in model.parameters():
+            weight.data.zero_()
+    return _text_part(name, model, directory, [f"t{token_id}" for token_id in range(VOCAB_SIZE)])
+
+
+def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
+    """Return the float32 files of the text part and of the vision part of a model. directory: an empty one."""
+    import gguf
+    from conversion import get_model_class
+
+    tokens = [f"t{token_id}" for token_id in range(vision_models.VOCAB_SIZE)]
+    tokens[vision_models.IMAGE] = vision_models.PLACEHOLDER
+    text = _text_part(name, vision_models.original(name), directory, tokens)
+    base = get_model_class(_architecture(directory), mmproj=True)
+    converter = type(base.__name__, (base,), {"model_arch": base.model_arch})
+    path = directory / "mmproj.gguf"
+    converter(directory, gguf.LlamaFileType.ALL_F32, path).write()
+    return text, path.read_bytes()
+
+
+def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) -> bytes:
     import gguf
     from conversion import get_model_class
 
@@ -29,24 +56,19 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
         writer = converter.gguf_writer
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("default")
-        writer.add_token_list([f"t{token_id}" for token_id in range(VOCAB_SIZE)])
-        writer.add_token_types([1] * VOCAB_SIZE)
+        writer.add_token_list(tokens)
+        writer.add_token_types([1] * len(tokens))
         writer.add_token_merges(["t 0"])
         writer.add_eos_token_id(1)
 
-    model = original(name, is_wide=is_wide)
-    if is_wide:
-        for weight in model.parameters():
-            weight.data.zero_()
     save(model, directory)
     # Gemma 3's converter cuts the embeddings to the tokenizer's size.
-    vocabulary = {f"t{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     state = {"type": "BPE", "vocab": vocabulary, "merges": []}
     (directory / "tokenizer.json").write_text(json.dumps({"model": state, "added_tokens": []}))
     if name == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
-    architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
-    base = get_model_class(architecture)
+    base = get_model_class(_architecture(directory))
     # Mistral 3's hands everything to another class.
     base = getattr(base, "Ministral3Model", base)
 
@@ -61,6 +83,10 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
     return path.read_bytes()
 
 
+def _architecture(directory: Path) -> str:
+    return str(json.loads((directory / "config.json").read_text())["architectures"][0])
+
+
 def _transpose_experts(path: Path) -> None:
     """Store experts as the published files of Qwen3-VL do, which transformers transposes when it loads them."""
     weights = load_file(path)
@@ -73,12 +99,19 @@ def _transpose_experts(path: Path) -> None:
 def main() -> None:
     # Before the installed packages: the converter needs the gguf package beside it.
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
-    for name in sys.argv[2:] or [*MODELS, *(f"wide/{name}" for name in MODELS)]:
+    pairs = [f"images/{name}" for name in vision_models.PAIRS]
+    for name in sys.argv[2:] or [*MODELS, *(f"wide/{name}" for name in MODELS), *pairs]:
         with tempfile.TemporaryDirectory() as directory:
-            content = convert(Path(name).name, Path(directory), is_wide=name.startswith("wide/"))
-        compressed = lzma.compress(content, preset=9)
-        (FILES / f"{name}.gguf.xz").write_bytes(compressed)
-        print(name, len(compressed))
+            folder, _, model = name.rpartition("/")
+            if folder == "images":
+                text, vision = convert_pair(model, Path(directory))
+                contents = {name: text, f"{folder}/mmproj-{model}": vision}
+            else:
+                contents = {name: convert(model, Path(directory), is_wide=folder == "wide")}
+        for stored, content in contents.items():
+            compressed = lzma.compress(content, preset=9)
+            (FILES / f"{stored}.gguf.xz").write_bytes(compressed)
+            print(stored, len(compressed))
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def fill(path: Path, weights: Mapping[str, Tensor]) -> None:
         assert tensor.format.name == "F32" and begin + rows.nbytes <= tensor.offset + tensor.num_bytes
         data[begin : begin + rows.nbytes] = np.frombuffer(rows.contiguous().numpy().tobytes(), np.uint8)
 
-    for piece in open_gguf(path).pieces:
+    for piece in open_gguf(path).text_pieces:
         weight = weights[piece.name].float()
         if isinstance(piece, JoinedPiece):
             heads = weight.unflatten(0, (piece.keys.shape[0], -1))

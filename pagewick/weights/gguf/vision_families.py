@@ -1,0 +1,83 @@
+"""VisionFamily: what the vision parts of one kind in GGUF files mean. Imports no torch.
+
+Source of the keys and names: https://github.com/ggml-org/llama.cpp, tools/mtmd/clip-impl.h and clip.cpp, and its
+converter, which writes the files. Limits: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct,
+Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen3-VL-8B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_BLOCK: Final = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+}
+_WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """The meaning of the vision parts of one kind, which the key projector_type names.
+
+    models: general.architecture of the text part -> the architecture in config.json. whole, block: names of tensors.
+    activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
+    in the files that the authors publish. is_gated: MLPs have gates. is_interleaved: the sections of the rotation are.
+    """
+
+    models: Mapping[str, str]
+    whole: Mapping[str, str]
+    block: Mapping[str, str]
+    activation: str
+    uses: frozenset[str]
+    limits: tuple[int, int]
+    is_gated: bool = False
+    is_interleaved: bool = False
+
+
+FAMILIES: Final = {
+    "qwen2vl_merger": VisionFamily(
+        models={"qwen2vl": "Qwen2VLForConditionalGeneration"},
+        whole=_WHOLE_QWEN2,
+        block={**_BLOCK, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        activation="quick_gelu",
+        uses=frozenset(),
+        limits=(56 * 56, 28 * 28 * 16384),
+    ),
+    "qwen2.5vl_merger": VisionFamily(
+        models={"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
+        whole=_WHOLE_QWEN2,
+        block={**_BLOCK, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+        activation="silu",
+        uses=frozenset({"silu"}),
+        limits=(56 * 56, 28 * 28 * 16384),
+        is_gated=True,
+    ),
+    "qwen3vl_merger": VisionFamily(
+        models={
+            "qwen3vl": "Qwen3VLForConditionalGeneration",
+            "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
+            "qwen35": "Qwen3_5ForConditionalGeneration",
+            "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
+        },
+        whole={
+            "v.patch_embd": "patch_embed.proj",
+            "v.position_embd": "pos_embed",
+            "v.post_ln": "merger.norm",
+            "mm.0": "merger.linear_fc1",
+            "mm.2": "merger.linear_fc2",
+        },
+        block={**_BLOCK, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
+        activation="gelu_pytorch_tanh",
+        uses=frozenset({"gelu"}),
+        limits=(256 * 256, 4096 * 4096),
+        is_interleaved=True,
+    ),
+}
+DEEPSTACK: Final = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+TEXT_KINDS: Final = frozenset(kind for family in FAMILIES.values() for kind in family.models)
+"""general.architecture of text parts that can read images with a vision file."""

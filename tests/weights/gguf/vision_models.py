@@ -1,0 +1,83 @@
+"""Tiny models that read images, as pairs of GGUF files in `files/images`: the text part, and the vision part (mmproj).
+
+llama.cpp's converter wrote both (convert.py). Weights are multiples of 1/16, so that the files are small.
+"""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from tests.models.checkpoints import make_model
+from tests.models.variants import VARIANTS
+from tests.weights.gguf.models import FILES
+
+# Patches of 4 pixels, of which 2 x 2 become a token.
+SIDE: Final = 8
+VOCAB_SIZE: Final = 97
+PLACEHOLDER: Final = "<|image_pad|>"
+IMAGE: Final = 90
+_TEXT: Final = {
+    "vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 64, "hidden_size": 48,
+    "num_attention_heads": 6, "num_key_value_heads": 2,
+}  # fmt: skip
+_VISION: Final = {"hidden_size": 48, "embed_dim": 48, "out_hidden_size": 48}
+# The keys have no room for these windows; a block sees everything after each second one.
+_WINDOWS: Final = {"window_size": 112, "fullatt_block_indexes": [1]}
+# Six heads share out 48 numbers.
+_NARROW: Final = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
+_MOE: Final = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+# The converter writes this eps for the encoder, too, which always has 1e-6.
+_STATE: Final = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 6, "linear_num_value_heads": 6, "linear_value_head_dim": 16,
+    "attention_bias": False, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+# Variant -> entries of its text part and of its vision part that differ from it.
+PAIRS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "qwen2-vl": (_NARROW, {"hidden_size": 48}),
+    "qwen2.5-vl-window": ({**_NARROW, "use_sliding_window": False}, _WINDOWS),
+    "qwen3-vl": ({}, {}),
+    "qwen3-vl-moe": ({**_MOE, "mlp_only_layers": []}, {}),
+    "qwen3.5-multimodal": (_STATE, {}),
+    "qwen3.5-moe-multimodal": ({**_STATE, **_MOE, "shared_expert_intermediate_size": 32}, {}),
+}
+
+
+class Pair(NamedTuple):
+    """Paths of the two files of a model."""
+
+    text: Path
+    vision: Path
+
+
+def original(name: str) -> nn.Module:
+    """The transformers model from which the files were converted."""
+    entries = VARIANTS[name].all_entries()
+    text, vision = PAIRS[name]
+    model = make_model(
+        name,
+        {
+            **entries,
+            "text_config": {**entries["text_config"], **_TEXT, **text},
+            "vision_config": {**entries["vision_config"], **_VISION, **vision},
+            "image_token_id": IMAGE,
+        },
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_((weight * 16).round() / 16)
+    return model
+
+
+def write_pair(name: str, directory: Path) -> Pair:
+    """Decompress the files of a model into a directory."""
+    pair = Pair(directory / f"{name}-F32.gguf", directory / f"mmproj-{name}-F32.gguf")
+    for path, stored in zip(pair, (f"{name}.gguf.xz", f"mmproj-{name}.gguf.xz"), strict=True):
+        path.write_bytes(lzma.decompress((FILES / "images" / stored).read_bytes()))
+    return pair
