@@ -139,8 +139,8 @@ def test_tokens_that_the_tokenizer_lacks_are_named(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     id_of = tokenizer_of(SPECIAL[:4]).id_of
     with pytest.raises(ModelLoadError, match=r"the tokenizer lacks '\[IMG_END\]', which parts the rows of images"):
-        ImageReader.of(tmp_path, IMAGE_ID, "[IMG]", id_of=id_of)
-    assert ImageReader.of(tmp_path, IMAGE_ID, "[IMG]", id_of=TOKENIZER.id_of) is not None
+        ImageReader.of(ImageSettings.read(tmp_path), IMAGE_ID, "[IMG]", id_of=id_of)
+    assert ImageReader.of(ImageSettings.read(tmp_path), IMAGE_ID, "[IMG]", id_of=TOKENIZER.id_of) is not None
 
 
 @pytest.fixture(scope="module")
