@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_description
+from pagewick.errors import ConfigError
 from pagewick.log import get_logger
 from pagewick.number_formats import MARLIN
-from pagewick.weights.description import GGUF, Description, describe, weights_kind
+from pagewick.weights.description import GGUF, Description, describe, is_gguf, weights_kind
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.vision_choice import vision_of
+from pagewick.weights.gguf.vision_families import TEXT_KINDS
 from pagewick.weights.hub import resolve_model, resolve_tokenizer
 from pagewick.weights.packed.config import quant_method
 
@@ -29,10 +34,19 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
         kind = GGUF if description.tensors else quant_method(description.config)
         check_description(description, config.for_weights(kind).quantization)
 
-    model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
+    model = find(
+        config.model,
+        weight_file=config.weight_file,
+        revision=config.revision,
+        check=check,
+        with_images=not config.language_model_only,
+        mmproj=config.mmproj,
+    )
     kind = "" if config.quantization is None else weights_kind(model)
     stored = {tensor.dtype for tensor in describe(model).tensors} if config.quantization == MARLIN else ()
-    found = replace(config.for_weights(kind, stored), model=str(model), weight_file=None)
+    found = replace(
+        config.for_weights(kind, stored), model=str(model), weight_file=None, mmproj=_vision_of(config, model)
+    )
     if config.quantization == MARLIN:
         result = "the weights are quantized to it" if found.quantization else "the weights keep their levels"
         logger.info("Marlin's layout is for CUDA kernels; --quantization marlin is int4 here, and %s", result)
@@ -41,3 +55,25 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     if config.speculative_model is not None:
         found = replace(found, speculative_model=str(find(config.speculative_model)))
     return found
+
+
+def _vision_of(config: EngineConfig, model: Path) -> str | None:
+    """Return the file with the part that sees for a GGUF file on this disk, and say so; None: there is none.
+
+    Raises ConfigError if one is given for a model that has no such file, and ModelLoadError for one that does not fit.
+    """
+    if not is_gguf(model):
+        if config.mmproj is not None:
+            raise ConfigError(
+                f"--mmproj {config.mmproj} is for GGUF files, and {model} is a directory, which holds the part that "
+                "sees, too\n  leave it out"
+            )
+        return None
+    if config.language_model_only:
+        return None
+    found = vision_of(model, config.mmproj)
+    if found is not None:
+        logger.info("images are read with %s", found.name)
+    elif open_gguf(model, keep_arrays=False).kind in TEXT_KINDS:
+        logger.info("images are refused: there is no mmproj file for %s; give one with --mmproj", model.name)
+    return None if found is None else str(found)

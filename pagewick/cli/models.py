@@ -66,7 +66,7 @@ def pull(model: str, revision: str | None, hub: str) -> None:
     """
     check_hub_flags(model)
     try:
-        click.echo(str(hubs.resolve_model(model, revision=revision, hub=hub)))
+        click.echo(str(hubs.resolve_model(model, revision=revision, hub=hub, with_images=True)))
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues the download", err=True)
         raise click.exceptions.Exit(130) from None

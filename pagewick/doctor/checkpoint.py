@@ -21,10 +21,11 @@ from pagewick.weights import files
 from pagewick.weights import hub as hubs
 from pagewick.weights.description import GGUF, is_gguf
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, open_gguf
+from pagewick.weights.gguf.vision_choice import vision_of
 from pagewick.weights.hub_settings import HubSettings
 from pagewick.weights.packed.config import quant_method, read_config
 from pagewick.weights.packed.headers import logical_tensors
-from pagewick.weights.remote_description import read_remote, read_remote_config, remote_gguf
+from pagewick.weights.remote_description import read_remote, read_remote_config, remote_gguf_with_images
 from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
@@ -119,7 +120,7 @@ def open_checkpoint(
         found = _cached(settings, wanted, revision)
         if found is None:
             return _of_repository(model, hubs.open_repository(settings, wanted.repository, revision), wanted.gguf)
-    return _of_gguf(model, open_gguf(found, keep_arrays=False)) if is_gguf(found) else _of_directory(model, found)
+    return _of_gguf(model, open_gguf(found, vision_of(found, None))) if is_gguf(found) else _of_directory(model, found)
 
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
@@ -194,7 +195,7 @@ def _cached(settings: HubSettings, wanted: hubs.ModelId, revision: str) -> Path 
 def _of_repository(model: str, repository: RemoteRepository, gguf: str | None) -> Checkpoint:
     names = repository.names
     if (chosen := hubs.choose_gguf(repository, gguf)) is not None:
-        return _of_gguf(model, remote_gguf(repository, chosen), is_downloaded=False)
+        return _of_gguf(model, remote_gguf_with_images(repository, chosen), is_downloaded=False)
     files.require_config(names, model)
     config = read_remote_config(repository)
     index = read_remote(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None

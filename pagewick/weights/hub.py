@@ -25,7 +25,6 @@ from pagewick.weights.gguf.choice import (
     find_models,
     gguf_in_directory,
     names_of,
-    vision_parts,
 )
 from pagewick.weights.hub_settings import (
     STORAGE_PREFIX,
@@ -80,6 +79,8 @@ def resolve_model(
     progress: Progress | None = None,
     hub: str = DEFAULT_HUB,
     check: Callable[[Description], object] | None = None,
+    with_images: bool = False,
+    mmproj: str | None = None,
 ) -> Path:
     """Return the directory or GGUF file of a model, downloaded first if the cache does not hold that model of a hub.
 
@@ -89,7 +90,8 @@ def resolve_model(
     config.HUBS) concern ids only. Only configuration, tokenizer, template and safetensors files are downloaded, or the
     parts of one GGUF file; an interrupted download goes on where it stopped. HF_HUB_OFFLINE forbids all connections.
     Without `progress`, default_progress shows the download. `check` gets the description of a model before its weights
-    are downloaded, as check_remote has it, and may raise an error.
+    are downloaded, as check_remote has it, and may raise an error. `with_images`: also download the file with the part
+    of a GGUF model that sees, if its repository has one; `mmproj` names one there.
 
     Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be downloaded or used, and
     ConfigError for a malformed revision or an unknown hub; every message names the fix.
@@ -117,15 +119,20 @@ def resolve_model(
         reason = type(error.__cause__ or error).__name__
         _logger.warning("using the cached %s: %s does not answer (%s)", wanted, settings.endpoint, reason)
         return cached
-    chosen = choose_gguf(repository, wanted.gguf)
+    chosen, vision = choose_gguf(repository, wanted.gguf), None
+    if chosen is not None and with_images:
+        from pagewick.weights.remote_description import choose_remote_vision
+
+        vision = choose_remote_vision(repository, chosen, mmproj, cached)
     if cached is None and check is not None:
         from pagewick.weights.remote_description import check_remote
 
-        check_remote(repository, chosen, check)
+        check_remote(repository, chosen, check, vision)
     if chosen is not None and wanted.gguf is None:
         _say_what_is_taken(repository, chosen)
     try:
-        directory = repository.download(progress, () if chosen is None else chosen.files)
+        files = () if chosen is None else (*chosen.files, *([] if vision is None else [vision]))
+        directory = repository.download(progress, files)
     except ModelLoadError as error:
         from pagewick.weights.remote import is_forbidden
 
@@ -187,8 +194,6 @@ def _say_what_is_taken(repository: RemoteRepository, chosen: GgufModel) -> None:
             "%s holds %d GGUF models, and none is named: using %s (%s)",
             repository.model, len(models), names_of(models)[chosen].lstrip(":/"), size,
         )  # fmt: skip
-    for name in vision_parts(repository.names):
-        _logger.info("%s is not used: images are not supported yet", name)
 
 
 def hub_settings(hub: str, environment: Mapping[str, str], token: str | None = None) -> HubSettings:

@@ -168,7 +168,6 @@ class TestDownload:
         assert hub.fetched() == [chosen]
         label, size = chosen.removesuffix(".gguf").removeprefix("m-"), f"{len(files[chosen]) / 1000:.1f} kB"
         assert f"{MODEL} holds 4 GGUF models, and none is named: using {label} ({size})" in caplog.text
-        assert "mmproj-F16.gguf is not used: images are not supported yet" in caplog.text
 
     def test_safetensors_go_first(self, hub: Any) -> None:
         hub.add(MODEL, {**small_model(), **quantized()})

@@ -215,8 +215,8 @@ class VisionFile:
             if bool(self.values.get(f"clip.use_{kind}", False)) != (kind in self._family.uses):
                 raise self._wrong(f"clip.use_{kind}", f"not what {self.projector} has", is_whole=True)
         eps = self.values.get("clip.vision.attention.layer_norm_epsilon", _EPS)
-        if not isinstance(eps, float) or not isclose(eps, _EPS, rel_tol=1e-4):
-            raise self._wrong("attention.layer_norm_epsilon", f"{eps}, and only {_EPS} is supported")
+        if not isinstance(eps, int | float) or not isclose(eps, _EPS, rel_tol=1e-4):
+            raise self._wrong("attention.layer_norm_epsilon", f"{eps!r:.80}, and only {_EPS:g} is supported")
 
     @cached_property
     def _deepstack(self) -> list[int]:

@@ -61,15 +61,23 @@ def quantize(source: Path, target: Path, mix: str = "Q8_0") -> Path:
     return rewrite(source, target, change)
 
 
-def rewrite(source: Path, target: Path, change: Callable[[str, Numbers], Iterable[tuple[str, Numbers, str]]]) -> Path:
-    """Copy a float32 file. change: the name and the numbers of a tensor -> names, contents and types in their place."""
+Change = Callable[[str, Numbers], Iterable[tuple[str, Numbers, str]]]
+"""The name and the float32 numbers of a tensor -> names, contents and types in their place."""
+
+
+def rewrite(source: Path, target: Path, change: Change, values: Mapping[str, Any] | None = None) -> Path:
+    """Copy a float32 file with other tensors. values: of keys that change; None leaves a key out."""
+    others = dict(values or {})
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
             kind = field.types[0]
             inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub_type=inner)
+            if (value := others.pop(key, field.contents())) is not None:
+                writer.add_key_value(key, value, kind, sub_type=inner)
+    for key, value in others.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for tensor in reader.tensors:
         for name, content, kind in change(tensor.name, tensor.data):
             writer.add_tensor(name, content, raw_dtype=gguf.GGMLQuantizationType[kind])

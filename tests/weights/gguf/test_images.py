@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
+from pagewick.config import EngineConfig
+from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import EngineRequest, ImageInput
+from pagewick.errors import ModelLoadError, UnsupportedError
 from pagewick.kernels import cpu
+from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
 from tests.engine.serving import Answers, request, running, serve
-from tests.models.checkpoints import save
-from tests.weights.gguf.vision_models import IMAGE, PAIRS, SIDE, original, write_pair
+from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, save
+from tests.weights.gguf.mixes import Change, Numbers, quantize, rewrite
+from tests.weights.gguf.vision_models import IMAGE, PAIRS, SIDE, VOCAB_SIZE, Pair, original, write_pair
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
 exact = pytest.mark.skipif(cpu.library() is None, reason="without the native library, products are torch's")
@@ -65,3 +72,165 @@ def test_tensors_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
         assert [one for one in sorted(source.names()) if one.startswith("visual.")] == sorted(stored)
         for ours, theirs in stored.items():
             assert torch.equal(source.get(ours), checkpoint.get(theirs)), ours
+
+
+def unchanged(name: str, numbers: Numbers) -> Iterable[tuple[str, Numbers, str]]:
+    return [(name, numbers, "F32")]
+
+
+def with_vision(pair: Pair, name: str, change: Change = unchanged, values: Mapping[str, Any] | None = None) -> Path:
+    """Copy the vision part with other tensors and keys, as mixes.rewrite has it."""
+    return rewrite(pair.vision, pair.vision.with_name(name), change, values)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return write_pair("qwen3-vl", tmp_path)
+
+
+def dequantized(name: str, numbers: Any, kind: str) -> Iterator[tuple[str, Any, str]]:
+    """The numbers that a matrix has after it was stored in a type, if its rows can be."""
+    if numbers.ndim == 2 and numbers.shape[1] % 32 == 0:
+        number_type = gguf.GGMLQuantizationType[kind]
+        numbers = gguf.quants.dequantize(gguf.quants.quantize(numbers, number_type), number_type)
+    yield name, numbers, "F32"
+
+
+def quantized(name: str, numbers: Any, kind: str) -> Iterator[tuple[str, Any, str]]:
+    if numbers.ndim == 2 and numbers.shape[1] % 32 == 0:
+        yield name, gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind]), kind
+    else:
+        yield name, numbers, "F32"
+
+
+@exact
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
+def test_types_of_weights(kind: str, pair: Pair) -> None:
+    """Weights in blocks are the numbers that they stand for; the text part may have another type."""
+    text = quantize(pair.text, pair.text.with_name("q8.gguf"), "Q8_0")
+    stored = with_vision(pair, "stored.gguf", lambda name, numbers: quantized(name, numbers, kind))
+    numbers = with_vision(pair, "numbers.gguf", lambda name, numbers: dequantized(name, numbers, kind))
+    assert stored.stat().st_size < numbers.stat().st_size
+    found = answers(text, stored)
+    assert found == answers(text, numbers)
+    assert found != answers(pair.text, numbers), "the text part is in Q8_0"
+
+
+@exact
+def test_weights_quantized_at_load_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    save(original("qwen2-vl"), tmp_path / "checkpoint")
+    pair = write_pair("qwen2-vl", tmp_path)
+    options: dict[str, Any] = {"quantization": "q8_0", "quantized_cache": False}
+    assert answers(*pair, **options) == answers(tmp_path / "checkpoint", **options)
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window"])
+def test_the_first_files_have_the_projections_swapped(name: str, tmp_path: Path) -> None:
+    pair = write_pair(name, tmp_path)
+    names = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+
+    def swapped(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
+        parts = name.split(".")
+        yield ".".join(names.get(part, part) for part in parts), numbers, "F32"
+
+    path = with_vision(pair, "swapped.gguf", swapped)
+    with open_source(pair.text, mmproj=str(pair.vision)) as old, open_source(pair.text, mmproj=str(path)) as source:
+        assert source.config() == old.config() and set(source.names()) == set(old.names())
+        for one in old.names():
+            assert torch.equal(source.get(one), old.get(one)), one
+
+
+def test_two_ranks_see_the_same(pair: Pair) -> None:
+    found, expected = answers(*pair, tensor_parallel_size=2), answers(*pair)
+    assert {key: one.token_ids for key, one in found.items()} == {key: one.token_ids for key, one in expected.items()}
+
+
+@exact
+def test_without_the_vision_part_images_are_refused_and_text_is_the_same(pair: Pair) -> None:
+    expected = answers(*pair)
+    with running(pair.text, **OPTIONS) as engine:
+        assert engine.info.image_token_id is None
+        with pytest.raises(UnsupportedError, match="reads no images"):
+            engine.add(requests()[0])
+        assert serve(engine, requests()[3:]) == {("r3", 0): expected["r3", 0]}
+
+
+def settings_of(pair: Pair, path: Path, **options: Any) -> Any:
+    return image_settings(EngineConfig(str(pair.text), mmproj=str(path), **options))
+
+
+def test_settings_are_those_of_the_file_and_of_the_family(pair: Pair, tmp_path: Path) -> None:
+    settings = settings_of(pair, pair.vision)
+    assert (settings.patch_size, settings.merge_size, settings.temporal_patch_size) == (4, 2, 2)
+    assert settings.mean == pytest.approx(IMAGE_MEAN) and settings.std == pytest.approx(IMAGE_STD)
+    assert (settings.min_pixels, settings.max_pixels, settings.rescale_factor) == (2**16, 2**24, 1 / 255)
+    assert settings_of(pair, pair.vision, max_image_pixels=1000).max_pixels == 1000
+    older = write_pair("qwen2-vl", tmp_path)
+    assert settings_of(older, older.vision).min_pixels == 3136
+    assert settings_of(older, older.vision).max_pixels == 12845056
+    limits = {"clip.vision.image_min_pixels": 128, "clip.vision.image_max_pixels": 4096}
+    limited = settings_of(pair, with_vision(pair, "limited.gguf", values=limits))
+    assert (limited.min_pixels, limited.max_pixels) == (128, 4096)
+    assert image_settings(EngineConfig(str(pair.text))) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"clip.projector_type": "gemma3"}, "a vision part of the kind 'gemma3', which is not supported"),
+        ({"clip.projector_type": "qwen2vl_merger"}, "belong to qwen2vl, and this is qwen3vl"),
+        ({"clip.vision.projection_dim": 64}, "clip.vision.projection_dim is 64, and qwen3vl.embedding_length 48"),
+        ({"clip.vision.block_count": 10**6}, "clip.vision.block_count is 1000000, more than the tensors"),
+        ({"clip.vision.block_count": None}, "clip.vision.block_count is missing"),
+        ({"clip.use_gelu": False}, "clip.use_gelu is not what qwen3vl_merger has"),
+        (
+            {"clip.vision.attention.layer_norm_epsilon": 1e-5},
+            "clip.vision.attention.layer_norm_epsilon is 9.9.*, and only 1e-06",
+        ),
+        ({"clip.vision.attention.head_count": 5}, "clip.vision.attention.head_count"),
+        ({"general.type": "model"}, "does not hold the vision part of a model"),
+        ({"clip.vision.image_mean": None}, "clip.vision.image_mean is missing"),
+        ({"clip.vision.image_std": [0.5, 0.5]}, "image_std in .*bad.gguf must be three numbers"),
+    ],
+)
+def test_files_that_cannot_be_used(values: dict[str, Any], complaint: str, pair: Pair) -> None:
+    path = with_vision(pair, "bad.gguf", values=values)
+    with pytest.raises(ModelLoadError, match=complaint) as error, running(pair.text, **OPTIONS, mmproj=str(path)):
+        pass
+    assert "bad.gguf" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("v.patch_embd.weight.1", "must hold a v.patch_embd.weight.1"),
+        ("v.position_embd.weight", "holds no v.position_embd.weight"),
+        ("v.deepstack.2.fc1.weight", "deepstack_merger_list.1"),
+        ("mm.2.weight", "merger.linear_fc2"),
+    ],
+)
+def test_a_tensor_that_is_missing(name: str, complaint: str, pair: Pair) -> None:
+    path = with_vision(pair, "bad.gguf", lambda one, numbers: [] if one == name else [(one, numbers, "F32")])
+    with pytest.raises(ModelLoadError, match=complaint), running(pair.text, **OPTIONS, mmproj=str(path)):
+        pass
+
+
+def test_a_tensor_that_is_not_known(pair: Pair) -> None:
+    path = with_vision(pair, "bad.gguf", lambda one, numbers: [(one.replace("ln2", "ls2"), numbers, "F32")])
+    with pytest.raises(ModelLoadError, match=r"does not have: v\.blk\.0\.ls2\.bias"):
+        describe(pair.text, str(path))
+
+
+def test_the_parts_of_two_models_are_refused_by_both_names(pair: Pair, tmp_path: Path) -> None:
+    other = write_pair("qwen3.5-multimodal", tmp_path)
+    for text, vision in ((other.text, pair.vision), (pair.text, other.vision)):
+        with pytest.raises(ModelLoadError, match=r"v\.deepstack\.\* for \d layers, and .* takes \d") as error:
+            describe(text, str(vision))
+        assert text.name in str(error.value) and vision.name in str(error.value)
+
+
+def test_a_vocabulary_without_the_token_for_images(pair: Pair) -> None:
+    tokens = [f"t{token_id}" for token_id in range(VOCAB_SIZE)]
+    path = rewrite(pair.text, pair.text.with_name("text.gguf"), unchanged, {"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(ModelLoadError, match=r"text\.gguf has no token <\|image_pad\|>"):
+        describe(path, str(pair.vision))
