@@ -17,12 +17,16 @@ from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.errors import ModelLoadError, UnsupportedError
 from pagewick.kernels import cpu
+from pagewick.models.registry import read_config
 from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
 from tests.engine.serving import Answers, request, running, serve
+from tests.images.reading_model import PAD_ID
+from tests.images.tiny_vlm import write_tiny_vlm
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, save
 from tests.weights.gguf.mixes import Change, Numbers, quantize, rewrite
 from tests.weights.gguf.vision_models import IMAGE, PAIRS, SIDE, VOCAB_SIZE, Pair, original, write_pair
+from tests.weights.gguf.written import write
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
 exact = pytest.mark.skipif(cpu.library() is None, reason="without the native library, products are torch's")
@@ -234,3 +238,13 @@ def test_a_vocabulary_without_the_token_for_images(pair: Pair) -> None:
     path = rewrite(pair.text, pair.text.with_name("text.gguf"), unchanged, {"tokenizer.ggml.tokens": tokens})
     with pytest.raises(ModelLoadError, match=r"text\.gguf has no token <\|image_pad\|>"):
         describe(path, str(pair.vision))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-multimodal", "qwen3.5-moe-multimodal"])
+def test_a_text_part_that_pagewick_wrote_takes_the_vision_part(name: str, tmp_path: Path) -> None:
+    write_tiny_vlm(tmp_path / "checkpoint", name)
+    text = write(tmp_path / "checkpoint", tmp_path / "text.gguf", "q8_0")
+    config = read_config(describe(text, str(write_pair(name, tmp_path).vision)).config)
+    expected = read_config(describe(tmp_path / "checkpoint").config)
+    assert config.vision is not None and config.vision.image_token_id == PAD_ID
+    assert [layer.rope for layer in config.layers] == [layer.rope for layer in expected.layers]
