@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from pagewick.config import EngineConfig
+from pagewick.engine.image_settings import image_settings
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.text.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from tests.weights.gguf.demo import write_demo
 from tests.weights.gguf.models import write_file
 from tests.weights.gguf.random_models import write_random
 from tests.weights.gguf.test_types import in_turn
+from tests.weights.gguf.vision_models import write_pair
 
 NUM_MUTATIONS = 10_000 if os.environ.get("PAGEWICK_DEEP") == "1" else 500
 
@@ -49,10 +51,12 @@ def mutated(data: bytes, random: Random, header_bytes: int) -> bytes:
     return bytes(changed)
 
 
-def use(path: Path, *, has_vocabulary: bool) -> None:
-    """Do all that loading does: the checks before it, every tensor, the vocabulary."""
-    check_models(EngineConfig(model=str(path)))
-    with GgufSource(path) as source:
+def use(path: Path, mmproj: Path | None = None, *, has_vocabulary: bool) -> None:
+    """Do all that loading does: the checks before it, every tensor, the vocabulary, the settings for images."""
+    config = EngineConfig(model=str(path), mmproj=None if mmproj is None else str(mmproj))
+    check_models(config)
+    image_settings(config)
+    with GgufSource(path, mmproj) as source:
         for name in source.names():
             tensor = source.get(name)
             assert tensor.shape == source.shape(name) and tensor.dtype == source.dtype(name)
@@ -81,4 +85,19 @@ def test_a_mutated_file(kind: str, tmp_path: Path) -> None:
             num_refused += 1
             assert len(str(error)) < 1500 and len(str(error).splitlines()) <= 6, seed
             assert "config.json:" not in str(error), seed
+    assert 0 < num_refused < NUM_MUTATIONS // len(KINDS)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl"])
+def test_a_mutated_vision_part(name: str, tmp_path: Path) -> None:
+    pair, path, num_refused = write_pair(name, tmp_path), tmp_path / "m.gguf", 0
+    data = pair.vision.read_bytes()
+    for seed in range(NUM_MUTATIONS // len(KINDS)):
+        path.write_bytes(mutated(data, Random(f"{name}-{seed}"), 5000))
+        try:
+            use(pair.text, path, has_vocabulary=False)
+        except (ModelLoadError, ConfigError) as error:
+            num_refused += 1
+            assert len(str(error)) < 1500 and len(str(error).splitlines()) <= 6, seed
+            assert "config.json" not in str(error), seed
     assert 0 < num_refused < NUM_MUTATIONS // len(KINDS)
