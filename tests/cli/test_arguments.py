@@ -239,6 +239,7 @@ def test_flags_about_a_hub_are_refused_for_a_model_on_this_disk(command: list[st
             ["--kv-cache-disk-size", "1GiB"],
             "--kv-cache-disk-size has no effect without --kv-cache-disk; give that, too",
         ),
+        (["-mm", "m.gguf", "--no-mmproj"], "-mm has no effect beside --language-model-only; leave one of them out"),
         (["--quantized-cache-size", "1GiB"], "--quantized-cache-size has no effect without --quantization"),
         (["--quantized-cache-size", "1GiB", "-q", "q8_0", "--no-quantized-cache"], "has no effect without"),
     ],

@@ -83,7 +83,7 @@ class VisionFile:
         if text.kind not in self._family.models:
             problem = f"vision parts of the kind {self.projector} belong to {', '.join(self._family.models)}, "
             problem += f"and this is {text.kind}"
-        elif (ours := self._count("projection_dim")) != (theirs := text.get("embedding_length")):
+        elif (ours := self._out_size) != (theirs := text.get("embedding_length")):
             problem = f"clip.vision.projection_dim is {ours}, and {text.kind}.embedding_length {theirs}"
         else:
             num_ours = len(self._deepstack)
@@ -111,11 +111,10 @@ class VisionFile:
         found["rope_scaling"] = {**scaling, "mrope_section": _sections(text)}
         if self._family.is_interleaved:
             found["rope_scaling"]["mrope_interleaved"] = True
-        if text.kind == "qwen2vl":
-            # Its heads always share out the hidden size.
-            if (head_dim := found.pop("head_dim")) * found["num_attention_heads"] != found["hidden_size"]:
-                raise text.wrong("qwen2vl.attention.key_length", f"{head_dim}, and heads share out embedding_length")
-            found.pop("partial_rotary_factor")
+        # Heads of Qwen2-VL always share out the hidden size.
+        head_dim = found.pop("head_dim") if text.kind == "qwen2vl" else 0
+        if head_dim and head_dim * found["num_attention_heads"] != found["hidden_size"]:
+            raise text.wrong("qwen2vl.attention.key_length", f"{head_dim}, and heads share out embedding_length")
         return found
 
     def reworded(self, message: str, sections: str) -> str:
@@ -217,6 +216,12 @@ class VisionFile:
         eps = self.values.get("clip.vision.attention.layer_norm_epsilon", _EPS)
         if not isinstance(eps, int | float) or not isclose(eps, _EPS, rel_tol=1e-4):
             raise self._wrong("attention.layer_norm_epsilon", f"{eps!r:.80}, and only {_EPS:g} is supported")
+
+    @cached_property
+    def _out_size(self) -> int:
+        """Width of the rows that the text part gets. In the first files of Qwen2-VL the key is 0."""
+        key = "clip.vision.projection_dim"
+        return self._shape("mm.2.weight")[0] if self.values.get(key) == 0 else self._count("projection_dim")
 
     @cached_property
     def _deepstack(self) -> list[int]:
