@@ -183,7 +183,7 @@ def running(source: RandomSource, place: Place, **options: Any) -> Iterator[Engi
         (Path(folder) / "config.json").write_text(json.dumps(source.config()), encoding="utf-8")
         config = EngineConfig(model=folder, device=place.device, **{"dtype": "bfloat16", **options})
         # The checks of files ask for headers, which these weights do not have.
-        with mock.patch("pagewick.engine.model_loading.open_source", lambda path, mix=None: source):
+        with mock.patch("pagewick.engine.model_loading.open_source", lambda path, mix=None, mmproj=None: source):
             engine = Engine(config, weights=WeightBytes(0, 0, 0))
         try:
             yield engine

@@ -642,6 +642,8 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
         hub: str,
         token: str | None,
         check: Any = None,
+        with_images: bool = False,
+        mmproj: str | None = None,
     ) -> Path:
         asked.append((model if weight_file is None else f"{model}/{weight_file}", revision, hub))
         tokens.append(token)
@@ -669,7 +671,8 @@ def test_quantization_gguf_wants_a_gguf_file(tmp_path: Path) -> None:
         with_local_models(EngineConfig(model="pagewick-demo", quantization="gguf"))
     file = tmp_path / "model.gguf"
     file.touch()
-    config = with_local_models(EngineConfig(model=str(file), quantization="GGUF"))
+    # Else the file is read, to find its part that sees.
+    config = with_local_models(EngineConfig(model=str(file), quantization="GGUF", language_model_only=True))
     assert (config.model, config.quantization) == (str(file), None)
 
 
