@@ -8,6 +8,7 @@ from itertools import chain
 from pagewick.engine.messages import EngineRequest, ImageInput, ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from pagewick.images.settings import MAX_IMAGES
 
 # A beam search reports all its tokens at once, at its end. In a message a log-probability takes up to 15 bytes and a
 # token 28; in memory they take ten times as much.
@@ -16,7 +17,6 @@ MAX_BEAM_RESULTS = 2**20
 MAX_EXTRA_KEYS = 1024
 MAX_EXTRA_KEY_BYTES = 1024
 MAX_POSITION = 2**31 - 1
-MAX_IMAGES = 64
 
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:

@@ -12,6 +12,8 @@ import msgspec
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 
+# The most images of a request.
+MAX_IMAGES = 64
 # The longer side may be at most this many times the shorter one, as in Qwen's published processors.
 MAX_ASPECT_RATIO = 200
 _MAX_FILE_BYTES = 2**20

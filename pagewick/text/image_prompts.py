@@ -13,13 +13,12 @@ from typing import NamedTuple, Self
 
 from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
-from pagewick.images.settings import ImageSettings
+from pagewick.images.settings import MAX_IMAGES, ImageSettings
 from pagewick.images.sources import ImageSource, LoadedImage, load
 
 # The field of a prompt with images, in vLLM's words.
 MULTI_MODAL_DATA = "multi_modal_data"
 # Limits of one request.
-MAX_IMAGES = 64
 # Pixels of the files: about as many seconds of a processor's time as this is times 2**26.
 MAX_FILE_PIXELS = 2**28
 # Pixels of the resized images, which take three bytes each in the message to the engine.

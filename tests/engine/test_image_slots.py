@@ -1,4 +1,4 @@
-"""What images add to the batches of steps, against plain loops over the tokens of random plans."""
+"""ImageSlots adds rows and positions to batches: random plans are compared with plain loops over their tokens."""
 
 from __future__ import annotations
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from tests.images.reading_model import PAD, PAD_ID, TEMPLATE, TOKENIZER
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, VARIANTS, make_model, save
 from tests.tiny_text import byte_level_backend
 
+READY = re.compile(r"ready on (http://\S+)")
 # 4 x 4 pixels are a patch, and 2 x 2 patches a token.
 SIDE = 8
 MIN_PIXELS, MAX_PIXELS = 4 * SIDE**2, 60 * SIDE**2
@@ -26,6 +31,12 @@ def write_tiny_vlm(directory: Path, name: str = "qwen3-vl") -> nn.Module:
     text = {**entries["text_config"], "vocab_size": len(TOKENIZER.added_tokens) + 1200}
     model = make_model(name, {**entries, "text_config": text, "image_token_id": PAD_ID})
     save(model, directory)
+    write_text_files(directory)
+    return model
+
+
+def write_text_files(directory: Path) -> None:
+    """Write the tokenizer and the chat template beside a model, and limit the pixels of its images."""
     backend = byte_level_backend()
     backend.add_special_tokens(["<|vision_start|>", PAD, "<|vision_end|>"])
     backend.save(str(directory / "tokenizer.json"))
@@ -34,7 +45,18 @@ def write_tiny_vlm(directory: Path, name: str = "qwen3-vl") -> nn.Module:
     path = directory / "preprocessor_config.json"
     size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
     path.write_text(json.dumps({**json.loads(path.read_text()), "size": size}))
-    return model
+
+
+@contextmanager
+def serving(directory: Path, *flags: str) -> Iterator[str]:
+    """Serve the model in a process of its own; yields its address."""
+    command = [sys.executable, "-m", "pagewick", "serve", str(directory), "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        yield next(match[1] for line in stdout if (match := READY.search(line)))
+        process.terminate()
+    assert process.wait(30) == 0
 
 
 def next_tokens(model: nn.Module, pieces: Sequence[Any], num_tokens: int) -> list[int]:

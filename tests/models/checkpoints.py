@@ -17,7 +17,7 @@ __all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_c
 
 logging.disable_progress_bar()
 
-# Of red, green and blue, in models that read images.
+# Models that read images normalise red, green and blue with these numbers.
 IMAGE_MEAN, IMAGE_STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.2]
 # Variants for tests of other things than models.
 CONFIGS = ("llama", "llama-bias-tied", "llama3-rope", "llama-linear-rope", "qwen3", "qwen3-tied-bias")

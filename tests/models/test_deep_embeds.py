@@ -1,4 +1,4 @@
-"""What is added behind the first layers (deepstack): the text part of Qwen3-VL against transformers."""
+"""Rows that the decoder adds behind its first layers (deepstack) equal those of Qwen3-VL in transformers."""
 
 from __future__ import annotations
 

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -18,60 +12,20 @@ import openai
 import pytest
 
 from tests.images.pictures import address_of, file_of, noise
-from tests.images.reading_model import PAD, PAD_ID, TEMPLATE, TOKENIZER
-from tests.models.checkpoints import VARIANTS, make_model, save
-from tests.tiny_text import byte_level_backend
+from tests.images.reading_model import PAD_ID
+from tests.images.tiny_vlm import SIDE, serving, write_tiny_vlm
 
-READY = re.compile(r"ready on (http://\S+)")
-# 8 x 8 pixels for each token, in the variants of tests/models.
-SIDE = 8
 IMAGE, OTHER = (file_of(noise(5 * SIDE, 3 * SIDE, seed=seed)) for seed in (1, 2))
 NUM_TOKENS = 5 * 3
 QUESTION = "What?"
 
 
-def write_model(directory: Path) -> None:
-    entries = VARIANTS["qwen3-vl"].all_entries()
-    ids = {"image_token_id": PAD_ID, "vision_start_token_id": PAD_ID - 1, "vision_end_token_id": PAD_ID + 1}
-    text = {**entries["text_config"], "vocab_size": TOKENIZER.vocab_size, "max_position_embeddings": 256}
-    save(make_model("qwen3-vl", {**entries, **ids, "video_token_id": 2, "text_config": text}), directory)
-    settings = {
-        "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_processor_type": "Qwen2VLImageProcessorFast",
-        "size": {"shortest_edge": SIDE**2, "longest_edge": 2**16},
-        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
-    }  # fmt: skip
-    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    backend = byte_level_backend()
-    backend.add_special_tokens(["<|vision_start|>", PAD, "<|vision_end|>"])
-    assert backend.token_to_id(PAD) == PAD_ID
-    backend.save(str(directory / "tokenizer.json"))
-    tokenizer = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("model")
-    write_model(directory)
-    command = [
-        sys.executable,
-        "-m",
-        "pagewick",
-        "serve",
-        str(directory),
-        "--port",
-        "0",
-        "--dtype",
-        "float32",
-        "--block-size",
-        "8",
-    ]
-    process = subprocess.Popen([*command, "--served-model-name", "m"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process.stdout as stdout:
-        yield next(match[1] for line in stdout if (match := READY.search(line)))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+    write_tiny_vlm(directory)
+    with serving(directory, "--block-size", "8", "--served-model-name", "m") as found:
+        yield found
 
 
 def chat(address: str, data: bytes, **fields: Any) -> Any:

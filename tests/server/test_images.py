@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,10 @@ from torch import nn
 from pagewick import LLM, SamplingParams
 from tests.images.pictures import address_of, file_of, noise
 from tests.images.reading_model import TOKENIZER
-from tests.images.tiny_vlm import next_tokens, write_tiny_vlm
+from tests.images.tiny_vlm import next_tokens, serving, write_tiny_vlm
 
-READY = re.compile(r"ready on (http://\S+)")
 NUM_TOKENS = 10
-# Of sizes that are resized, to fewer and to more pixels.
+# Both images are resized: the first one loses pixels, the second one gains some.
 LARGE, SMALL = noise(90, 61, seed=4), noise(9, 17, seed=5)
 START, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 LARGE_PIECES = [START + "What is <|vision_start|>", LARGE, "<|vision_end|>?" + END]
@@ -42,14 +38,9 @@ def reference(directory: Path) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def address(directory: Path, reference: nn.Module) -> Iterator[str]:
-    command = [sys.executable, "-m", "pagewick", "serve", str(directory), "--port", "0", "--served-model-name", "vlm"]
-    command += ["--dtype", "float32", "--max-model-len", "400", "--api-server-count", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process.stdout as stdout:
-        yield next(match[1] for line in stdout if (match := READY.search(line)))
-        process.terminate()
-    assert process.wait(30) == 0
+    flags = ("--served-model-name", "vlm", "--max-model-len", "400", "--api-server-count", "2")
+    with serving(directory, *flags) as found:
+        yield found
 
 
 def text_of(reference: nn.Module, directory: Path, pieces: list[Any]) -> str:

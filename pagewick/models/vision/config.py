@@ -11,7 +11,7 @@ TENSORS: Final = r"(model\.)?visual\..*"
 """A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
 
 PIXTRAL_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-"""The same for Mistral's models."""
+"""A regular expression of the names that files of Mistral's models give to the tensors of a vision encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.gguf_vocabulary import gguf_vocabulary
 from tests.images.pictures import noise
-from tests.images.reading_model import PAD, PAD_ID, TEMPLATE, TOKENIZER
+from tests.images.reading_model import PAD_ID, TOKENIZER
+from tests.images.tiny_vlm import MAX_PIXELS, MIN_PIXELS, write_text_files
 from tests.models.checkpoints import save
-from tests.tiny_text import byte_level_backend
 from tests.weights.gguf.mixes import Numbers, rewrite
-from tests.weights.gguf.vision_models import SIDE, original, write_pair
+from tests.weights.gguf.vision_models import original, write_pair
 
-LIMITS = {"shortest_edge": 4 * SIDE**2, "longest_edge": 60 * SIDE**2}
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "num_kv_blocks": 40, "num_threads": 1}
 
 
@@ -37,13 +35,7 @@ def write_checkpoint(directory: Path) -> int:
     model.config.text_config.vocab_size, model.config.image_token_id = vocab_size, PAD_ID
     model.tie_weights()
     save(model, directory)
-    backend = byte_level_backend()
-    backend.add_special_tokens(["<|vision_start|>", PAD, "<|vision_end|>"])
-    backend.save(str(directory / "tokenizer.json"))
-    names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(names))
-    path = directory / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "size": LIMITS}))
+    write_text_files(directory)
     return vocab_size
 
 
@@ -63,8 +55,7 @@ def write_files(checkpoint: Path, directory: Path, vocab_size: int) -> Path:
         yield name, numbers, "F32"
 
     rewrite(pair.text, text, extended, gguf_vocabulary(checkpoint, vocab_size)[0])
-    limits = {"clip.vision.image_min_pixels": LIMITS["shortest_edge"]}
-    limits |= {"clip.vision.image_max_pixels": LIMITS["longest_edge"]}
+    limits = {"clip.vision.image_min_pixels": MIN_PIXELS, "clip.vision.image_max_pixels": MAX_PIXELS}
     rewrite(pair.vision, vision, lambda name, numbers: [(name, numbers, "F32")], limits)
     return text
 

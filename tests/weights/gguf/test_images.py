@@ -67,7 +67,7 @@ def test_bits_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_tensors_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    """Of the vision part; all are there, and none is there twice."""
+    """The tensors of the vision part are all there, and none is there twice."""
     model = original(name)
     save(model, tmp_path / "checkpoint")
     pair = write_pair(name, tmp_path)
