@@ -77,6 +77,7 @@ class AttentionConfig:
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
+    sees_images_whole: tokens of an image see those behind them in the same image, too.
     """
 
     num_heads: int
@@ -91,6 +92,7 @@ class AttentionConfig:
     has_gate: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
+    sees_images_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
