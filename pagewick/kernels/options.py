@@ -19,12 +19,16 @@ class AttentionMetadata(NamedTuple):
     block_tables: [B, max_blocks] int32, the blocks of each sequence in order; context_lens: [B] int32, the number of
     tokens that each attends to, new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin;
     max_query_len: upper limit of a sequence's new tokens; None: all of the batch.
+    key_ends: [T] int32, where a new token sees later ones, as the tokens of an image may: token i sees the first
+    key_ends[i] tokens of its sequence, itself included. Numbers do not fall within a sequence. None: each sees the
+    tokens up to itself.
     """
 
     block_tables: Tensor
     context_lens: Tensor
     cu_seqlens_q: Tensor
     max_query_len: int | None = None
+    key_ends: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -288,8 +288,9 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
     """Compute causal attention of a ragged batch q [T, H, D] over paged keys and values: [T, H, D] in q.dtype.
 
-    The queries of sequence b are its last q_len tokens: query i stands at position
-    context_lens[b] - q_len + i and sees the keys up to its own, at most `sliding_window` of them.
+    The queries of sequence b are its last q_len tokens: query i stands at position p =
+    context_lens[b] - q_len + i and sees the keys up to its own, or to metadata.key_ends if that is given; with a
+    sliding_window, only those from p - sliding_window + 1 on.
     Query head h reads KV head h // (H / KVH). Parts of the cache without visible keys are never read.
     A sequence's result does not depend on the other sequences.
     """
@@ -301,20 +302,26 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
             end = min(start + QUERY_SLICE, starts[b + 1])
-            last = context_len - (starts[b + 1] - end)
-            positions = torch.arange(last - (end - start), last, device=q.device)
-            first_key = max(0, last - (end - start) + 1 - window) if window else 0
+            position = context_len - (starts[b + 1] - start)
+            positions = torch.arange(position, position + end - start, device=q.device)
+            ends = positions + 1 if metadata.key_ends is None else metadata.key_ends[start:end]
+            last = int(ends[-1])
+            first_key = max(0, position + 1 - window) if window else 0
             first_block = first_key // cache.block_size
             block_ids = metadata.block_tables[b][first_block : -(-last // cache.block_size)].long()
             kv = take_blocks(cache.data, cache.scales, block_ids).permute(1, 2, 0, 3, 4).flatten(2, 3)
             offset = first_block * cache.block_size
             k, v = kv[:, :, first_key - offset : last - offset].to(_compute_dtype(q))
-            out[start:end] = _attend(q[start:end], k, v, positions, first_key, scores)
+            distance = positions[:, None] - torch.arange(first_key, last, device=q.device)
+            hidden = distance <= (positions - ends)[:, None]
+            if window:
+                hidden |= distance >= window
+            out[start:end] = _attend(q[start:end], k, v, hidden, scores)
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, first_key: int, options: ScoreOptions) -> Tensor:
-    """Compute attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, options: ScoreOptions) -> Tensor:
+    """Compute attention of q [q_len, H, D] over k, v [KVH, keys, D], but for those that are hidden [q_len, keys]."""
     q_len, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[0]
     group = num_heads // num_kv_heads
@@ -323,10 +330,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, first_key: int, 
     scores = (rows @ k.transpose(1, 2)) * options.softmax_scale
     if cap := options.logit_soft_cap:
         scores = torch.tanh(scores / cap) * cap
-    distance = positions[:, None] - torch.arange(first_key, first_key + k.shape[1], device=q.device)
-    hidden = distance < 0
-    if options.sliding_window:
-        hidden |= distance >= options.sliding_window
     scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
     if options.sinks is not None:
         column = options.sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(-1, -1, q_len, 1)

@@ -24,7 +24,7 @@ PROBABILITY_ROUNDING = {torch.bfloat16: 2**-8}
 class Paged:
     """The arguments of paged_attention, and the keys and values [context_len, KVH, D] of each sequence.
 
-    kv_cache: [num_blocks, 2, KVH, block_size, D].
+    kv_cache: [num_blocks, 2, KVH, block_size, D]. key_ends: as in AttentionMetadata.
     """
 
     q: Tensor
@@ -34,6 +34,7 @@ class Paged:
     cu_seqlens_q: Tensor
     keys: list[Tensor]
     values: list[Tensor]
+    key_ends: Tensor | None = None
 
     def attend(self, attention: Callable[..., Tensor], **options: Any) -> Tensor:
         """Attention by the reference over the plain cache, by anything else over the cache as it wants it."""
@@ -43,7 +44,7 @@ class Paged:
 
     @property
     def metadata(self) -> AttentionMetadata:
-        return AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q)
+        return AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q, key_ends=self.key_ends)
 
     def cache(self) -> KVCache:
         """The cache, packed if it can be."""
@@ -56,7 +57,7 @@ class Paged:
 
     def only(self, seq: int, begin: int = 0, end: int | None = None) -> Paged:
         """Queries begin .. end of one sequence, as a batch of its own."""
-        queries = self.queries(seq)
+        queries, first = self.queries(seq), int(self.cu_seqlens_q[seq])
         end = len(queries) if end is None else end
         return replace(
             self,
@@ -64,7 +65,19 @@ class Paged:
             block_tables=self.block_tables[seq : seq + 1],
             context_lens=self.context_lens[seq : seq + 1] - (len(queries) - end),
             cu_seqlens_q=torch.tensor([0, end - begin], dtype=torch.int32),
+            key_ends=None if self.key_ends is None else self.key_ends[first + begin : first + end].contiguous(),
         )
+
+    def seeing_whole(self, spans: list[tuple[int, int, int]]) -> Paged:
+        """Let the new tokens of sequence seq at positions from begin to end see all of these: (seq, begin, end)."""
+        lens = self.cu_seqlens_q.diff()
+        firsts = (self.context_lens - lens).repeat_interleave(lens)
+        places = torch.arange(len(self.q)) - self.cu_seqlens_q[:-1].repeat_interleave(lens)
+        positions, seqs = firsts + places, torch.arange(len(lens)).repeat_interleave(lens)
+        ends = positions + 1
+        for seq, begin, end in spans:
+            ends[(seqs == seq) & (positions >= begin) & (positions < end)] = end
+        return replace(self, key_ends=ends.int())
 
 
 def make_paged(
@@ -123,6 +136,9 @@ def expected_attention(
         k, v = (x.double().transpose(0, 1).repeat_interleave(group, dim=0) for x in (keys, values))
         context_len, q_len = k.shape[1], q.shape[1]
         visible = torch.ones(q_len, context_len, dtype=torch.bool).tril(context_len - q_len)
+        if paged.key_ends is not None:
+            ends = paged.key_ends[paged.cu_seqlens_q[seq] : paged.cu_seqlens_q[seq + 1]]
+            visible = torch.arange(context_len) < ends[:, None]
         if sliding_window:
             visible &= torch.ones_like(visible).triu(context_len - q_len - sliding_window + 1)
         if logit_soft_cap or sinks is not None:

@@ -86,6 +86,54 @@ def test_sinks(kernels: Kernels, dtype: torch.dtype, options: dict[str, float]) 
     assert_is_expected(out, paged, sinks=sinks, **options)
 
 
+# Images of one token, within a tile of keys, over several tiles, over segments, up to the last token, and one of which
+# the first tokens have been computed before.
+SPANS = [(0, 3, 4), (0, 10, 60), (1, 200, 900), (2, 990, 1100), (3, 0, 20), (4, 40, 120)]
+SPAN_LENS = ([130, 700, 120, 20, 60], [130, 1100, 1100, 20, 125])
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 77}, {"logit_soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_of_an_image_see_later_ones(kernels: Kernels, dtype: torch.dtype, options: dict[str, float]) -> None:
+    paged = make_paged(*SPAN_LENS, heads=(6, 2), head_dim=24, dtype=dtype).seeing_whole(SPANS)
+    out = paged.attend(kernels.paged_attention, **options)
+    assert_is_expected(out, paged, **options)
+    causal = replace(paged, key_ends=None).attend(kernels.paged_attention, **options)
+    # Token 3 is an image by itself, and the last token of each image has none behind it.
+    differs = (out != causal).flatten(1).any(1)
+    assert differs[10:59].all() and not differs[[*range(10), *range(59, 130)]].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 77}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_of_images_alone_chunked_and_threaded(
+    native: NativeKernels, dtype: torch.dtype, options: dict[str, float]
+) -> None:
+    paged = make_paged(*SPAN_LENS, heads=(7, 1), head_dim=40, dtype=dtype).seeing_whole(SPANS)
+    expected = paged.attend(native.paged_attention, **options)
+    alone = [paged.only(seq).attend(native.paged_attention, **options) for seq in range(5)]
+    assert torch.equal(torch.cat(alone), expected)
+    # A chunk may begin within an image, if its beginning is cached, but never ends there.
+    for begin, end in ((0, 10), (10, 60), (30, 60), (59, 60), (60, 61), (61, 130), (30, 130)):
+        chunk = paged.only(0, begin, end).attend(native.paged_attention, **options)
+        assert torch.equal(chunk, expected[begin:end])
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(paged.attend(native.paged_attention, **options), expected)
+
+
+def test_impossible_key_ends_are_refused(native: NativeKernels) -> None:
+    paged = make_paged([3, 2], [10, 40], head_dim=16)
+    good = torch.tensor([10, 10, 10, 39, 40], dtype=torch.int32)
+    assert replace(paged, key_ends=good).attend(native.paged_attention).isfinite().all()
+    for wrong in ([11, 11, 11, 39, 40], [7, 9, 10, 39, 40], [10, 9, 10, 39, 40], [8, 9, 10, 39, 41]):
+        with pytest.raises(ValueError, match="key_ends"):
+            replace(paged, key_ends=torch.tensor(wrong, dtype=torch.int32)).attend(native.paged_attention)
+    for other in (good.long(), good[:4], good.repeat_interleave(2)[::2]):
+        with pytest.raises(ValueError, match="key_ends must be int32 .T. on the CPU"):
+            replace(paged, key_ends=other).attend(native.paged_attention)
+
+
 def test_the_sum_is_of_the_probabilities_that_weigh_the_values(native: NativeKernels) -> None:
     paged = make_paged([1, 30], [1100, 200], head_dim=16, dtype=torch.float32, kv_dtype=torch.bfloat16)
     paged.kv_cache[:, 1] = 1.0

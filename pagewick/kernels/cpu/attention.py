@@ -36,13 +36,13 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     if not (cache.is_packed and is_plain(q)):
         return reference.paged_attention(q, cache, metadata, scores)
     _check_attention(q, cache, metadata, scores)
-    block_tables, context_lens, cu_seqlens_q, _ = metadata
+    block_tables, context_lens, cu_seqlens_q, _, key_ends = metadata
     out = empty(q.shape, q.dtype)
     q = _heads_together(q)
     args = AttentionArgs(
         q=q.data_ptr(), kv_cache=cache.data.data_ptr(), block_tables=block_tables.data_ptr(),
         context_lens=context_lens.data_ptr(), cu_seqlens_q=cu_seqlens_q.data_ptr(), sinks=address(scores.sinks),
-        out=out.data_ptr(), num_tokens=q.shape[0], num_seqs=context_lens.shape[0], num_heads=q.shape[1],
+        key_ends=address(key_ends), out=out.data_ptr(), num_tokens=q.shape[0], num_seqs=context_lens.shape[0], num_heads=q.shape[1],
         num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim, num_blocks=cache.num_blocks,
         block_size=cache.block_size, max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0),
         q_stride=q.stride(0), sliding_window=scores.sliding_window or 0, softmax_scale=scores.softmax_scale,
@@ -50,7 +50,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     )  # fmt: skip
     status = _PAGED_ATTENTION.run(args)
     if status == BAD_LENGTHS:
-        raise ValueError("context_lens, cu_seqlens_q, block_tables and q contradict each other")
+        raise ValueError("context_lens, cu_seqlens_q, key_ends, block_tables and q contradict each other")
     if status == BAD_BLOCK_ID:
         raise ValueError(f"block_tables name a block outside the cache of {cache.num_blocks} blocks")
     return out
@@ -112,6 +112,11 @@ def _check_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, sco
     if q.dtype not in DTYPES:
         raise ValueError(f"no native attention for {q.dtype}")
     check_metadata(metadata)
+    ends = metadata.key_ends
+    if ends is not None and (
+        ends.shape != q.shape[:1] or ends.dtype != torch.int32 or not ends.is_contiguous() or not ends.is_cpu
+    ):
+        raise ValueError("key_ends must be int32 [T] on the CPU with adjacent elements")
     sinks = scores.sinks
     if sinks is not None and (
         sinks.shape != q.shape[1:2] or sinks.dtype != torch.float32 or not sinks.is_contiguous() or not sinks.is_cpu

@@ -203,7 +203,7 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 def check_metadata(metadata: AttentionMetadata) -> None:
     """Raise ValueError for tensors that do not fit together or that the library cannot read."""
-    block_tables, context_lens, cu_seqlens_q, _ = metadata
+    block_tables, context_lens, cu_seqlens_q, *_ = metadata
     num_seqs = context_lens.shape[0]
     if block_tables.dim() != 2 or len(block_tables) != num_seqs or cu_seqlens_q.shape != (num_seqs + 1,):
         raise ValueError("expected block_tables [B, max_blocks], context_lens [B] and cu_seqlens_q [B + 1]")

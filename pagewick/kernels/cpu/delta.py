@@ -46,7 +46,7 @@ def gated_delta_net(
     if not states.is_contiguous() or states.data_ptr() % 4:
         raise ValueError("states must be contiguous, and begin at a multiple of 4 bytes")
     check_metadata(batch)
-    block_tables, context_lens, cu_seqlens_q, _ = batch
+    block_tables, context_lens, cu_seqlens_q, *_ = batch
     if block_tables.shape[1] < 2:
         raise ValueError(f"block_tables must be [B, 2], not {list(block_tables.shape)}")
     out = empty((num_tokens, columns), qkv.dtype)

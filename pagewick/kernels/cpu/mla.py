@@ -106,7 +106,7 @@ def latent_attention(
     if softmax_scale <= 0:
         raise ValueError(f"softmax_scale must be above 0, not {softmax_scale}")
     out = empty(q_latent.shape, q_latent.dtype)
-    block_tables, context_lens, cu_seqlens_q, _ = metadata
+    block_tables, context_lens, cu_seqlens_q, *_ = metadata
     args = LatentAttentionArgs(
         q_latent=q_latent.data_ptr(), q_rope=q_rope.data_ptr(), cache=cache.data_ptr(),
         block_tables=block_tables.data_ptr(), context_lens=context_lens.data_ptr(),

@@ -63,9 +63,9 @@ class ActivationArgs(Structure):
 @laid_out
 class AttentionArgs(Structure):
     q: Address; kv_cache: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address; sinks: Address
-    out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64; head_dim: Int64
-    num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64; q_stride: Int64
-    sliding_window: Int64; softmax_scale: Float; logit_soft_cap: Float; q_dtype: Int32; kv_dtype: Int32
+    key_ends: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64
+    head_dim: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
+    q_stride: Int64; sliding_window: Int64; softmax_scale: Float; logit_soft_cap: Float; q_dtype: Int32; kv_dtype: Int32
 
 @laid_out
 class StoreKvArgs(Structure):

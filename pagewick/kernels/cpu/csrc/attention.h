@@ -14,6 +14,7 @@ struct AttentionArgs {
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
   const float* sinks;           // [H], a further logit of each head's softmax, which has no value; or null
+  const int32_t* key_ends;      // [T], how many of its sequence's first keys a token sees; null: those up to its own
   void* out;                    // [T, H, D]
   int64_t num_tokens;
   int64_t num_seqs;
