@@ -37,6 +37,8 @@ class AttentionBatch(Protocol):
 
     cu_seqlens_q: [B + 1] int32, index of each sequence's first new token, then T. context_lens: [B] int32, number of
     tokens that each sequence attends to, the new ones included. groups: one entry for each cache group.
+    key_ends: [T] int32, as in AttentionMetadata, for layers whose Scoring sees_images_whole; None: the step computes no
+    tokens of images, or there are no such layers.
     """
 
     @property
@@ -48,19 +50,24 @@ class AttentionBatch(Protocol):
     @property
     def groups(self) -> Sequence[GroupBatch]: ...
 
+    @property
+    def key_ends(self) -> Tensor | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """How a layer's queries score keys. num_heads: query heads of this rank.
 
     logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are. sinks: [num_heads] float32, a
-    further logit of each head's softmax, which has no value.
+    further logit of each head's softmax, which has no value. sees_images_whole: tokens of an image see those behind
+    them in the same image, too.
     """
 
     num_heads: int
     softmax_scale: float
     logit_soft_cap: float | None = None
     sinks: Tensor | None = None
+    sees_images_whole: bool = False
 
 
 class LatentOptions(TypedDict):

@@ -67,6 +67,7 @@ class NativeHeads:
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
         self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap, scoring.sinks)
         self._group = group
+        self._sees_images_whole = scoring.sees_images_whole
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         kernels.store_kv(k, v, self.cache, batch.groups[self._group].slot_mapping)
@@ -83,6 +84,8 @@ class NativeHeads:
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
         metadata = _metadata(batch.groups[self._group], batch, len(q))
+        if self._sees_images_whole:
+            metadata = metadata._replace(key_ends=batch.key_ends)
         return kernels.paged_attention(q, self.cache, metadata, self._scores)
 
 

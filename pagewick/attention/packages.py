@@ -133,6 +133,9 @@ class PackageBackend(NativeBackend):
             raise self._package.refuse("it does not serve models that cap the scores of attention")
         if scoring.sinks is not None:
             raise self._package.refuse("it does not serve models with sinks in the softmax of attention")
+        if scoring.sees_images_whole:
+            reason = "it does not serve models in which the tokens of an image see each other"
+            raise self._package.refuse(reason, "give --language-model-only, if no request has images")
         heads = super().bind_heads(kept, scoring, blocks, group, kv_scales)
         if heads.cache.is_packed:
             raise self._package.refuse("it reads no packed blocks")

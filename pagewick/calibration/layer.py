@@ -53,6 +53,7 @@ class TextBatch:
     inputs_embeds: Tensor | None = None
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
+    key_ends: Tensor | None = None
 
 
 def batches_of(token_ids: Sequence[Sequence[int]], config: ModelConfig) -> list[TextBatch]:

@@ -28,7 +28,7 @@ from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
-from pagewick.engine.images import with_image_keys
+from pagewick.engine.images import max_image_tokens, with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.preflight import WeightBytes
@@ -190,6 +190,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_prefill_tokens=config.max_num_prefill_tokens,
+            max_image_tokens=max_image_tokens(config, runner.model_config),
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
             speculation=_speculation(config, runner, drafter),

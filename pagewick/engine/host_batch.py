@@ -21,7 +21,7 @@ class Batch:
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: the cache slots of the new tokens and the block tables, per cache group.
     inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text; deep_embeds: see
-        DecoderBatch.
+        DecoderBatch. key_ends: see AttentionBatch.
     extras: those of the HostBatch.
     """
 
@@ -33,6 +33,7 @@ class Batch:
     inputs_embeds: Tensor | None = None
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
+    key_ends: Tensor | None = None
     extras: Sequence[Tensor] = ()
 
 
@@ -59,8 +60,8 @@ class HostBatch:
         chooses tokens, nothing else is then read of the results but the logits of the most likely ones.
     block_tables: [B, max_blocks] int32 per cache group. slot_mappings: [T] int64 per cache group.
     inputs_embeds, deep_embeds: tensors of the model's dtype on its device, which ImageSlots fills in for steps with
-        parts of images. positions have three axes (P = 3) in some of these steps; behind the last image all axes of a
-        token are equal.
+        parts of images; key_ends: [T] int32, filled in for models whose layers see images whole. positions have three
+        axes (P = 3) in some of these steps; behind the last image all axes of a token are equal.
     """
 
     input_ids: Array
@@ -73,6 +74,7 @@ class HostBatch:
     inputs_embeds: Tensor | None = None
     embeds_mask: Array | None = None
     deep_embeds: Tensor | None = None
+    key_ends: Array | None = None
     extras: Sequence[Array] = ()
     is_steady: bool = False
 
@@ -86,7 +88,7 @@ class HostBatch:
         arrays = [self.input_ids, self.positions, self.cu_seqlens_q, self.context_lens]
         arrays += [*self.slot_mappings, *self.block_tables, *self.extras]
         arrays += [] if self.last_sampled is None else [self.last_sampled.sources]
-        return arrays if self.embeds_mask is None else [*arrays, self.embeds_mask]
+        return arrays + [array for array in (self.embeds_mask, self.key_ends) if array is not None]
 
     def on_device(self, tensors: Sequence[Tensor]) -> Batch:
         """Return the batch, given its arrays as tensors; input_ids that only the device knows are put in."""
@@ -106,6 +108,7 @@ class HostBatch:
             inputs_embeds=self.inputs_embeds,
             embeds_mask=None if self.embeds_mask is None else next(rest),
             deep_embeds=self.deep_embeds,
+            key_ends=None if self.key_ends is None else next(rest),
             extras=extras,
         )
 

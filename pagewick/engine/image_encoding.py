@@ -8,6 +8,7 @@ import torch
 
 from pagewick.engine.device_copies import Array
 from pagewick.engine.image_slots import EncodedRows, ImageSlots, pixels_of
+from pagewick.engine.images import sees_images_whole
 from pagewick.engine.messages import ImageInput
 from pagewick.engine.model_loading import num_parameters
 from pagewick.engine.progress import Progress
@@ -65,4 +66,4 @@ def image_slots(
         return image_positions(num_tokens, places)
 
     has_axes = any(layer.rope is not None and layer.rope.mrope_section for layer in config.layers)
-    return ImageSlots(max_num_seqs, encode, axes_of if has_axes else None)
+    return ImageSlots(max_num_seqs, encode, axes_of if has_axes else None, sees_whole=sees_images_whole(config))

@@ -23,13 +23,15 @@ from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.image_settings import image_settings
+from pagewick.engine.images import max_image_tokens
 from pagewick.engine.preflight import plan_at_load
 from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
-from pagewick.models.config import ModelConfig, eos_token_ids
+from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
+from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.registry import build_model, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
@@ -155,7 +157,9 @@ def _with_images(
         if collectives.rank == 0:
             logger.warning("images are refused: %s has no preprocessor_config.json; download it too", config.model)
         return config, model.without_vision(), None
-    return replace(config, max_image_pixels=settings.max_pixels), model, settings
+    config = replace(config, max_image_pixels=settings.max_pixels)
+    max_image_tokens(config, model)
+    return config, model, settings
 
 
 def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSource) -> list[int]:

@@ -108,6 +108,7 @@ class DecoderAttention(nn.Module):
             window=layer.window,
             logit_soft_cap=config.logit_soft_cap,
             sinks=None if self.sinks is None else self.sinks.weight,
+            sees_images_whole=config.sees_images_whole,
         )
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:

@@ -129,6 +129,15 @@ class LayerConfig:
     lender: int | None = None
     experts: MoeConfig | None = None
 
+    def without_images(self) -> LayerConfig:
+        """Return the layer as it is in a model that reads text only."""
+        rope, attention = self.rope, self.attention
+        if rope is not None and rope.mrope_section:
+            rope = replace(rope, mrope_section=(), mrope_interleaved=False)
+        if isinstance(attention, AttentionConfig) and attention.sees_images_whole:
+            attention = replace(attention, sees_images_whole=False)
+        return replace(self, rope=rope, attention=attention)
+
     @property
     def state(self) -> DeltaConfig | None:
         """The attention of a layer that keeps one state of a sequence, and nothing of each token."""
@@ -317,13 +326,8 @@ class ModelConfig:
         """Return the config of the text part alone: it ignores the tensors of the vision part."""
         if self.vision is None:
             return self
-        layers = (
-            layer
-            if layer.rope is None
-            else replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False))
-            for layer in self.layers
-        )
-        return replace(self, vision=None, layers=tuple(layers), ignored=(*self.ignored, self.vision.tensors))
+        layers = tuple(layer.without_images() for layer in self.layers)
+        return replace(self, vision=None, layers=layers, ignored=(*self.ignored, self.vision.tensors))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -334,16 +338,3 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             'config.json names no architecture; it needs for example "architectures": ["LlamaForCausalLM"]'
         )
     return OLD_ARCHITECTURES.get(architectures[0], architectures[0])
-
-
-def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
-    value = generation_config.get("eos_token_id")
-    if value is None:
-        value = config.get("eos_token_id")
-    token_ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in token_ids):
-        raise ModelLoadError(
-            f"config.json: eos_token_id is {f'{value!r}'[:80]}, and must be a token id or a list of them"
-        )
-    return token_ids

@@ -27,6 +27,7 @@ class Step:
     cu_seqlens_q: Tensor
     context_lens: Tensor
     groups: Sequence[GroupBatch]
+    key_ends: Tensor | None = None
 
 
 class Sequences:

@@ -116,6 +116,7 @@ class Simulation:
         max_num_seqs: int = 8,
         budget: int = 64,
         max_num_prefill_tokens: int | None = None,
+        max_image_tokens: int = 0,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         host: Sequence[int] = (),
@@ -131,6 +132,7 @@ class Simulation:
         self.max_num_seqs = max_num_seqs
         self.budget = budget
         self.max_num_prefill_tokens = max_num_prefill_tokens
+        self.max_image_tokens = max_image_tokens
         self.max_model_len = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
@@ -172,6 +174,7 @@ class Simulation:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
             max_num_prefill_tokens=self.max_num_prefill_tokens,
+            max_image_tokens=self.max_image_tokens,
             max_model_len=self.max_model_len,
             eos_token_ids=EOS_TOKEN_IDS,
             speculation=self.speculation,

@@ -156,6 +156,23 @@ def test_rows_and_positions_of_random_plans(seed: int, has_axes: bool) -> None:
     assert num_with_rows > 10 and (num_with_axes > 10) == has_axes
 
 
+def test_tokens_of_an_image_see_it_whole() -> None:
+    slots = ImageSlots(4, encoded, sees_whole=True)
+    sampling = SlotSampling(SamplingParams(), 0, choice_index=0, num_prompt_tokens=15)
+    images = [ImageInput(2, 3, 1, 3, b"\x01" * 9), ImageInput(8, 4, 1, 4, b"\x02" * 12)]
+    starts = [SlotStart(slot, sampling, [[0] * 4], images=images) for slot in (1, 2)]
+    # A stream, a prompt whose first image is cached but for its end, and a prompt up to its second image.
+    parts = [SlotWork(1, 4, 11, [0] * 11, [[]], False), SlotWork(2, 0, 8, [0] * 8, [[]], False)]
+    plan = StepPlan(starts=starts, streams=StreamWork(slots=[0], starts=[6]), work=parts)
+    ends = slots.fill(plan, batch_of(plan)).key_ends
+    assert ImageSlots(4, encoded).fill(plan, batch_of(plan)).key_ends is None
+    assert ends is not None and ends.dtype == np.int32
+    assert ends.tolist() == [7, *[5, 6, 7, 8, 12, 12, 12, 12, 13, 14, 15], *[1, 2, 5, 5, 5, 6, 7, 8]]
+    # Text that follows is the usual step.
+    plan = StepPlan(work=[SlotWork(1, 15, 2, [0] * 2, [[]], False)])
+    assert slots.fill(plan, batch_of(plan)).key_ends is None
+
+
 def test_text_alone_leaves_the_batch_as_it_is() -> None:
     slots = ImageSlots(4, encoded, axes_of)
     sampling = SlotSampling(SamplingParams(), 0, choice_index=0, num_prompt_tokens=5)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.models.config import ModelConfig, eos_token_ids
+from pagewick.models.config import ModelConfig
+from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 

@@ -10,7 +10,8 @@ import pytest
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import RopeConfig
-from pagewick.models.config import AttentionConfig, NameMap, eos_token_ids
+from pagewick.models.config import AttentionConfig, NameMap
+from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.mistral import _MINISTRAL_ROPE
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
 

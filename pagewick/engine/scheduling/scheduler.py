@@ -41,11 +41,12 @@ DEFAULT_SESSION_TTL_S = 600.0
 class Scheduler:
     """schedule() plans a step, update() applies the output of the oldest one in flight; add and abort come between.
 
-    The parts that it is made of own one kind of state each: SequenceManager the requests, the waiting and running
-    sequences and the slots; BlockManager the blocks; SessionStore the sessions; FairShares what each key was served.
-    The scheduler itself owns the steps in flight.
+    Each part owns one kind of state: SequenceManager the requests, the waiting and running sequences and the slots;
+    BlockManager the blocks; SessionStore the sessions; FairShares what each key was served. The scheduler itself owns
+    the steps in flight.
 
     max_num_prefill_tokens: the part of the budget for prompts in a step that also serves running streams.
+    max_image_tokens: tokens of the largest image, if a step must compute all of an image; 0: it may compute a part.
     speculation: None for none. limits: of the waiting queue. session_ttl_s: how long a session outlives its last
     request. constraint_factory: creates the constraint of every choice of a request that has one. clock: in seconds.
     """
@@ -59,6 +60,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Iterable[int],
         max_num_prefill_tokens: int | None = None,
+        max_image_tokens: int = 0,
         speculation: Speculation | None = None,
         limits: QueueLimits | None = None,
         session_ttl_s: float = DEFAULT_SESSION_TTL_S,
@@ -68,8 +70,9 @@ class Scheduler:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
         # With less than the smallest chunk, prompts would starve beside streams.
-        limit = max_num_prefill_tokens or max_num_batched_tokens
-        self._max_num_prefill_tokens = max(limit, block_manager.chunks.alignment)
+        least = max(block_manager.chunks.alignment, max_image_tokens)
+        self._max_num_prefill_tokens = max(max_num_prefill_tokens or max_num_batched_tokens, least)
+        self._keeps_images_whole = max_image_tokens > 0
         self._speculation = speculation
         self._clock = clock
         self._sessions = SessionStore(block_manager, session_ttl_s)
@@ -106,8 +109,8 @@ class Scheduler:
     def can_schedule_ahead(self) -> bool:
         """Whether another step may be planned beside those in flight.
 
-        False while a step in flight reads from disk, because it may fail and then none of its work is done; and while
-        a sequence needs blocks that only a preemption can free.
+        Not while one of them reads from disk, as none of its work is done if that fails, nor while a sequence needs
+        blocks that only a preemption can free.
         """
         return not self._needs_preemption and not any(step.plan.reads_disk for step in self._in_flight)
 
@@ -149,8 +152,8 @@ class Scheduler:
         )
         self.expire_sessions()
         for owner in self._sequences.expired():
-            message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
-            self._expired += self._results.fail_all(owner, message, "DeadlineExceededError")
+            cause = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
+            self._expired += self._results.fail_all(owner, cause, "DeadlineExceededError")
             self.stats.num_expired += 1
         keeps_history = self._speculation is not None and self._speculation.uses_draft_model
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=keeps_history)
@@ -322,8 +325,8 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, start: int, budget: int) -> int:
         """Return how many tokens to compute from `start` on: all, or as many as budget and caches allow."""
-        num_missing = len(seq.token_ids) + seq.num_unknown_tokens - start
-        return self._blocks.chunks.length(start, num_missing, budget)
+        whole = [(image.start, image.end) for image in seq.request.images] if self._keeps_images_whole else ()
+        return self._blocks.chunks.length(start, len(seq.token_ids) + seq.num_unknown_tokens - start, budget, whole)
 
     # Beside the plan
 

@@ -42,8 +42,8 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     args = AttentionArgs(
         q=q.data_ptr(), kv_cache=cache.data.data_ptr(), block_tables=block_tables.data_ptr(),
         context_lens=context_lens.data_ptr(), cu_seqlens_q=cu_seqlens_q.data_ptr(), sinks=address(scores.sinks),
-        key_ends=address(key_ends), out=out.data_ptr(), num_tokens=q.shape[0], num_seqs=context_lens.shape[0], num_heads=q.shape[1],
-        num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim, num_blocks=cache.num_blocks,
+        key_ends=address(key_ends), out=out.data_ptr(), num_tokens=q.shape[0], num_seqs=context_lens.shape[0],
+        num_heads=q.shape[1], num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim, num_blocks=cache.num_blocks,
         block_size=cache.block_size, max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0),
         q_stride=q.stride(0), sliding_window=scores.sliding_window or 0, softmax_scale=scores.softmax_scale,
         logit_soft_cap=scores.logit_soft_cap or 0.0, q_dtype=DTYPES[q.dtype], kv_dtype=CACHE_DTYPES[cache.dtype],

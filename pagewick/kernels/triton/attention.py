@@ -62,7 +62,10 @@ class Tile(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The conditions by which a variant is chosen. stored: as decoded says; "": in the dtype of the queries."""
+    """The conditions by which a variant is chosen. stored: as decoded says; "": in the dtype of the queries.
+
+    has_ends: whether tokens see later ones (key_ends), which no model with a cap has.
+    """
 
     is_long: bool
     target: str
@@ -70,6 +73,7 @@ class Key(NamedTuple):
     stored: str
     head_dim: int
     has_cap: bool
+    has_ends: bool = False
 
 
 def _tile(key: Key, block_dim: int) -> Tile:
@@ -104,12 +108,14 @@ _SHARED_SIGNATURE = {
 _SHORT_SIGNATURE = {
     "parts": "*fp32", "stats": "*fp32", "num_tiles": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
 }  # fmt: skip
-# Compiled in every run of the tests: is_long, dtype, stored, head_dim, has_cap.
+# Compiled in every run of the tests: is_long, dtype, stored, head_dim, has_cap, has_ends.
 _SAMPLE = {
-    (False, torch.bfloat16, "", 128, False),
-    (True, torch.bfloat16, "", 128, False),
-    (False, torch.float16, "fp8_e4m3", 80, True),
-    (True, torch.float32, "int8", 256, False),
+    (False, torch.bfloat16, "", 128, False, False),
+    (True, torch.bfloat16, "", 128, False, False),
+    (False, torch.float16, "fp8_e4m3", 80, True, False),
+    (True, torch.float32, "int8", 256, False, False),
+    # Gemma 3 and 4.
+    (True, torch.bfloat16, "", 256, False, True),
 }
 
 
@@ -124,9 +130,14 @@ def _variant(key: Key) -> Variant:
         "STORED_AS": key.stored, "HAS_CAP": key.has_cap, "DOT": dot_type(key.dtype),
         "VALUE_DOT": value_type(key.dtype, key.stored),
     }  # fmt: skip
+    if key.has_ends:
+        signature["key_ends"] = "*i32"
+    else:
+        constexprs["key_ends"] = None
     return attend_variant(
         key, tile, attend_long if key.is_long else attend_short, signature, constexprs, _SHORT_SIGNATURE,
-        label=f"{name} {key.stored or name} {key.head_dim}{' cap' if key.has_cap else ''}",
+        label=f"{name} {key.stored or name} {key.head_dim}{' cap' if key.has_cap else ''}"
+        f"{' ends' if key.has_ends else ''}",
         in_sample=(key.is_long, *key[2:]) in _SAMPLE,
     )  # fmt: skip
 
@@ -159,18 +170,22 @@ def attend_variant(
     )
 
 
-def merge_variant(dtype: torch.dtype, width: int) -> Variant:
+def merge_variant(dtype: torch.dtype, width: int, *, has_ends: bool = False) -> Variant:
     """Return the variant of merge_splits for results [T, H, width]."""
+    ends, no_ends = ({"key_ends": "*i32"}, {}) if has_ends else ({}, {"key_ends": None})
     return Variant(
-        name=f"merge {TYPE_NAMES[dtype]} {width}",
+        name=f"merge {TYPE_NAMES[dtype]} {width}{' ends' if has_ends else ''}",
         kernel=merge_splits,
         signature={
+            **ends,
             "parts": "*fp32", "stats": "*fp32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32",
             "out": f"*{TYPE_NAMES[dtype]}", "max_short": "i32", "num_heads": "i32", "window": "i32",
             "num_sinks": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
         },
-        constexprs={"WIDTH": width, "BLOCK_D": triton.next_power_of_2(width), "SPLIT": SPLIT, "TILE": MERGE_TILE},
-        in_sample=(dtype, width) in ((torch.bfloat16, 128), (torch.bfloat16, 512)),
+        constexprs={
+            **no_ends, "WIDTH": width, "BLOCK_D": triton.next_power_of_2(width), "SPLIT": SPLIT, "TILE": MERGE_TILE,
+        },
+        in_sample=(dtype, width) in ((torch.bfloat16, 128), (torch.bfloat16, 512)) and not has_ends,
         fuses=False,
     )  # fmt: skip
 
@@ -178,16 +193,21 @@ def merge_variant(dtype: torch.dtype, width: int) -> Variant:
 _ATTEND = {
     key: _variant(key)
     for key in (
-        Key(is_long, target, dtype, stored, head_dim, has_cap)
+        Key(is_long, target, dtype, stored, head_dim, has_cap, has_ends)
         for is_long in (False, True)
         for target in TARGETS
         for dtype in _DTYPES
         for stored in ("", *STORED.values())
         for head_dim in HEAD_DIMS
-        for has_cap in (False, True)
+        for has_cap, has_ends in ((False, False), (True, False), (False, True))
     )
 }
-_MERGE = {(dtype, width): merge_variant(dtype, width) for dtype in _DTYPES for width in HEAD_DIMS}
+_MERGE = {
+    (dtype, width, has_ends): merge_variant(dtype, width, has_ends=has_ends)
+    for dtype in _DTYPES
+    for width in HEAD_DIMS
+    for has_ends in (False, True)
+}
 VARIANTS = (*_ATTEND.values(), *_MERGE.values())
 
 
@@ -211,7 +231,8 @@ WORKLOADS = (
 
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
     """reference.paged_attention; see the module."""
-    if not _is_served(q, cache):
+    has_cap, has_ends = bool(scores.logit_soft_cap), metadata.key_ends is not None
+    if not _is_served(q, cache) or (has_cap and has_ends):
         return by_definition(reference.paged_attention, q, cache, metadata, scores)
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
@@ -234,9 +255,11 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     }  # fmt: skip
     if cache.scales is not None:
         shared["scales"] = cache.scales
-    key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, bool(scores.logit_soft_cap))
+    if has_ends:
+        shared["key_ends"] = metadata.key_ends
+    key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, has_cap, has_ends)
     if max_short:
-        _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim])
+        _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim, has_ends])
     if (metadata.max_query_len or num_tokens) > max_short:
         long = _ATTEND[key._replace(is_long=True)]
         num_seqs = len(metadata.context_lens)
@@ -266,7 +289,7 @@ def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> No
         )
         if num_splits > 1:
             names = ("context_lens", "cu_seqlens_q", "sinks", "out", "max_short", "window", "num_sinks")
-            arguments = {name: shared[name] for name in names}
+            arguments = {name: shared[name] for name in (*names, *(["key_ends"] if "key_ends" in shared else []))}
             merge.launch((part.num_seqs, out.shape[1]), num_heads=out.shape[1], **own, **arguments)
 
 

@@ -8,12 +8,14 @@ from pagewick.kernels.triton.online_softmax import converted, decoded, next_weig
 
 @triton.jit
 def attend_rows(
-    q, cache, scales, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len, kv_head,
-    num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, scale, cap,
+    q, cache, scales, key_ends, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len,
+    kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend with rows first_row .. of a sequence, whose first new token is first_query, to keys first_key .. end_key.
+
+    key_ends: as in AttentionMetadata; None: each token sees the keys up to its own.
 
     Returns (acc [M, BLOCK_D], m [M], l [M], tokens [M], heads [M], is_row [M]); tokens count from first_query.
     """
@@ -31,7 +33,11 @@ def attend_rows(
     # The blocks of earlier keys may belong to another sequence by now.
     first_seen = tl.maximum(first_position - window + 1, 0)
     begin = tl.maximum(first_key, first_seen // BLOCK_N * BLOCK_N)
-    end = tl.minimum(end_key, last_position + 1)
+    if key_ends is None:
+        end = tl.minimum(end_key, last_position + 1)
+    else:
+        ends = tl.load(key_ends + first_query + tokens, mask=is_row, other=0)
+        end = tl.minimum(end_key, tl.max(ends, 0))
     block_size = 1 << block_shift
     keys = cache + kv_head * (HEAD_DIM * block_size)
     values = cache + (num_kv_heads + kv_head) * (HEAD_DIM * block_size)
@@ -58,7 +64,11 @@ def attend_rows(
             grown = tl.exp2(scores * (2.0 * 1.4426950408889634 * scale / cap))
             scores = cap * (1.0 - 2.0 / (grown + 1.0))
         distance = positions[:, None] - n[None, :]
-        scores = tl.where((distance >= 0) & (distance < window), scores, float("-inf"))
+        if key_ends is None:
+            is_seen = (distance >= 0) & (distance < window)
+        else:
+            is_seen = (n[None, :] < ends[:, None]) & (distance < window)
+        scores = tl.where(is_seen, scores, float("-inf"))
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
             weights *= value_scales[None, :]
@@ -91,7 +101,7 @@ _NUMBERS = [
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_short(
-    q, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out, parts, stats,
+    q, cache, scales, key_ends, block_tables, context_lens, cu_seqlens_q, sinks, out, parts, stats,
     num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks, max_short,
     num_tiles, first_seq, row_unit, num_splits, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
@@ -114,9 +124,10 @@ def attend_short(
     if (first_key >= context_len) | (first_key + SPLIT <= first_position - window + 1):
         return
     acc, m, total, tokens, heads, is_row = attend_rows(
-        q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, first_key,
-        first_key + SPLIT, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride,
-        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
+        q, cache, scales, key_ends, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin,
+        first_key, first_key + SPLIT, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride,
+        scale_stride, block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+        VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     is_stored = is_row[:, None] & (d < HEAD_DIM)[None, :]
@@ -136,7 +147,7 @@ def attend_short(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_long(
-    q, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out,
+    q, cache, scales, key_ends, block_tables, context_lens, cu_seqlens_q, sinks, out,
     num_seqs, num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks,
     max_short, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -153,9 +164,9 @@ def attend_long(
     if (q_len <= max_short) | (first_row >= num_rows):
         return
     acc, m, total, tokens, heads, is_row = attend_rows(
-        q, cache, scales, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, 0, context_len,
-        q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window,
-        scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
+        q, cache, scales, key_ends, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, 0,
+        context_len, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride,
+        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     sink = tl.load(sinks + heads, mask=is_row & (heads < num_sinks), other=float("-inf")) * 1.4426950408889634

@@ -103,14 +103,14 @@ def row_of(begin, token, place, row_unit):
 
 @triton.jit(do_not_specialize=["max_short", "num_heads", "window", "num_sinks", "first_seq", "row_unit", "num_splits"])
 def merge_splits(
-    parts, stats, context_lens, cu_seqlens_q, sinks, out,
+    parts, stats, key_ends, context_lens, cu_seqlens_q, sinks, out,
     max_short, num_heads, window, num_sinks, first_seq, row_unit, num_splits,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of short sequences, in their order. One program for each sequence from first_seq on, and head.
 
     parts: [rows, H, num_splits, WIDTH] float32; stats: [rows, H, num_splits, 2] float32, m and l. row_unit: see
-    row_of.
+    row_of. key_ends: as in AttentionMetadata, or None.
     """
     seq, head = first_seq + tl.program_id(0), tl.program_id(1)
     begin = tl.load(cu_seqlens_q + seq)
@@ -123,7 +123,8 @@ def merge_splits(
     for token in range(0, q_len):
         position = context_len - q_len + token
         first_split = tl.maximum(position - window + 1, 0) // SPLIT
-        end_split = position // SPLIT + 1
+        last_key = position if key_ends is None else tl.load(key_ends + begin + token) - 1
+        end_split = last_key // SPLIT + 1
         row = (row_of(begin, token, seq - first_seq, row_unit).to(tl.int64) * num_heads + head) * num_splits
         m = tl.full((1,), float("-inf"), tl.float32)
         for start in range(first_split // TILE * TILE, end_split, TILE):

@@ -53,3 +53,33 @@ def test_alignments_hold_as_well() -> None:
     assert chunks.alignment == 6
     assert lengths(chunks, 0, 31, 64) == [24, 7]
     assert lengths(chunks, 0, 31, 8) == [6, 6, 6, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "budget", "expected"),
+    [
+        (0, 40, 64, [40]),
+        (0, 40, 8, [5, 8, 8, 8, 8, 3]),
+        (0, 40, 13, [13, 13, 13, 1]),
+        (0, 40, 12, [12, 12, 12, 4]),
+        (0, 40, 10, [5, 8, 10, 10, 7]),
+        (0, 17, 16, [13, 4]),
+        (7, 40, 8, [6, 8, 8, 8, 3]),
+        (15, 40, 8, [8, 8, 8, 1]),
+    ],
+)
+def test_images_are_computed_whole(start: int, end: int, budget: int, expected: list[int]) -> None:
+    """Images at 5 to 11 and 13 to 20, and one of a token; a cached prefix may end within one."""
+    chunks = PromptChunks([full_spec(4)], keeps_snapshots=True)
+    whole = [(5, 11), (13, 20), (20, 21)]
+    found = []
+    while start < end:
+        found.append(chunks.length(start, end - start, budget, whole))
+        start += found[-1]
+    assert found == expected
+
+
+def test_an_image_waits_for_a_step_with_room_for_all_of_it() -> None:
+    chunks = PromptChunks([full_spec(4)], keeps_snapshots=True)
+    assert chunks.length(5, 30, 5, [(5, 11)]) == 0
+    assert chunks.length(5, 30, 6, [(5, 11)]) == 6

@@ -83,6 +83,28 @@ def test_sinks_and_soft_caps(options: dict[str, Any]) -> None:
     assert_close(attend(paged, sinks=sinks, **options), expected)
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_of_an_image_see_later_ones(dtype: torch.dtype, window: int | None) -> None:
+    """Images over several tiles, over the edge of a split, at the end of a short sequence, and beside text."""
+    lens = ([100, 5, 1, 3, 20], [310, 258, 300, 258, 70])
+    paged = make_paged(*lens, heads=(4, 2), head_dim=16, dtype=dtype)
+    whole = paged.seeing_whole([(0, 215, 300), (1, 255, 257), (3, 200, 258), (4, 52, 60), (4, 60, 70)])
+    options = {"sliding_window": window}
+    found = attend(whole, **options)
+    assert_is_expected(found, whole, **options)
+    alone = [attend(whole.only(seq), **options) for seq in range(len(lens[0]))]
+    assert torch.equal(torch.cat(alone), found)
+    differs = (found != attend(paged, **options)).flatten(1).any(1)
+    assert differs[[5, 88, 102, 107]].all() and not differs[[*range(5), 89, 103, 104, 105, 108]].any()
+
+
+def test_caps_and_later_tokens_together_are_computed_by_the_definition() -> None:
+    paged = make_paged([20, 1], [30, 5], head_dim=16).seeing_whole([(0, 12, 25)])
+    found = attend(paged, logit_soft_cap=3.0)
+    assert_close(found, expected_attention(paged, logit_soft_cap=3.0))
+
+
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if IS_DEEP else [torch.float32])
 def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:

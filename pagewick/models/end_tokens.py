@@ -1,0 +1,21 @@
+"""The tokens that end a sequence, as the files of a model name them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagewick.errors import ModelLoadError
+
+
+def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
+    value = generation_config.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
+    token_ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in token_ids):
+        raise ModelLoadError(
+            f"config.json: eos_token_id is {f'{value!r}'[:80]}, and must be a token id or a list of them"
+        )
+    return token_ids
