@@ -114,6 +114,10 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
                 f"on{rows}, behind those of the image before it"
             )
             raise InvalidRequestError(message, param="messages")
+        if 0 < info.max_image_tokens < image.num_tokens:
+            limit = info.max_image_tokens
+            message = f"image {number + 1} has {image.num_tokens} tokens; this model takes at most {limit} of an image"
+            raise InvalidRequestError(message, param="messages")
         end = image.end
 
 

@@ -247,21 +247,22 @@ class Engine:
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
             embedding=runner.model_config.embedding,
-            **_images_of(runner.model_config),
+            **_images_of(config, runner.model_config),
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),
         )
 
 
-def _images_of(config: ModelConfig) -> dict[str, Any]:
+def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the fields of ModelInfo about images; none if the model reads none."""
-    if (vision := config.vision) is None:
+    if (vision := model.vision) is None:
         return {}
     return {
         "image_token_id": vision.image_token_id,
         "image_side": vision.side,
         "has_row_breaks": vision.has_row_breaks,
+        "max_image_tokens": max_image_tokens(config, model),
     }
 
 

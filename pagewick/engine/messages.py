@@ -225,10 +225,10 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """The loaded model and the engine's final settings.
 
     weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
-    timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
-    which flags can change. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig.
-    image_token_id: the token that stands for each square of image_side x image_side pixels of an image; None: the model
-    reads no images. has_row_breaks: another token follows each row of them.
+    timeline: the phases of the start, each with its seconds. rotations: the model's rotary embeddings in words; flags
+    can change them. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig. image_token_id:
+    the token for each square of image_side x image_side pixels; None: the model reads no images. has_row_breaks:
+    another one follows each row. max_image_tokens: see Scheduler.
     """
 
     model_path: str
@@ -252,6 +252,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     image_token_id: int | None = None
     image_side: int = 1
     has_row_breaks: bool = False
+    max_image_tokens: int = 0
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []

@@ -266,6 +266,13 @@ def test_other_images_in_rows_are_refused(prompt: list[int], images: list[ImageI
         check_request(request(prompt, max_tokens=1, images=images), READS_IMAGES)
 
 
+def test_an_image_that_no_step_could_compute_is_refused() -> None:
+    info = structs.replace(READS_IMAGES, max_image_tokens=4)
+    check_request(request([7] * 6, max_tokens=1, images=[image(0, 2, 2), image(4, 1, 2)]), info)
+    with pytest.raises(InvalidRequestError, match="image 2 has 6 tokens; this model takes at most 4"):
+        check_request(request([7] * 8, max_tokens=1, images=[image(0, 1, 2), image(2, 2, 3)]), info)
+
+
 def test_a_model_of_text_refuses_images() -> None:
     with pytest.raises(UnsupportedError, match="reads no images"):
         check_request(request([7], max_tokens=1, images=[image(0, 1, 1)]), INFO)
