@@ -23,7 +23,6 @@ from pagewick.engine.messages import (
     EngineRequest,
     EngineStats,
     FromEngine,
-    ModelInfo,
     Outputs,
     Ready,
     RequestDelta,
@@ -32,6 +31,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.model_info import ModelInfo
 from pagewick.parallel.launch import die_with_parent
 from pagewick.text.tokenizer import Tokenizer
 

@@ -162,7 +162,7 @@ async def serve(max_num_seqs: int, stream_interval: int) -> None:
 
 async def serve_in_processes(max_num_seqs: int, stream_interval: int, count: int) -> None:
     """Serve with several API processes, without a model, until this process is ended."""
-    from pagewick.engine.messages import ModelInfo
+    from pagewick.engine.model_info import ModelInfo
     from pagewick.engine.supervisor import Supervisor, Timing
     from pagewick.local_models import with_local_models
     from pagewick.server.guard.api_keys import ApiKeys

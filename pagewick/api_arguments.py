@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.engine.image_settings import image_settings
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.images.addresses import is_data

@@ -24,7 +24,8 @@ from pagewick.async_prompts import AsyncPrompts
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import EngineStats, ImageInput, ModelInfo, RequestOptions
+from pagewick.engine.messages import EngineStats, ImageInput, RequestOptions
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError

@@ -10,7 +10,8 @@ from typing import Protocol, Self
 
 from pagewick.delta_queue import DeltaQueue, Growing, joined
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
+from pagewick.engine.model_info import ModelInfo
 from pagewick.outputs import RequestOutput
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_stream import RequestStream, failure_of

@@ -35,7 +35,8 @@ from pagewick.api_arguments import (
     with_paths,
 )
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
+from pagewick.engine.messages import EngineStats, RequestOptions
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError

@@ -8,7 +8,8 @@ from typing import Any
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, TokenLogprobs
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta, TokenLogprobs
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import EngineDeadError, EngineError
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.tokenizer import Tokenizer

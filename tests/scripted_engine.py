@@ -10,7 +10,8 @@ from msgspec import structs
 
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, TokenLogprobs
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta, TokenLogprobs
+from pagewick.engine.model_info import ModelInfo
 
 Script = Callable[[EngineRequest], list[int]]
 

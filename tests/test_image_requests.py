@@ -14,15 +14,8 @@ import pytest
 import pagewick.engine.engine
 from pagewick.api_arguments import image_reader
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import (
-    Add,
-    EngineRequest,
-    ImageInput,
-    ModelInfo,
-    RequestOptions,
-    decode_to_engine,
-    encode_frame,
-)
+from pagewick.engine.messages import Add, EngineRequest, ImageInput, RequestOptions, decode_to_engine, encode_frame
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ArgumentError, ContextLengthError, InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.images.decoding import prepare
 from pagewick.images.sources import LoadedImage

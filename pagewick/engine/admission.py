@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from pagewick.engine.messages import EngineRequest, ImageInput, ModelInfo
+from pagewick.engine.messages import EngineRequest, ImageInput
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.images.settings import MAX_IMAGES

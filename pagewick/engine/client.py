@@ -26,7 +26,6 @@ from pagewick.engine.messages import (
     EngineStats,
     Failed,
     FromEngine,
-    ModelInfo,
     Outputs,
     Ready,
     RequestDelta,
@@ -36,6 +35,7 @@ from pagewick.engine.messages import (
     frame_length,
     take_frames,
 )
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.open_requests import OpenRequests, Take
 from pagewick.engine.stats_sums import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, PagewickError

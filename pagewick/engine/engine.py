@@ -29,7 +29,8 @@ from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
 from pagewick.engine.images import max_image_tokens, with_image_keys
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.preflight import WeightBytes
 from pagewick.engine.scheduling.draft_tokens import Speculation

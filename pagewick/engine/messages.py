@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagewick.config import EngineConfig
+from pagewick.engine.model_info import ModelInfo
 from pagewick.sampling_params import SamplingParams
 
 # No message of ours is larger.
@@ -219,47 +220,6 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
         if num_tokens:
             self.num_iteration_tokens += num_tokens
             self.iteration_token_counts[bisect_left(ITERATION_TOKEN_BOUNDS, num_tokens)] += 1
-
-
-class ModelInfo(msgspec.Struct, kw_only=True):
-    """The loaded model and the engine's final settings.
-
-    weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
-    timeline: the phases of the start, each with its seconds. rotations: the model's rotary embeddings in words; flags
-    can change them. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig. image_token_id:
-    the token for each square of image_side x image_side pixels; None: the model reads no images. has_row_breaks:
-    another one follows each row. max_image_tokens: see Scheduler.
-    """
-
-    model_path: str
-    architecture: str
-    dtype: str
-    device: str
-    kernels: str
-    vocab_size: int
-    hidden_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_kv_blocks: int
-    kv_cache_bytes: int
-    num_parameters: int
-    tensor_parallel_size: int
-    kv_cache_dtype: str = "auto"
-    weights: str = ""
-    embedding: str = ""
-    image_token_id: int | None = None
-    image_side: int = 1
-    has_row_breaks: bool = False
-    max_image_tokens: int = 0
-    rotations: list[str] = []
-    eos_token_ids: list[int] = []
-    timeline: list[tuple[str, float]] = []
-
-    def types(self) -> str:
-        """Return the formats of weights and the data type of activations in words, shorter if both are the same."""
-        return self.dtype if self.weights in ("", self.dtype) else f"weights in {self.weights}, {self.dtype}"
 
 
 class Start(msgspec.Struct, tag=True):

@@ -19,7 +19,8 @@ from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
 from pagewick.engine.client import EngineClient, lasting_task
 from pagewick.engine.health import EngineHealth, EngineState
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo
+from pagewick.engine.messages import EngineRequest, EngineStats
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.open_requests import Take
 from pagewick.engine.stats_sums import add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of

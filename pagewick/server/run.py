@@ -16,7 +16,7 @@ import uvloop
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.local_models import with_local_models
 from pagewick.sampling_params import with_changes

@@ -15,7 +15,7 @@ from pagewick.cli import cli
 from pagewick.cli.serve import announce
 from pagewick.config import BUILTIN_MODEL
 from pagewick.demo import MODEL_DIR
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.quantization.plan import plan_quantization
 from pagewick.server.run import ReadyServer
 from pagewick.weights.opening import open_source

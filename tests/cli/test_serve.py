@@ -24,7 +24,7 @@ import pagewick.server.run
 from pagewick.cli import cli
 from pagewick.cli.serve import announce, curl_line, python_snippet
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.server.run import ReadyServer
 from pagewick.server.settings import ServerSettings

@@ -13,12 +13,12 @@ from pagewick.engine.messages import (
     EngineRequest,
     EngineStats,
     ImageInput,
-    ModelInfo,
     Outputs,
     RequestDelta,
     TokenLogprobs,
     encode_frame,
 )
+from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from tests.engine.requests import request
 

@@ -23,7 +23,6 @@ from pagewick.engine.messages import (
     EngineStats,
     Failed,
     FromEngine,
-    ModelInfo,
     Outputs,
     RequestDelta,
     ToEngine,
@@ -31,6 +30,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.progress import Progress
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams

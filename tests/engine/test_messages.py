@@ -17,7 +17,6 @@ from pagewick.engine.messages import (
     EngineStats,
     Failed,
     FromEngine,
-    ModelInfo,
     Outputs,
     PrefixMiss,
     Ready,
@@ -31,6 +30,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.model_info import ModelInfo
 from pagewick.sampling_params import SamplingParams
 
 INFO = ModelInfo(

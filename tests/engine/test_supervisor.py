@@ -20,7 +20,8 @@ import uvloop
 from msgspec import structs
 
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo
+from pagewick.engine.messages import EngineRequest, EngineStats
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.stats_sums import GAUGES, add_totals, without_gauges
 from pagewick.engine.supervisor import Delays, Supervisor, Timing
 from pagewick.errors import EngineDeadError, ModelLoadError, ModelNotFoundError

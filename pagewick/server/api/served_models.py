@@ -6,7 +6,7 @@ import hashlib
 import time
 
 from pagewick import __version__
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.server.api.responses import ModelCard, ModelPermission
 from pagewick.server.errors import ApiError
 from pagewick.server.settings import ANY_NAME, ServerSettings

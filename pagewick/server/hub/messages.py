@@ -13,7 +13,8 @@ import msgspec
 
 from pagewick.config import EngineConfig
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import Abort, Add, EngineStats, Failed, ModelInfo, Outputs
+from pagewick.engine.messages import Abort, Add, EngineStats, Failed, Outputs
+from pagewick.engine.model_info import ModelInfo
 from pagewick.server.settings import ServerSettings
 
 Message = dict[str, Any]

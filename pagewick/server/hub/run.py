@@ -13,7 +13,7 @@ from typing import Any
 
 from pagewick.async_llm import start_engine
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.supervisor import Supervisor
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.hub.counts import SharedCounts

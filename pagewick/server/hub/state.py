@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.supervisor import Supervisor
 from pagewick.server.core.conversations import Conversations
 from pagewick.server.core.stored_responses import StoredResponses

@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import ITERATION_TOKEN_BOUNDS, EngineStats, ModelInfo
+from pagewick.engine.messages import ITERATION_TOKEN_BOUNDS, EngineStats
+from pagewick.engine.model_info import ModelInfo
 from pagewick.log import get_logger
 
 # Seconds between two lines about throughput.

@@ -23,7 +23,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pagewick.engine.health import EngineHealth
-from pagewick.engine.messages import EngineStats, ModelInfo
+from pagewick.engine.messages import EngineStats
+from pagewick.engine.model_info import ModelInfo
 from pagewick.outputs import FinishReason
 from pagewick.server.telemetry.engine_metrics import EngineCollector
 
