@@ -132,6 +132,19 @@ def test_kernels_are_told_how_long_queries_can_be(
     assert told[0].max_query_len == limit >= int(told[0].cu_seqlens_q.diff().max())
 
 
+@pytest.mark.parametrize("sees_whole", [False, True])
+def test_only_layers_that_see_images_whole_use_their_ends(sees_whole: bool) -> None:
+    sequences = Sequences([9], num_kv_heads=2, head_dim=8, block_size=BLOCK_SIZE, seed=4)
+    layer = Attention(single_context(), 4, 2, 8, 0.5, sees_images_whole=sees_whole)
+    layer.bind_cache(torch.zeros(sequences.num_blocks, layer.cache_spec.block_bytes, dtype=torch.uint8), group=0)
+    step, k, v = sequences.step([(0, 0, 9)])
+    step.key_ends = torch.tensor([1, 2, 7, 7, 7, 7, 7, 8, 9], dtype=torch.int32)
+    q = torch.randn(9, 4, 8, generator=torch.Generator().manual_seed(0))
+    found, causal = layer(q, k, v, step), sequences.expected(0, q, 0, 0.5)
+    is_causal = torch.isclose(found, causal, atol=2e-6, rtol=1e-5).flatten(1).all(1)
+    assert is_causal.tolist() == [True, True, *[not sees_whole] * 4, True, True, True]
+
+
 def test_the_layer_uses_the_group_that_it_was_bound_to() -> None:
     sequences = Sequences([9], num_kv_heads=2, head_dim=8, block_size=BLOCK_SIZE, seed=4)
     layer = Attention(single_context(), num_heads=4, num_kv_heads=2, head_dim=8, softmax_scale=0.5)

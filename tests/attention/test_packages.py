@@ -196,6 +196,13 @@ def test_sinks() -> None:
         made.bind_heads(kept, Scoring(4, 0.5, sinks=torch.zeros(4)), blocks, 0)
 
 
+def test_images_that_are_seen_whole() -> None:
+    made, kept = backend("TORCH_VARLEN", 256), KeptHeads(2, 64)
+    blocks = torch.empty((2, made.cache_spec(kept).block_bytes), dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"tokens of an image see each other\n  give --language-model-only, if no"):
+        made.bind_heads(kept, Scoring(4, 0.5, sees_images_whole=True), blocks, 0)
+
+
 def test_pagewicks_own_kernels_have_vllms_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_named("CPU_ATTN", CPU, torch.float32, "float32", 32), NativeBackend)
     with pytest.raises(ConfigError, match="CPU_ATTN needs --device cpu; the device is cuda"):

@@ -82,7 +82,8 @@ def _tile(key: Key, block_dim: int) -> Tile:
     num_stages = 2 if is_wide or key.target in ("sm_89", "gfx942") else 3
     if key.dtype == torch.float32 and key.stored:
         # A tile that is converted while the one before it is multiplied would need more registers than there are.
-        return Tile(32 if key.is_long and block_dim < 128 else MAX_SHORT_ROWS, 16, 8, 1)
+        is_tight = is_wide and key.has_ends and not key.is_long and key.target == "sm_89"
+        return Tile(32 if key.is_long and block_dim < 128 else MAX_SHORT_ROWS, 16, 4 if is_tight else 8, 1)
     if key.dtype == torch.float32:
         return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
     if not key.is_long:

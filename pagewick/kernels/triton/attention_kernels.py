@@ -36,7 +36,7 @@ def attend_rows(
     if key_ends is None:
         end = tl.minimum(end_key, last_position + 1)
     else:
-        ends = tl.load(key_ends + first_query + tokens, mask=is_row, other=0)
+        ends, before_window = tl.load(key_ends + first_query + tokens, mask=is_row, other=0), positions - window
         end = tl.minimum(end_key, tl.max(ends, 0))
     block_size = 1 << block_shift
     keys = cache + kv_head * (HEAD_DIM * block_size)
@@ -63,11 +63,11 @@ def attend_rows(
             # tanh(x) = 1 - 2 / (exp(2 x) + 1)
             grown = tl.exp2(scores * (2.0 * 1.4426950408889634 * scale / cap))
             scores = cap * (1.0 - 2.0 / (grown + 1.0))
-        distance = positions[:, None] - n[None, :]
         if key_ends is None:
+            distance = positions[:, None] - n[None, :]
             is_seen = (distance >= 0) & (distance < window)
         else:
-            is_seen = (n[None, :] < ends[:, None]) & (distance < window)
+            is_seen = (n[None, :] < ends[:, None]) & (n[None, :] > before_window[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
