@@ -1,4 +1,4 @@
-"""Mistral (v0.1 to v0.3, Nemo, Small 3.1 and 3.2, which read images), Ministral 3 and Mixtral. Llama, except:
+"""Mistral (v0.1 to v0.3, Nemo; Small 3.1, 3.2 and Pixtral 12B, which read images), Ministral 3, Mixtral. Llama, except:
 
 - Ministral 3 scales queries by their position.
 - Attention may be limited to a window, in all layers (Mistral v0.1).
@@ -59,6 +59,16 @@ def read_mistral3(entries: Entries) -> ModelConfig:
     kind = text.choice("model_type", ("mistral", "ministral3"), "mistral")
     read = _read_mistral if kind == "mistral" else _read_ministral3
     return with_pixtral(read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False)), entries)
+
+
+def read_llava(entries: Entries) -> ModelConfig:
+    """Read Pixtral 12B. Other models of this architecture have encoders of another kind, and are refused."""
+    text = text_entries(entries)
+    text.demand("model_type", "mistral", "llama", "Pixtral 12B is the only model of this architecture that is known")
+    if (vision := entries.child("vision_config")) is not None:
+        vision.demand("model_type", "pixtral", "clip_vision_model", "no other encoder of this architecture is known")
+    is_tied = text.flag("tie_word_embeddings", False)
+    return with_pixtral(read_text_part(entries, _read_mistral, is_tied=is_tied), entries, merges=False)
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:

@@ -22,6 +22,7 @@ ARCHITECTURES: Final = {
     "LlamaForCausalLM": "pagewick.models.llama:read_llama",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
+    "LlavaForConditionalGeneration": "pagewick.models.mistral:read_llava",
     "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",
     "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
     "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",

@@ -176,8 +176,9 @@ class _Table:
             yield from self._linear(f"{block}.feed_forward.linear_fc2", "vision", size, inner)
         projector, has_bias = f"{path}.projector", config.projector_bias
         width, kept = _whole(config.out_hidden_size), self._cut(config.out_hidden_size)
-        yield from self._norm(f"{projector}.norm", config.hidden_size, role="vision")
-        yield from self._linear(f"{projector}.merging_layer", "vision", size, _whole(config.merged_size))
+        if config.projector_eps is not None:
+            yield from self._norm(f"{projector}.norm", config.hidden_size, role="vision")
+            yield from self._linear(f"{projector}.merging_layer", "vision", size, _whole(config.merged_size))
         yield from self._linear(f"{projector}.linear_1", "vision", kept, size, has_bias=has_bias)
         yield from self._linear(f"{projector}.linear_fc2", "vision", width, kept, has_bias=has_bias)
 

@@ -19,8 +19,8 @@ from tests.engine.test_image_requests import Prompt, exact
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
-# Patches of 4 pixels; squares of 2 x 2 of them and of 3 x 3 become a token.
-SIDES = {"mistral-small-3.1": 8, "ministral-3-multimodal": 12}
+# Patches of 4 pixels; squares of 2 x 2 of them and of 3 x 3, and single ones, become a token.
+SIDES = {"mistral-small-3.1": 8, "ministral-3-multimodal": 12, "pixtral-12b": 4}
 IMAGE, ROW_END, IMAGE_END = 190, 191, 192
 
 
@@ -67,7 +67,7 @@ def by_transformers(model: nn.Module, side: int, one: Prompt, answer: Sequence[i
             patch_size=patch_size, size={"longest_edge": 999}, image_mean=IMAGE_MEAN, image_std=IMAGE_STD
         )
         arrays = [np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3) for image in one.images]
-        given = dict(processor(arrays, return_tensors="pt"))
+        given = dict(processor(arrays, input_data_format="channels_last", return_tensors="pt"))
         assert given["image_sizes"].tolist() == [[image.height, image.width] for image in one.images]
     with torch.inference_mode():
         logits = model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), **given).logits[0]

@@ -41,14 +41,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Qwen2VLImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    if config["model_type"] == "mistral3":
+    if config["model_type"] in ("mistral3", "llava"):
         size = config["vision_config"]["patch_size"]
         settings = {
             "patch_size": {"height": size, "width": size}, "size": {"longest_edge": 160}, "image_mean": IMAGE_MEAN,
             "image_std": IMAGE_STD, "image_processor_type": "PixtralImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-        processor = {"patch_size": size, "spatial_merge_size": config["spatial_merge_size"]}
+        processor = {"patch_size": size, "spatial_merge_size": config.get("spatial_merge_size", 1)}
         (directory / "processor_config.json").write_text(json.dumps(processor))
 
 

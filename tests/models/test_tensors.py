@@ -48,6 +48,7 @@ VARIANT_OF = {
     "Glm4ForCausalLM": "glm-4-0414",
     "Glm4MoeForCausalLM": "glm-4.5",
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
+    "LlavaForConditionalGeneration": "pixtral-12b",
     "Ministral3ForCausalLM": "ministral-3",
     "Qwen2VLForConditionalGeneration": "qwen2-vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2.5-vl-window",

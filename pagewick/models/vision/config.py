@@ -103,10 +103,11 @@ class PixtralConfig(VisionConfig):
 
     Gated MLPs, RMS norms, no learned positions, and no biases. The frequencies of the rotation belong to a patch's row
     and to its column in turn.
-    projector_eps: of the norm before patches are merged. projector_activation, projector_bias: of the MLP behind that.
+    projector_eps: of the norm before patches are merged; None: each patch becomes a row (Pixtral 12B).
+    projector_activation, projector_bias: of the MLP behind that.
     """
 
-    projector_eps: float
+    projector_eps: float | None
     projector_activation: str = "gelu"
     projector_bias: bool = False
 

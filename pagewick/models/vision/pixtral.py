@@ -1,4 +1,4 @@
-"""The vision encoder of Mistral's models, Pixtral's, and the projector to the decoder's width.
+"""The vision encoder of Mistral's models, Pixtral's, and the projectors to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
 """
@@ -48,10 +48,7 @@ class PixtralBlock(nn.Module):
 
 
 class Projector(VisionMLP):
-    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches becomes one, and that the output.
-
-    Every rank holds the whole product that merges patches.
-    """
+    """Patches [T, hidden_size] -> [T, out_hidden_size]."""
 
     def __init__(self, context: LayerContext, prefix: str, config: PixtralConfig) -> None:
         size, out_size = config.hidden_size, config.out_hidden_size
@@ -65,7 +62,18 @@ class Projector(VisionMLP):
             inputs=("linear_1",),
             bias=config.projector_bias,
         )
-        self.norm = RMSNorm(context, size, config.projector_eps)
+
+
+class MergingProjector(Projector):
+    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches becomes one, and that the output.
+
+    Every rank holds the whole product that merges patches. eps: of the norm before it.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, config: PixtralConfig, eps: float) -> None:
+        super().__init__(context, prefix, config)
+        size = config.hidden_size
+        self.norm = RMSNorm(context, size, eps)
         self.merging_layer = ReplicatedLinear(context, f"{prefix}.merging_layer", config.merged_size, size)
         self._shape = -1, config.merge_size**2, size
 
@@ -93,7 +101,10 @@ class PixtralEncoder(PatchReader):
         self.blocks = nn.ModuleList(
             PixtralBlock(context, f"{prefix}.blocks.{index}", config) for index in range(config.num_blocks)
         )
-        self.projector = Projector(context, f"{prefix}.projector", config)
+        name, eps = f"{prefix}.projector", config.projector_eps
+        self.projector = (
+            Projector(context, name, config) if eps is None else MergingProjector(context, name, config, eps)
+        )
         rope = RopeConfig(theta=config.rope_theta, kind="default", rotary_dim=config.head_dim)
         frequencies = inverse_frequencies(rope).to(context.device)
         self._of_rows, self._of_columns = frequencies[0::2].contiguous(), frequencies[1::2].contiguous()

@@ -1,4 +1,4 @@
-"""Reads the vision part of Mistral 3's config.json, with the entries of its projector. No torch.
+"""Reads the vision part of the config.json of Mistral 3 and of Pixtral 12B, with its projector. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -24,25 +24,30 @@ _IN_TOWER: Final = (
 )  # fmt: skip
 
 
-def with_pixtral(config: ModelConfig, entries: Entries) -> ModelConfig:
-    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used.
+
+    merges: whether squares of patches become rows (Mistral 3), or each patch does (Llava).
+    """
     given = entries.child("vision_config")
     if given is None:
         return config
     renamed = entries.renamed({"image_token_index": "image_token_id"})
-    token = renamed.count("image_token_index", 10)
+    token = renamed.count("image_token_index", 10 if merges else 32000)
     if token >= config.vocab_size:
         # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
         return config
-    entries.demand("vision_feature_layer", -1, -1, "images are read from the encoder's last layer")
+    entries.demand("vision_feature_layer", -1, -1 if merges else -2, "images are read from the encoder's last layer")
+    if not merges:
+        entries.demand("vision_feature_select_strategy", "full", "default", "this encoder has a row for patches only")
     vision = PixtralConfig(
         image_token_id=token,
         **_encoder(given),
         out_hidden_size=config.hidden_size,
-        merge_size=entries.size("spatial_merge_size", 2, most=MAX_MERGED),
-        projector_eps=config.norm.eps,
+        merge_size=entries.size("spatial_merge_size", 2, most=MAX_MERGED) if merges else 1,
+        projector_eps=config.norm.eps if merges else None,
         projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
-        projector_bias=entries.flag("multimodal_projector_bias", False),
+        projector_bias=entries.flag("multimodal_projector_bias", not merges),
         tensors=PIXTRAL_TENSORS,
     )
     return replace(

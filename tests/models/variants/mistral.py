@@ -29,6 +29,15 @@ VARIANTS = {
             "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": False,
         },
     ),
+    "pixtral-12b": Variant(
+        "Llava",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**COMMON, **rope(theta=1e6), "sliding_window": None, "model_type": "mistral"},
+            "vision_config": {**PIXTRAL, "hidden_act": "silu"}, "image_token_index": 190, "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full", "multimodal_projector_bias": True,
+        },
+    ),
     "ministral-3": Variant("Ministral3", {**MINISTRAL, "sliding_window": None}),
     "ministral-3-window": Variant(
         "Ministral3", {**MINISTRAL, "sliding_window": 50, "tie_word_embeddings": True, "num_key_value_heads": 1}
