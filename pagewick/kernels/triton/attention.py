@@ -77,18 +77,21 @@ class Key(NamedTuple):
 
 
 def _tile(key: Key, block_dim: int) -> Tile:
-    """Return the tile of a variant. Chosen so that registers and shared memory suffice; no GPU was there to measure."""
+    """Return the tile of a variant. Chosen so that registers and shared memory suffice; no GPU was there to measure.
+
+    It is the same with ends and without, so that a token has the same bits beside an image.
+    """
     is_wide, is_hopper = block_dim > 128, key.target == "sm_90"
     num_stages = 2 if is_wide or key.target in ("sm_89", "gfx942") else 3
     if key.dtype == torch.float32 and key.stored:
         # A tile that is converted while the one before it is multiplied would need more registers than there are.
-        is_tight = is_wide and key.has_ends and not key.is_long and key.target == "sm_89"
-        return Tile(32 if key.is_long and block_dim < 128 else MAX_SHORT_ROWS, 16, 4 if is_tight else 8, 1)
+        num_warps = 16 if is_wide and not key.is_long and key.target == "sm_89" else 8
+        return Tile(32 if key.is_long and block_dim < 128 else MAX_SHORT_ROWS, 16, num_warps, 1)
     if key.dtype == torch.float32:
         return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
     if not key.is_long:
         # With Triton 3.6, which keeps more of a converted tile in registers, 32 keys of int8 would not fit.
-        num_keys = 16 if is_wide and (key.stored, key.target) == ("int8", "sm_80") else 32
+        num_keys = 16 if is_wide and key.stored == "int8" and key.target in ("sm_80", "sm_89") else 32
         return Tile(MAX_SHORT_ROWS, num_keys if is_wide or key.stored else 64, 4, num_stages)
     if is_hopper:
         num_keys = 16 if key.stored else 32
