@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "packed.h"
 #include "testing.h"
@@ -15,6 +16,7 @@ struct Case {
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
   float soft_cap;
   bool has_sinks;
+  int32_t image = 0;  // images of this many tokens follow each other, and their tokens see each other; 0: none do
 };
 
 constexpr float kScale = 0.3f;
@@ -31,11 +33,14 @@ class Batch {
         context_lens_(c.context_lens),
         sinks_(Tensor::random(DType::kFloat32, c.num_heads)),
         num_blocks_(0),
-        max_blocks_(1) {
+        max_blocks_(1),
+        key_ends_(c.image == 0 ? 0 : std::accumulate(c.q_lens.begin(), c.q_lens.end(), int64_t{0})) {
     cu_seqlens_[0] = 0;
     for (size_t seq = 0; seq < c.q_lens.size(); ++seq) {
       cu_seqlens_[seq + 1] = cu_seqlens_[seq] + c.q_lens[seq];
       num_blocks_ += blocks_of(seq), max_blocks_ = std::max(max_blocks_, blocks_of(seq));
+      for (int32_t i = 0; i < c.q_lens[seq] && c.image > 0; ++i)
+        key_ends_[cu_seqlens_[seq] + i] = static_cast<int32_t>(end_of(seq, i));
     }
     // 2 elements between rows.
     table_stride_ = max_blocks_ + 2;
@@ -56,6 +61,7 @@ class Batch {
     args.q = tensors_[0].data(), args.kv_cache = tensors_[1].data(), args.out = out.data();
     args.block_tables = tables_[0].data(), args.context_lens = context_lens_.data();
     args.cu_seqlens_q = cu_seqlens_.data(), args.sinks = c_.has_sinks ? sinks_.floats() : nullptr;
+    args.key_ends = c_.image == 0 ? nullptr : key_ends_.data();
     args.num_tokens = num_tokens(), args.num_seqs = num_seqs(), args.num_heads = c_.num_heads;
     args.num_kv_heads = c_.num_kv_heads, args.head_dim = c_.head_dim, args.num_blocks = num_blocks_;
     args.block_size = c_.block_size, args.max_blocks = max_blocks_, args.block_table_stride = table_stride_;
@@ -86,6 +92,7 @@ class Batch {
     single.q = static_cast<char*>(tensors_[0].data()) + token * q_stride_ * element_size(out.dtype());
     single.block_tables += seq * table_stride_, single.context_lens = context_lens.data();
     single.cu_seqlens_q = cu_seqlens.data(), single.num_tokens = 1, single.num_seqs = 1;
+    if (single.key_ends != nullptr) single.key_ends += token;
     run("paged_attention", single);
     for (int64_t i = 0; i < row_size(); ++i)
       require(alone.bits(i) == out.bits(token * row_size() + i), "a query alone has other bits");
@@ -102,6 +109,11 @@ class Batch {
     lens[0] = c_.q_lens[0] - 1;
     wrong = args(out), wrong.context_lens = lens.data();
     require(status_of("paged_attention", wrong) == pagewick::kBadLengths, "a context shorter than its queries");
+    for (const int32_t bad : {0, c_.context_lens[0] + 1}) {
+      Array<int32_t> ends(std::vector<int32_t>(static_cast<size_t>(num_tokens()), bad));
+      wrong = args(out), wrong.key_ends = ends.data();
+      require(status_of("paged_attention", wrong) == pagewick::kBadLengths, "tokens that see too few or too many keys");
+    }
     // The last key of the first sequence is seen by its last query, whatever the window.
     int32_t& block_id = tables_[0][blocks_of(0) - 1];
     const int32_t right = block_id;
@@ -115,6 +127,12 @@ class Batch {
  private:
   int64_t row_size() const { return c_.num_heads * c_.head_dim; }
   int64_t blocks_of(int64_t seq) const { return (c_.context_lens[seq] + c_.block_size - 1) / c_.block_size; }
+  // The number of the first keys of its sequence that a query sees.
+  int64_t end_of(int64_t seq, int64_t query) const {
+    const int64_t position = c_.context_lens[seq] - c_.q_lens[seq] + query;
+    if (c_.image == 0) return position + 1;
+    return std::min<int64_t>(c_.context_lens[seq], (position / c_.image + 1) * c_.image);
+  }
   int64_t slot(int64_t seq, int64_t key) const {
     return tables_[0][seq * table_stride_ + key / c_.block_size] * c_.block_size + key % c_.block_size;
   }
@@ -147,7 +165,7 @@ class Batch {
     const int64_t first = c_.window ? std::max<int64_t>(0, position - c_.window + 1) : 0;
     std::vector<double> sums(c_.head_dim), magnitudes(c_.head_dim);
     double total = c_.has_sinks ? std::exp(sinks_[head]) : 0.0;
-    for (int64_t key = first; key <= position; ++key) {
+    for (int64_t key = first; key < end_of(seq, query); ++key) {
       const double weight = std::exp(score(token, head, slot(seq, key)));
       total += weight;
       for (int64_t d = 0; d < c_.head_dim; ++d) {
@@ -168,6 +186,7 @@ class Batch {
   Array<int32_t> cu_seqlens_, context_lens_;
   Tensor sinks_;
   int64_t num_blocks_, max_blocks_, table_stride_ = 0;
+  Array<int32_t> key_ends_;
   std::vector<Array<int32_t>> tables_;
   std::vector<Tensor> tensors_;  // q, cache
 };
@@ -252,5 +271,7 @@ void test_attention() {
     test_case({{23, 1}, {90, 2060}, 4, 2, 64, 32, 1030, 3.0f, true}, dtype, kv_dtype);
     test_case({{40}, {41}, 8, 2, 100, 16, 0, 0.0f, false}, dtype, kv_dtype);
     test_case({{2, 1}, {66, 65}, 1, 1, 256, 48, 1, 0.0f, false}, dtype, kv_dtype);
+    test_case({{70, 9}, {75, 1100}, 3, 1, 24, 6, 0, 0.0f, true, 25}, dtype, kv_dtype);
+    test_case({{90, 40}, {95, 1060}, 4, 2, 64, 32, 30, 3.0f, false, 130}, dtype, kv_dtype);
   }
 }
