@@ -73,8 +73,12 @@ class PatchAttention(torch.nn.Module):
         self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=bias, multiple=head_dim)
         self._scale = head_dim**-0.5
 
-    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:
-        """Rotate queries and keys; attend within each sequence. cu_seqlens: as in kernels.full_attention."""
+    def forward(self, x: Tensor, rotation: Rotation | None, cu_seqlens: Sequence[int]) -> Tensor:
+        """Rotate queries and keys, unless rotation is None; attend within each sequence.
+
+        cu_seqlens: as in kernels.full_attention.
+        """
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).chunk(3, dim=-1))
-        q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
+        if rotation is not None:
+            q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]

@@ -24,6 +24,7 @@ from pagewick.models.config import (
 )
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.vision.siglip_entries import with_siglip
 
 # Defaults of entries that files leave out, even Google's own.
 _GEMMA2: Final = {
@@ -77,7 +78,7 @@ def read_gemma3(entries: Entries) -> ModelConfig:
 
 
 def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_gemma3, is_tied=True)
+    return with_siglip(read_text_part(entries, _read_gemma3, is_tied=True), entries)
 
 
 def _read_gemma3(entries: Entries) -> ModelConfig:

@@ -22,7 +22,7 @@ from pagewick.models.config import (
     ModelConfig,
     NameMap,
 )
-from pagewick.models.vision.config import PixtralConfig, VisionConfig
+from pagewick.models.vision.tensors import Shared, vision_tensors
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
@@ -126,61 +126,9 @@ class _Table:
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
-        if isinstance(config.vision, PixtralConfig):
-            yield from self._pixtral("visual", config.vision)
-        elif config.vision is not None:
-            yield from self._vision("visual", config.vision)
-
-    def _vision(self, path: str, config: VisionConfig) -> Iterator[ModelTensor]:
-        size, inner = _whole(config.hidden_size), self._cut(config.intermediate_size)
-        heads = self._cut(config.num_heads).times(config.head_dim)
-        yield self._tensor(f"{path}.patch_embed.proj.weight", "vision", size, *map(_whole, config.patch_shape))
-        if config.patch_bias:
-            yield self._tensor(f"{path}.patch_embed.proj.bias", "vision", size)
-        if config.positions_per_side is not None:
-            yield self._tensor(f"{path}.pos_embed.weight", "vision", _whole(config.positions_per_side**2), size)
-        for index in range(config.num_blocks):
-            block = f"{path}.blocks.{index}"
-            for name in ("norm1", "norm2"):
-                yield from self._norm(f"{block}.{name}", config.hidden_size, has_bias=not config.is_rms, role="vision")
-            yield from self._linear(f"{block}.attn.qkv", "vision", heads.times(3), size, has_bias=True)
-            yield from self._linear(f"{block}.attn.proj", "vision", size, heads, has_bias=True)
-            for name in config.mlp_inputs:
-                yield from self._linear(f"{block}.mlp.{name}", "vision", inner, size, has_bias=True)
-            yield from self._linear(f"{block}.mlp.linear_fc2", "vision", size, inner, has_bias=True)
-        mergers = {f"{path}.merger": config.hidden_size}
-        mergers |= {
-            f"{path}.deepstack_merger_list.{index}": config.merged_size for index in range(len(config.deepstack_blocks))
-        }
-        merged, kept = _whole(config.merged_size), self._cut(config.merged_size)
-        for merger, norm_size in mergers.items():
-            yield from self._norm(f"{merger}.norm", norm_size, has_bias=not config.is_rms, role="vision")
-            yield from self._linear(f"{merger}.linear_fc1", "vision", kept, merged, has_bias=True)
-            yield from self._linear(
-                f"{merger}.linear_fc2", "vision", _whole(config.out_hidden_size), kept, has_bias=True
-            )
-
-    def _pixtral(self, path: str, config: PixtralConfig) -> Iterator[ModelTensor]:
-        size, inner = _whole(config.hidden_size), self._cut(config.intermediate_size)
-        heads = self._cut(config.num_heads).times(config.head_dim)
-        yield self._tensor(f"{path}.patch_conv.weight", "vision", size, *map(_whole, config.patch_shape))
-        yield from self._norm(f"{path}.ln_pre", config.hidden_size, role="vision")
-        for block in (f"{path}.blocks.{index}" for index in range(config.num_blocks)):
-            for name in ("norm1", "norm2"):
-                yield from self._norm(f"{block}.{name}", config.hidden_size, role="vision")
-            for name in ("q_proj", "k_proj", "v_proj"):
-                yield from self._linear(f"{block}.attn.{name}", "vision", heads, size)
-            yield from self._linear(f"{block}.attn.proj", "vision", size, heads)
-            for name in config.mlp_inputs:
-                yield from self._linear(f"{block}.feed_forward.{name}", "vision", inner, size)
-            yield from self._linear(f"{block}.feed_forward.linear_fc2", "vision", size, inner)
-        projector, has_bias = f"{path}.projector", config.projector_bias
-        width, kept = _whole(config.out_hidden_size), self._cut(config.out_hidden_size)
-        if config.projector_eps is not None:
-            yield from self._norm(f"{projector}.norm", config.hidden_size, role="vision")
-            yield from self._linear(f"{projector}.merging_layer", "vision", size, _whole(config.merged_size))
-        yield from self._linear(f"{projector}.linear_1", "vision", kept, size, has_bias=has_bias)
-        yield from self._linear(f"{projector}.linear_fc2", "vision", width, kept, has_bias=has_bias)
+        if config.vision is not None:
+            for path, dimensions in vision_tensors(config.vision):
+                yield self._tensor(f"visual.{path}", "vision", *map(self._dimension, dimensions))
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = _whole(self.config.hidden_size), config.num_heads
@@ -331,6 +279,9 @@ class _Table:
     def _tensor(self, path: str, role: Role, *sizes: _Size) -> ModelTensor:
         shape, kept = zip(*sizes, strict=True)
         return ModelTensor(path, self.names.in_file(path), shape, kept, role)
+
+    def _dimension(self, size: int | Shared) -> _Size:
+        return self._cut(size.number).times(size.unit) if isinstance(size, Shared) else _whole(size)
 
     def _cut(self, size: int) -> _Size:
         """A dimension that is shared out over the ranks."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
-from pagewick.models.vision.config import PixtralConfig, VisionConfig
+from pagewick.models.vision.config import PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
+from pagewick.models.vision.siglip import SiglipEncoder
 
 
 def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> PatchReader:
     """Return an encoder with uninitialised weights. Raises ConfigError if there are more ranks than heads."""
     if isinstance(config, PixtralConfig):
         return PixtralEncoder(context, prefix, config)
+    if isinstance(config, SiglipConfig):
+        return SiglipEncoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

@@ -10,8 +10,8 @@ from pagewick.errors import ConfigError
 TENSORS: Final = r"(model\.)?visual\..*"
 """A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
 
-PIXTRAL_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-"""A regular expression of the names that files of Mistral's models give to the tensors of a vision encoder."""
+TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+"""A regular expression of the names that files of Mistral's models and of Gemma 3 give to those tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +119,17 @@ class PixtralConfig(VisionConfig):
     @property
     def has_row_breaks(self) -> bool:
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiglipConfig(VisionConfig):
+    """The encoder of Gemma 3 (SigLIP, arXiv:2303.15343; arXiv:2503.19786, section 2.1), for images of one size.
+
+    Layer norms, plain MLPs, a learned position for each patch, and no rotation. The rows of the output are the means of
+    merge_size x merge_size patches, normed and projected.
+    """
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size

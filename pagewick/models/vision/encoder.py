@@ -63,13 +63,16 @@ class PatchMerger(VisionMLP):
 
 
 class VisionBlock(nn.Module):
-    """h += attention(norm1(h)); h += mlp(norm2(h)): [T, hidden_size] -> [T, hidden_size]."""
+    """h += attention(norm1(h)); h += mlp(norm2(h)): [T, hidden_size] -> [T, hidden_size].
 
-    def __init__(self, context: LayerContext, prefix: str, config: VisionConfig) -> None:
+    is_fused: see PatchAttention.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, config: VisionConfig, *, is_fused: bool = True) -> None:
         super().__init__()
         size = config.hidden_size
         self.norm1 = _make_norm(context, config, size)
-        self.attn = PatchAttention(context, f"{prefix}.attn", size, config.num_heads)
+        self.attn = PatchAttention(context, f"{prefix}.attn", size, config.num_heads, is_fused=is_fused)
         self.norm2 = _make_norm(context, config, size)
         self.mlp = VisionMLP(
             context,
@@ -81,7 +84,7 @@ class VisionBlock(nn.Module):
             inputs=config.mlp_inputs,
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, cu_seqlens: Sequence[int]) -> Tensor:
         attended = self.attn(self.norm1(x), rotation, cu_seqlens)
         normed, x = self.norm2.add_and_norm(attended, x)
         return add(self.mlp(normed), x)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pagewick.models.config import ModelConfig, NameMap
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import PIXTRAL_TENSORS, PixtralConfig
+from pagewick.models.vision.config import TOWER_TENSORS, PixtralConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 
 # Not in the file: the norms of all published encoders have it.
@@ -48,13 +48,13 @@ def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) 
         projector_eps=config.norm.eps if merges else None,
         projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
         projector_bias=entries.flag("multimodal_projector_bias", not merges),
-        tensors=PIXTRAL_TENSORS,
+        tensors=TOWER_TENSORS,
     )
     return replace(
         config,
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
-        ignored=tuple(pattern for pattern in config.ignored if pattern != PIXTRAL_TENSORS),
+        ignored=tuple(pattern for pattern in config.ignored if pattern != TOWER_TENSORS),
     )
 
 

@@ -20,9 +20,10 @@ def gemma3(global_rope: dict[str, Any], *, local_theta: float = 1e3, **entries: 
     }  # fmt: skip
 
 
+# Squares of 3 x 3 patches become a token, and an image has 4 x 4 of them.
 VISION = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
-    "patch_size": 8, "model_type": "siglip_vision_model",
+    "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6, "image_size": 48,
+    "patch_size": 4, "model_type": "siglip_vision_model", "vision_use_head": False,
 }  # fmt: skip
 
 VARIANTS = {
@@ -44,7 +45,7 @@ VARIANTS = {
         {
             **dict.fromkeys(COMMON),
             "text_config": {**COMMON, **gemma3(rope("linear", 1e6, factor=8.0), sliding_window_pattern=3)},
-            "vision_config": VISION, "mm_tokens_per_image": 4, "boi_token_index": 190, "eoi_token_index": 191,
+            "vision_config": VISION, "mm_tokens_per_image": 16, "boi_token_index": 190, "eoi_token_index": 191,
             "image_token_index": 192,
         },
     ),

@@ -1,0 +1,111 @@
+"""The tensors of vision encoders: their names under the encoder's, and their shapes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pagewick.models.vision.config import PixtralConfig, SiglipConfig, VisionConfig
+
+
+class Shared(NamedTuple):
+    """A dimension of which ranks have shares: `number` is shared out among them, and each unit has `unit` elements."""
+
+    number: int
+    unit: int = 1
+
+
+Dimension = int | Shared
+"""A dimension that every rank keeps whole, or one that is shared out."""
+
+Tensors = Iterator[tuple[str, tuple[Dimension, ...]]]
+
+
+def vision_tensors(config: VisionConfig) -> Tensors:
+    """Yield the path and the shape of each tensor. Matrices are [out, in], but for SigLIP's TransposedLinear."""
+    if isinstance(config, PixtralConfig):
+        return _pixtral(config)
+    if isinstance(config, SiglipConfig):
+        return _siglip(config)
+    return _qwen(config)
+
+
+def _qwen(config: VisionConfig) -> Tensors:
+    size = config.hidden_size
+    yield from _patches("patch_embed.proj", config, has_bias=config.patch_bias)
+    if config.positions_per_side is not None:
+        yield "pos_embed.weight", (config.positions_per_side**2, size)
+    for index in range(config.num_blocks):
+        yield from _block(f"blocks.{index}", config, is_fused=True)
+    mergers = {"merger": size}
+    mergers |= {f"deepstack_merger_list.{index}": config.merged_size for index in range(len(config.deepstack_blocks))}
+    inner = Shared(config.merged_size)
+    for merger, norm_size in mergers.items():
+        yield from _norm(f"{merger}.norm", norm_size, has_bias=not config.is_rms)
+        yield from _linear(f"{merger}.linear_fc1", inner, config.merged_size)
+        yield from _linear(f"{merger}.linear_fc2", config.out_hidden_size, inner)
+
+
+def _siglip(config: SiglipConfig) -> Tensors:
+    size, side = config.hidden_size, config.positions_per_side
+    assert side is not None, "each patch has a learned position"
+    yield from _patches("patch_embed.proj", config, has_bias=True)
+    yield "pos_embed.weight", (side**2, size)
+    for index in range(config.num_blocks):
+        yield from _block(f"blocks.{index}", config, is_fused=False)
+    yield from _norm("norm", size, has_bias=True)
+    yield from _norm("projector.norm", size)
+    yield "projector.linear.weight", (size, config.out_hidden_size)
+
+
+def _pixtral(config: PixtralConfig) -> Tensors:
+    size, inner = config.hidden_size, Shared(config.intermediate_size)
+    heads = Shared(config.num_heads, config.head_dim)
+    yield from _patches("patch_conv", config, has_bias=False)
+    yield from _norm("ln_pre", size)
+    for block in (f"blocks.{index}" for index in range(config.num_blocks)):
+        yield from _norm(f"{block}.norm1", size)
+        yield from _norm(f"{block}.norm2", size)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield from _linear(f"{block}.attn.{name}", heads, size, has_bias=False)
+        yield from _linear(f"{block}.attn.proj", size, heads, has_bias=False)
+        for name in config.mlp_inputs:
+            yield from _linear(f"{block}.feed_forward.{name}", inner, size, has_bias=False)
+        yield from _linear(f"{block}.feed_forward.linear_fc2", size, inner, has_bias=False)
+    if config.projector_eps is not None:
+        yield from _norm("projector.norm", size)
+        yield from _linear("projector.merging_layer", size, config.merged_size, has_bias=False)
+    width = Shared(config.out_hidden_size)
+    yield from _linear("projector.linear_1", width, size, has_bias=config.projector_bias)
+    yield from _linear("projector.linear_fc2", config.out_hidden_size, width, has_bias=config.projector_bias)
+
+
+def _block(path: str, config: VisionConfig, *, is_fused: bool) -> Tensors:
+    size, inner, heads = config.hidden_size, Shared(config.intermediate_size), config.num_heads
+    for name in ("norm1", "norm2"):
+        yield from _norm(f"{path}.{name}", size, has_bias=not config.is_rms)
+    parts = {"qkv": 3} if is_fused else dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1)
+    for name, number in parts.items():
+        yield from _linear(f"{path}.attn.{name}", Shared(heads, number * config.head_dim), size)
+    yield from _linear(f"{path}.attn.proj", size, Shared(heads, config.head_dim))
+    for name in config.mlp_inputs:
+        yield from _linear(f"{path}.mlp.{name}", inner, size)
+    yield from _linear(f"{path}.mlp.linear_fc2", size, inner)
+
+
+def _patches(path: str, config: VisionConfig, *, has_bias: bool) -> Tensors:
+    yield f"{path}.weight", (config.hidden_size, *config.patch_shape)
+    if has_bias:
+        yield f"{path}.bias", (config.hidden_size,)
+
+
+def _linear(path: str, rows: Dimension, columns: Dimension, *, has_bias: bool = True) -> Tensors:
+    yield f"{path}.weight", (rows, columns)
+    if has_bias:
+        yield f"{path}.bias", (rows,)
+
+
+def _norm(path: str, size: int, *, has_bias: bool = False) -> Tensors:
+    yield f"{path}.weight", (size,)
+    if has_bias:
+        yield f"{path}.bias", (size,)
