@@ -185,19 +185,21 @@ def image_findings(found: Checkpoint) -> list[Finding]:
     """Findings about images from a model's files; none if it has no part that sees, or is not on this disk."""
     from pagewick.doctor.findings import note, ok, problem
     from pagewick.doctor.support import refusal
-    from pagewick.images.settings import ImageSettings
+    from pagewick.images.settings_files import has_settings, read_settings
 
     place = Path(found.where)
     if found.model_config is None or found.model_config.vision is None or not place.is_dir():
         return []
     try:
-        if not ImageSettings.are_in(place):
+        if not has_settings(place):
             fix = "download preprocessor_config.json, too"
             return [note("images", "they are refused, because preprocessor_config.json is missing", fix)]
-        settings = ImageSettings.read(place)
+        settings = read_settings(place)
     except PagewickError as error:
         refused = refusal(error)
         return [problem("images", refused.reason, refused.fix)]
+    if settings.has_fixed_size:
+        return [ok("images", f"each has {settings.max_tokens:,} tokens, whatever its size")]
     side = settings.token_side
     rows = " and one for every row of these" if settings.row_break else ""
     most = f"{settings.max_tokens:,} at most (--max-image-pixels)"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pagewick.config import EngineConfig
 from pagewick.images.settings import ImageSettings
+from pagewick.images.settings_files import has_settings, read_settings, settings_of
 from pagewick.weights.description import is_gguf
 from pagewick.weights.gguf.checkpoint import open_vision
 
@@ -21,9 +22,9 @@ def image_settings(config: EngineConfig) -> ImageSettings | None:
         if config.mmproj is None:
             return None
         vision = open_vision(Path(config.mmproj))
-        settings = ImageSettings.of_entries(vision.processor_entries(), vision.where)
-    elif ImageSettings.are_in(directory):
-        settings = ImageSettings.read(directory)
+        settings = settings_of(vision.processor_entries(), vision.where)
+    elif has_settings(directory):
+        settings = read_settings(directory)
     else:
         return None
     return settings if config.max_image_pixels is None else settings.limited(config.max_image_pixels)

@@ -77,7 +77,7 @@ def picture_of(image: Image.Image, settings: ImageSettings) -> Picture:
     with _refusing_damage("it"):
         image = _upright(image)
         height, width = settings.resized(image.height, image.width)
-        resized = _rgb(image).resize((width, height), Image.Resampling.BICUBIC)
+        resized = _rgb(image).resize((width, height), Image.Resampling(settings.resample))
     return Picture(np.asarray(resized), settings.tokens_of(height, width))
 
 

@@ -3,6 +3,9 @@
 A prompt has one placeholder token for each image. It is repeated as often as the image has tokens, in some models with
 another token behind each row of them. This follows from the size in the file's header alone: nothing is decoded for a
 prompt that is too long.
+
+Templates of some models write another token instead. A text then stands in its place, with the placeholder token in it.
+This comes before the prompt becomes tokens, because the ends of that text may form tokens with what is around it.
 """
 
 from __future__ import annotations
@@ -77,10 +80,13 @@ class ImageReader:
         row_ends: tuple[int, int] | None = None,
     ) -> None:
         assert (row_ends is None) == (settings.row_break == 0), "the settings say whether rows are parted"
+        assert token is not None or settings.placeholder is None, "the text around an image has its token in it"
         self._settings = settings
         self._token_id = token_id
         self._token = token or f"token {token_id}"
         self._row_ends = row_ends
+        self._written = None if (other := settings.placeholder) is None else other.written
+        self._text = "" if other is None else other.around(self._token)
 
     @classmethod
     def of(
@@ -95,8 +101,21 @@ class ImageReader:
 
         Raises ModelLoadError if the tokenizer lacks a token that the settings name.
         """
-        row_ends = (_known(settings.row_end, id_of), _known(settings.image_end, id_of)) if settings.row_break else None
+        row_ends = None
+        if settings.row_break:
+            ends = settings.row_end, settings.image_end
+            row_ends = _known(ends[0], id_of, "parts the rows"), _known(ends[1], id_of, "parts the rows")
+        for text in () if settings.placeholder is None else settings.placeholder.tokens:
+            _known(text, id_of, "marks the places")
         return cls(settings, token_id, token, row_ends=row_ends)
+
+    def written_out(self, pieces: Sequence[str]) -> Sequence[str]:
+        """Return the pieces of a prompt with images as the model reads them.
+
+        A token that templates write for an image is replaced, if it is not the placeholder token itself. The same words
+        in a user's message span two pieces (pagewick/text/chat_template.py), and stay.
+        """
+        return pieces if self._written is None else [one.replace(self._written, self._text) for one in pieces]
 
     def loaded(self, sources: Sequence[ImageSource], *, max_len: int, param: str) -> list[PlacedImage]:
         """Return the images with their numbers of tokens; they have no places yet.
@@ -153,7 +172,7 @@ class ImageReader:
         num_places = token_ids.count(self._token_id)
         if num_places != len(images):
             message = (
-                f"the prompt has {num_places} places for images ({self._token}), and the request has {len(images)} "
+                f"the prompt has {num_places} places for images ({self._place}), and the request has {len(images)} "
                 "images; it needs one place for each image. Chat templates may leave out images of some roles: send "
                 "images in messages of the user's"
             )
@@ -179,6 +198,13 @@ class ImageReader:
         whole += token_ids[position:]
         return PromptTokens(whole, placed)
 
+    @property
+    def _place(self) -> str:
+        """The words that stand for an image in a prompt, for errors."""
+        if self._written in (None, self._token):
+            return self._token
+        return f"{self._written} in a text, and {self._token} among token ids"
+
     def _tokens(self, image: PlacedImage) -> list[int]:
         if self._row_ends is None:
             return [self._token_id] * image.num_tokens
@@ -197,10 +223,10 @@ class ImageReader:
         return ImageInput(placed.start, placed.num_tokens, height, width, picture.pixels.tobytes(), row_length)
 
 
-def _known(text: str, id_of: Callable[[str], int | None]) -> int:
+def _known(text: str, id_of: Callable[[str], int | None], purpose: str) -> int:
     if (token_id := id_of(text)) is None:
         raise ModelLoadError(
-            f"the tokenizer lacks {text!r}, which parts the rows of images\n"
+            f"the tokenizer lacks {text!r}, which {purpose} of images\n"
             "  download the tokenizer again, or leave images out with --language-model-only"
         )
     return token_id

@@ -251,7 +251,8 @@ class PromptEncoder:
             raise UnsupportedError(message, param="truncate_prompt_tokens")
         place = self._placing(rendered.images, "messages", num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
-        token_ids = self.tokenizer.encode_pieces(rendered.pieces, max_len=max_len, num_last=num_kept)
+        pieces = self._written_out(rendered.pieces, rendered.images)
+        token_ids = self.tokenizer.encode_pieces(pieces, max_len=max_len, num_last=num_kept)
         if add_special_tokens:
             begin = self.tokenizer.start_token_ids
             token_ids = token_ids if token_ids[: len(begin)] == begin else [*begin, *token_ids]
@@ -269,9 +270,12 @@ class PromptEncoder:
         return self.place_rendered(self.render_chat(messages, tools, **rendering), **encoding)
 
     def place_images(self, prompt: str | list[int], images: Sequence[ImageSource]) -> PromptTokens:
-        """Encode a text, or take token ids, with one placeholder token for each image. Raises as `place_rendered`."""
+        """Encode a text, or take token ids, with one placeholder for each image. Raises as `place_rendered`."""
         place = self._placing(images, MULTI_MODAL_DATA, 1)
-        return place(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        return place(self.encode(*self._written_out((prompt,), images)) if isinstance(prompt, str) else prompt)
+
+    def _written_out(self, pieces: Sequence[str], images: Sequence[ImageSource]) -> Sequence[str]:
+        return pieces if self.images is None or not images else self.images.written_out(pieces)
 
     def read_image(self, placed: PlacedImage, param: str) -> ImageInput:
         """Decode an image that one of the methods above has placed; see ImageReader.read."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewick.async_llm import AsyncEngine
-from pagewick.images.settings import ImageSettings
+from pagewick.images.qwen_settings import QwenSettings
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.image_prompts import ImageReader
 from pagewick.text.prompts import PromptEncoder
@@ -85,7 +85,7 @@ MACRO_TEMPLATE = """\
 {%- endif %}
 """
 # 6 x 6 pixels for each token.
-SETTINGS = ImageSettings(3, 2, 2, 36, 36 * 200, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
+SETTINGS = QwenSettings(3, 2, 2, 36, 36 * 200, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
 ENTRIES = {
     "patch_size": 3,
     "merge_size": 2,

@@ -19,12 +19,13 @@ from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.images import headers
 from pagewick.images.decoding import picture_of, prepare
 from pagewick.images.headers import MAX_FILE_PIXELS, MAX_JPEG_SCANS, Format, measured
+from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
 from pagewick.images.sources import load
 from tests.images.pictures import file_of, noise
 
-QWEN_2 = ImageSettings(14, 2, 2, 3136, 12845056, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
-SMALL = ImageSettings(3, 2, 2, 100, 3000, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
+QWEN_2 = QwenSettings(14, 2, 2, 3136, 12845056, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
+SMALL = QwenSettings(3, 2, 2, 100, 3000, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
 
 
 def reference(image: Image.Image, settings: ImageSettings) -> Any:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
-from pagewick.images.settings import MAX_ASPECT_RATIO, ImageSettings
+from pagewick.images.qwen_settings import QwenSettings
+from pagewick.images.settings import MAX_ASPECT_RATIO
+from pagewick.images.settings_files import read_settings
 
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
@@ -37,7 +39,7 @@ QWEN_3 = {
     "processor_class": "Qwen3VLProcessor",
     "image_processor_type": "Qwen2VLImageProcessorFast",
 }
-SMALL = ImageSettings(
+SMALL = QwenSettings(
     patch_size=3,
     merge_size=2,
     temporal_patch_size=2,
@@ -80,7 +82,7 @@ def test_settings_are_those_of_transformers(tmp_path: Path, entries: dict[str, A
         write(tmp_path, {"processor_class": "Qwen2VLProcessor"}, "processor_config.json")
         write(tmp_path, entries)
     wanted = reference(tmp_path)
-    found = ImageSettings.read(tmp_path)
+    found = read_settings(tmp_path)
     assert (found.patch_size, found.merge_size) == (wanted.patch_size, wanted.merge_size)
     assert found.temporal_patch_size == wanted.temporal_patch_size
     assert (found.min_pixels, found.max_pixels) == (wanted.size["shortest_edge"], wanted.size["longest_edge"])
@@ -90,7 +92,7 @@ def test_settings_are_those_of_transformers(tmp_path: Path, entries: dict[str, A
 
 
 def test_older_names_may_stand_in_the_size(tmp_path: Path) -> None:
-    found = ImageSettings.read(write(tmp_path, {"size": {"min_pixels": 5, "max_pixels": 70}}))
+    found = read_settings(write(tmp_path, {"size": {"min_pixels": 5, "max_pixels": 70}}))
     assert (found.min_pixels, found.max_pixels) == (5, 70)
 
 
@@ -123,15 +125,15 @@ def test_older_names_may_stand_in_the_size(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_honoured_are_refused(tmp_path: Path, entries: Any, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason) as raised:
-        ImageSettings.read(write(tmp_path, entries))
+        read_settings(write(tmp_path, entries))
     assert "preprocessor_config.json" in str(raised.value)
 
 
 def test_a_directory_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"has no preprocessor_config\.json"):
-        ImageSettings.read(tmp_path)
+        read_settings(tmp_path)
     with pytest.raises(ModelLoadError, match=r"image_processor in .* is not an object"):
-        ImageSettings.read(write(tmp_path, {"image_processor": 3}, "processor_config.json"))
+        read_settings(write(tmp_path, {"image_processor": 3}, "processor_config.json"))
 
 
 SIDES = st.integers(1, 6000)
@@ -141,7 +143,7 @@ SIDES = st.integers(1, 6000)
 def test_sizes_are_those_of_transformers(height: int, width: int, patch_size: int, limits: tuple[int, int]) -> None:
     pil = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl", reason="the reference")
     low, high = sorted(limits)
-    settings = ImageSettings(patch_size, 2, 2, low, high, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
+    settings = QwenSettings(patch_size, 2, 2, low, high, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
     try:
         expected = pil.smart_resize(height, width, 2 * patch_size, low, high)
     except ValueError:

@@ -16,7 +16,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from pagewick import LLM, SamplingParams
 from pagewick.errors import InvalidRequestError, ModelLoadError
-from pagewick.images.settings import ImageSettings
+from pagewick.images.pixtral_settings import PixtralSettings
+from pagewick.images.settings_files import read_settings
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.image_prompts import ImageReader
 from pagewick.text.prompts import PromptEncoder
@@ -61,8 +62,8 @@ def tokenizer_of(special: list[str]) -> Tokenizer:
 
 TOKENIZER = tokenizer_of(SPECIAL)
 IMAGE_ID = TOKENIZER.encode("[IMG]", add_special_tokens=False)[0]
-SETTINGS = ImageSettings(
-    4, 2, 1, 1, EDGE**2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255, EDGE, "[IMG_BREAK]", "[IMG_END]"
+SETTINGS = PixtralSettings(
+    4, 2, 1, 1, EDGE**2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255, "[IMG_BREAK]", "[IMG_END]", longest_edge=EDGE
 )
 
 
@@ -139,8 +140,8 @@ def test_tokens_that_the_tokenizer_lacks_are_named(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     id_of = tokenizer_of(SPECIAL[:4]).id_of
     with pytest.raises(ModelLoadError, match=r"the tokenizer lacks '\[IMG_END\]', which parts the rows of images"):
-        ImageReader.of(ImageSettings.read(tmp_path), IMAGE_ID, "[IMG]", id_of=id_of)
-    assert ImageReader.of(ImageSettings.read(tmp_path), IMAGE_ID, "[IMG]", id_of=TOKENIZER.id_of) is not None
+        ImageReader.of(read_settings(tmp_path), IMAGE_ID, "[IMG]", id_of=id_of)
+    assert ImageReader.of(read_settings(tmp_path), IMAGE_ID, "[IMG]", id_of=TOKENIZER.id_of) is not None
 
 
 @pytest.fixture(scope="module")

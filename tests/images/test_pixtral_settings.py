@@ -14,7 +14,9 @@ from PIL import ExifTags, Image
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.images.decoding import is_turned, prepare
+from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.settings import MAX_ASPECT_RATIO, ImageSettings
+from pagewick.images.settings_files import read_settings
 from pagewick.images.sources import load
 from tests.images.pictures import file_of, noise
 from tests.images.test_image_settings import CLIP_MEAN, CLIP_STD, QWEN_3, write
@@ -54,7 +56,7 @@ def settings_in(
         write(directory, processor, "processor_config.json")
     if config is not None:
         write(directory, config, "config.json")
-    return ImageSettings.read(directory)
+    return read_settings(directory)
 
 
 def reference() -> Any:
@@ -76,7 +78,8 @@ def test_settings_are_those_of_transformers(tmp_path: Path, changes: dict[str, A
         found = settings_in(tmp_path, entries)
     wanted = reference().PixtralImageProcessorPil.from_pretrained(tmp_path)
     assert (found.mean, found.std) == (tuple(wanted.image_mean), tuple(wanted.image_std))
-    assert found.rescale_factor == wanted.rescale_factor and found.longest_edge == wanted.size["longest_edge"]
+    assert found.rescale_factor == wanted.rescale_factor and isinstance(found, PixtralSettings)
+    assert found.longest_edge == wanted.size["longest_edge"]
     assert (found.patch_size, found.merge_size, found.temporal_patch_size, found.token_side) == (14, 2, 1, 28)
     assert (found.row_end, found.image_end, found.row_break) == ("[IMG_BREAK]", "[IMG_END]", 1)
 
@@ -121,14 +124,16 @@ def test_settings_that_cannot_be_honoured_are_refused(
 
 def test_other_models_have_no_rows(tmp_path: Path) -> None:
     found = settings_in(tmp_path, QWEN_3, {})
-    assert (found.longest_edge, found.row_break, found.max_tokens) == (None, 0, 2**24 // 32**2)
+    assert (found.row_break, found.max_tokens) == (0, 2**24 // 32**2)
 
 
-def small(edge: int, patch_size: int, merge_size: int = 1) -> ImageSettings:
+def small(edge: int, patch_size: int, merge_size: int = 1) -> PixtralSettings:
     half = (0.5, 0.5, 0.5)
     side = patch_size * merge_size
     most = (-(-edge // side) * side) ** 2
-    return ImageSettings(patch_size, merge_size, 1, 1, most, half, half, 1 / 255, edge, "[IMG_BREAK]", "[IMG_END]")
+    return PixtralSettings(
+        patch_size, merge_size, 1, 1, most, half, half, 1 / 255, "[IMG_BREAK]", "[IMG_END]", longest_edge=edge
+    )
 
 
 SIDES = st.integers(1, 6000)

@@ -1,0 +1,60 @@
+"""Reads how a model wants its images from the files in its directory; which family it is of, they say as well.
+
+Every function raises ModelLoadError for settings that are missing or cannot be honoured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pagewick.errors import ModelLoadError
+from pagewick.images import pixtral_settings, qwen_settings
+from pagewick.images.entries import FIX, Entries, SettingsFiles, read_object
+from pagewick.images.pixtral_settings import PixtralSettings
+from pagewick.images.qwen_settings import QwenSettings
+from pagewick.images.settings import ImageSettings
+
+# image_processor_type -> the settings of the family. A file without the entry is of the first one.
+_FAMILIES = {
+    **dict.fromkeys(qwen_settings.PROCESSORS, QwenSettings.of),
+    **dict.fromkeys(pixtral_settings.PROCESSORS, PixtralSettings.of),
+}
+
+
+def read_settings(directory: Path) -> ImageSettings:
+    """Read the settings in a model directory.
+
+    As in transformers, image_processor in processor_config.json comes before preprocessor_config.json.
+    """
+    whole = read_object(directory / "processor_config.json")
+    entries: Any = None if whole is None else whole.get("image_processor")
+    source = f"image_processor in {directory / 'processor_config.json'}"
+    if entries is None:
+        entries = read_object(directory / "preprocessor_config.json")
+        source = str(directory / "preprocessor_config.json")
+    if entries is None:
+        message = f"{directory} has no preprocessor_config.json, which says how the model reads images; download it too"
+        raise ModelLoadError(message)
+    if not isinstance(entries, dict):
+        raise ModelLoadError(f"{source} is not an object; {FIX}")
+    processor = Entries(whole or {}, str(directory / "processor_config.json"))
+    config = Entries(read_object(directory / "config.json") or {}, str(directory / "config.json"))
+    return _settings(SettingsFiles(Entries(entries, source), processor, config))
+
+
+def has_settings(directory: Path) -> bool:
+    """Return whether a model directory has settings."""
+    whole = read_object(directory / "processor_config.json") or {}
+    return "image_processor" in whole or (directory / "preprocessor_config.json").is_file()
+
+
+def settings_of(entries: Mapping[str, Any], source: str, config: Mapping[str, Any] | None = None) -> ImageSettings:
+    """Read the entries of a preprocessor_config.json, and of a config.json; `source` names both in errors."""
+    return _settings(SettingsFiles(Entries(entries, source), Entries({}, source), Entries(config or {}, source)))
+
+
+def _settings(files: SettingsFiles) -> ImageSettings:
+    files.image.demand_one_of("image_processor_type", tuple(_FAMILIES))
+    return _FAMILIES[files.image.values.get("image_processor_type") or next(iter(_FAMILIES))](files)
