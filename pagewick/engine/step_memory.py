@@ -92,7 +92,8 @@ class StepLimits:
         drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
         context, pixels = config.max_model_len or model.max_position_embeddings, 0
         if model.vision is not None:
-            pixels = min(config.max_image_pixels or _MOST_PIXELS, context * model.vision.side**2)
+            most = model.vision.fixed_pixels or config.max_image_pixels or _MOST_PIXELS
+            pixels = min(most, context * model.vision.side**2)
         return cls(
             num_tokens=config.max_num_batched_tokens,
             num_logits=max_num_logits(config.max_num_seqs, drafts),

@@ -1,4 +1,4 @@
-"""Layers over the patches of an image: the product with a patch, and attention without a cache. T: patches."""
+"""Layers over the patches of an image: products, and attention without a cache. T: patches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.share import Part, Share, check_shape
 from pagewick.quantization.weight import WHOLE, Pieces
 
-__all__ = ["PatchAttention", "PatchProjection", "Rotation", "rotary_angles"]
+__all__ = ["PatchAttention", "PatchProjection", "Rotation", "TransposedLinear", "rotary_angles"]
 
 rotary_angles = kernels.rotary_angles
 
@@ -42,6 +42,15 @@ class PatchProjection(ReplicatedLinear):
             return
         check_shape(tensor, self._shape)
         self.weight.load(part, name, tensor.flatten(1), pieces)
+
+
+class TransposedLinear(ReplicatedLinear):
+    """A product whose weight stands in the file as [in_features, out_features]. Every rank holds all of it."""
+
+    def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, pieces: Pieces) -> None:
+        check_shape(tensor, (self.weight.share.num_columns, self.weight.share.num_rows))
+        self.weight.load(part, name, tensor.t().contiguous(), Pieces(pieces.num_bytes, pieces.take))
+        pieces.release(tensor)
 
 
 class PatchAttention(torch.nn.Module):

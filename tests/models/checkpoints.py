@@ -41,6 +41,13 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Qwen2VLImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "gemma3":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"height": side, "width": side}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_processor_type": "Gemma3ImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] in ("mistral3", "llava"):
         size = config["vision_config"]["patch_size"]
         settings = {

@@ -88,7 +88,8 @@ def _gemma3(**text: Any) -> dict[str, Any]:
     return {
         "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eos_token_id": [1, 106],
         "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3", "torch_dtype": "bfloat16",
-        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "patch_size": 14,
+                          "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27},
         "text_config": {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
                         "sliding_window": 1024, **text},
     }

@@ -80,6 +80,11 @@ class VisionConfig:
         return False
 
     @property
+    def fixed_pixels(self) -> int | None:
+        """The number of pixels that every image has; None if sizes differ."""
+        return None
+
+    @property
     def mlp_inputs(self) -> tuple[str, ...]:
         """Names of the projections of a block's MLP before the activation."""
         return ("gate_proj", "up_proj") if self.is_gated else ("linear_fc1",)
@@ -133,3 +138,8 @@ class SiglipConfig(VisionConfig):
     def patch_shape(self) -> tuple[int, ...]:
         """Colours, rows, columns."""
         return 3, self.patch_size, self.patch_size
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2

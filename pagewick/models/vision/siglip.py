@@ -10,22 +10,12 @@ from torch import Tensor, nn
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import PositionEmbedding
-from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.norm import LayerNorm, RMSNorm
+from pagewick.layers.patches import TransposedLinear
 from pagewick.models.vision.config import SiglipConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order
-from pagewick.quantization.share import check_shape
-
-
-class TransposedLinear(ReplicatedLinear):
-    """A product whose weight stands in the file as [in_features, out_features]. Every rank holds all of it."""
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        share = self.weight.share
-        check_shape(tensor, (share.num_columns, share.num_rows))
-        super().load_weight(name, tensor.t().contiguous(), part)
 
 
 class PoolingProjector(nn.Module):

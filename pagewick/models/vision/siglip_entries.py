@@ -13,7 +13,7 @@ from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig, Na
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig
-from pagewick.models.vision.entries import MAX_PATCH
+from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 
 # The vision part stands beside the text part, or in newer files within the model; newer programs leave out the last
 # name of the path to the encoder.
@@ -24,8 +24,10 @@ _IN_TOWER: Final = (
     ("attn.proj", "self_attn.out_proj"), ("attn", "self_attn"), ("mlp.linear_fc1", "mlp.fc1"),
     ("mlp.linear_fc2", "mlp.fc2"),
 )  # fmt: skip
-# A part of SigLIP that makes one vector of an image, which Gemma does not use.
-_HEAD: Final = r"(model\.)?vision_tower\.(vision_model\.)?head\..*"
+# Parts that files may hold and that no image needs: one that makes one vector of an image, and the positions' numbers.
+_UNUSED: Final = r"(model\.)?vision_tower\.(vision_model\.)?(head\..*|embeddings\.position_ids)"
+# Far above any existing encoder; a larger image would mean gigabytes for its patches.
+_MAX_SIDE: Final = 2**14
 
 
 def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
@@ -43,7 +45,7 @@ def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
         vision=vision,
         layers=tuple(_seeing_whole(layer) for layer in config.layers),
         names=tuple(NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in _PLACES),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), _HEAD),
+        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), _UNUSED),
     )
 
 
@@ -71,11 +73,15 @@ def _encoder(entries: Entries, whole: Entries) -> dict[str, Any]:
         raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({width})")
     entries.demand("num_channels", 3, 3, "images have three colours")
     patch_size = entries.size("patch_size", 16, most=MAX_PATCH)
-    side = entries.size("image_size", 224) // patch_size
+    image_size = entries.size("image_size", 224, most=_MAX_SIDE)
+    if image_size % patch_size:
+        raise entries.wrong("image_size", f"a multiple of patch_size ({patch_size})")
+    side = image_size // patch_size
     num_tokens = whole.size("mm_tokens_per_image", 256)
     rows = math.isqrt(num_tokens)
-    if rows**2 != num_tokens or side % rows:
-        raise whole.wrong("mm_tokens_per_image", f"the square of a divisor of {side}, the patches in a row of an image")
+    if rows**2 != num_tokens or side % rows or side // rows > MAX_MERGED:
+        fix = f"the square of a number that divides {side}, the patches in a row, into at most {MAX_MERGED} each"
+        raise whole.wrong("mm_tokens_per_image", fix)
     return {
         "hidden_size": width,
         "num_blocks": entries.size("num_hidden_layers", 12, most=MAX_LAYERS),
