@@ -145,13 +145,15 @@ def test_a_scaling_of_the_user_keeps_the_sections() -> None:
         assert {layer.rope.kind for layer in changed.layers if layer.rope is not None} == {"yarn"}
 
 
-@pytest.mark.parametrize("name", ["Qwen2-VL-7B-Instruct", "Qwen3-VL-8B-Instruct"])
+@pytest.mark.parametrize(
+    "name", ["Qwen2-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Mistral-Small-3.1-24B-Instruct-2503", "gemma-3-4b-it"]
+)
 def test_no_mix_quantizes_the_encoder(name: str) -> None:
     """Its rows would fill the blocks of all of these."""
     config = read_config(PUBLISHED[name])
     tensors = list(model_tensors(config))
     of_vision = [tensor for tensor in tensors if tensor.role == "vision"]
-    assert len(of_vision) > 300 and not any(tensor.is_linear for tensor in of_vision)
+    assert len(of_vision) > 200 and not any(tensor.is_linear for tensor in of_vision)
     for mix in ("q8_0", "q4_k_m", "int4"):
         plan = plan_at_load(mix, config, [tensor.name for tensor in tensors], {})
         assert len(plan.formats) > 7 * config.num_layers
