@@ -112,6 +112,15 @@ def test_the_largest_image_by_hand() -> None:
     assert StepLimits.of(EngineConfig(max_image_pixels=5000), model).image_pixels == 5000
 
 
+def test_an_image_of_fixed_size() -> None:
+    """Gemma 3 4B: 64 x 64 patches, of which 16 are a row, and every image has 896 x 896 pixels."""
+    model = read_config(PUBLISHED["gemma-3-4b-it"])
+    limits = StepLimits.of(EngineConfig(max_model_len=8192), model)
+    assert limits.image_pixels == 896 * 896
+    rows = (2 * 256 + limits.num_tokens) * 2560 * 2
+    assert image_bytes(model, limits) == 4096 * (2 * 1152 + 2 * 4304) * 2 + rows
+
+
 def test_the_cache_gets_the_rest() -> None:
     assert gpu_cache_bytes(free=800, total=1000, step_bytes=100) == 800 - 100 - 100
     assert gpu_cache_bytes(free=800, total=1000, step_bytes=100, utilization=0.5) == 200

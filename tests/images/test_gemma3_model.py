@@ -19,9 +19,8 @@ from tests.images.pictures import address_of, file_of, noise
 from tests.images.test_gemma3_settings import IMAGE_ID, TEMPLATE, TOKENIZER, gemma_backend
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, VARIANTS, make_model, save
 
-# The tokens of an image see each other, which is the same with one token.
-NUM_IMAGE_TOKENS = 1
-SIDE, NUM_TOKENS = 36, 8
+NUM_IMAGE_TOKENS = 16
+SIDE, NUM_TOKENS = 48, 8
 PICTURES = [noise(35, 18), noise(60, 90), noise(5, 8)]
 
 
@@ -64,6 +63,7 @@ def next_tokens(model: nn.Module, token_ids: list[int], images: list[Image.Image
         ids = torch.tensor([whole])
         with torch.inference_mode():
             types = (ids == IMAGE_ID).long()
+            types[:, len(token_ids) :] = 0
             logits = model(input_ids=ids, pixel_values=pixels, token_type_ids=types).logits
         whole.append(int(logits[0, -1].argmax()))
     return whole[len(token_ids) :]
@@ -102,7 +102,7 @@ def test_two_ranks_see_the_same(directory: Path, llm: LLM) -> None:
 
 
 def test_the_size_of_images_is_fixed(directory: Path, llm: LLM) -> None:
-    with pytest.raises(ConfigError, match="at least 1296, because the model reads every image as 36 x 36 pixels"):
+    with pytest.raises(ConfigError, match="at least 2304, because the model reads every image as 48 x 48 pixels"):
         LLM(str(directory), dtype="float32", max_model_len=200, max_image_pixels=SIDE**2 - 1)
 
 
