@@ -1,11 +1,11 @@
-"""Gemma 1, 2 and 3 (its text part). Llama, except:
+"""Gemma 1, 2 and 3, which reads images (4B and larger). Llama, except:
 
 - Embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype; the head is tied to them.
 - RMS norms scale by 1 + weight. The MLP is gated by a tanh approximation of GELU. head_dim is given.
 - Gemma 2 and 3 have norms after attention and MLP as well; scores are scaled by query_pre_attn_scalar.
 - Gemma 2 has soft caps on scores and logits, and a window in every other layer.
 - Gemma 3 has a window in five of six layers, which are rotated with a base of their own and no scaling; queries and
-  keys are normalised.
+  keys are normalised. In models that read images, the tokens of an image see each other.
 """
 
 from __future__ import annotations
