@@ -194,6 +194,15 @@ def row_share(context: LayerContext, num_rows: int, in_features: int, multiple: 
     return Share((Part(None, num_rows, (rows,)),), in_features, (0, in_features))
 
 
+class ColumnParallelLinear(Linear):
+    """Each rank holds some of the rows, cut in units of `multiple`; its output has only these."""
+
+    def __init__(
+        self, context: LayerContext, prefix: str, in_features: int, out_features: int, *, multiple: int = 1
+    ) -> None:
+        super().__init__(context, prefix, row_share(context, out_features, in_features, multiple))
+
+
 class RowParallelLinear(Linear):
     """Input columns are cut in units of `multiple`; the ranks' partial sums are added first, then the bias."""
 

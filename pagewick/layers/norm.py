@@ -52,6 +52,18 @@ class RMSNorm(Norm):
         return kernels.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
 
+class PlainRMSNorm(nn.Module):
+    """y = x / sqrt(mean(x^2) + eps) over the last dimension: an RMS norm without a weight."""
+
+    def __init__(self, context: LayerContext, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self._ones = torch.ones(size, dtype=context.dtype, device=context.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.rms_norm(x, self._ones, self.eps)
+
+
 class LayerNorm(Norm):
     """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450)."""
 

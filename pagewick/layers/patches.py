@@ -1,8 +1,8 @@
-"""Layers over the patches of an image: products, and attention without a cache. T: patches."""
+"""Layers over the patches of an image: products, positions, and attention without a cache. T: patches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import torch
@@ -10,13 +10,18 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.kernels.options import Rotation
+from pagewick.layers.clipped import ClippedLinear
 from pagewick.layers.context import LayerContext
-from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear
+from pagewick.layers.linear import ColumnParallelLinear, Linear, ReplicatedLinear, RowParallelLinear
+from pagewick.layers.norm import PlainRMSNorm, RMSNorm, empty_parameter
 from pagewick.parallel.sharding import shard_bounds
-from pagewick.quantization.share import Part, Share, check_shape
+from pagewick.quantization.share import Part, Share, check_floats, check_shape
 from pagewick.quantization.weight import WHOLE, Pieces
 
-__all__ = ["PatchAttention", "PatchProjection", "Rotation", "TransposedLinear", "rotary_angles"]
+__all__ = [
+    "AxisPositions", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation", "Standardizer",
+    "TransposedLinear", "rotary_angles",
+]  # fmt: skip
 
 rotary_angles = kernels.rotary_angles
 
@@ -91,3 +96,92 @@ class PatchAttention(torch.nn.Module):
         if rotation is not None:
             q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
+
+
+class NormedPatchAttention(torch.nn.Module):
+    """Attention among the patches of a sequence, with this rank's heads, as Gemma 4 has it: [T, size] -> [T, size].
+
+    Queries, keys and values are divided by their root mean squares, which are scaled by weights for queries and keys;
+    the scores are not scaled. is_clipped: see ClippedLinear. The ranks' numbers of heads differ by at most one.
+    """
+
+    def __init__(
+        self, context: LayerContext, prefix: str, size: int, num_heads: int, eps: float, *, is_clipped: bool
+    ) -> None:
+        super().__init__()
+        self._head_dim = head_dim = size // num_heads
+        self.q_proj, self.k_proj, self.v_proj = (
+            ClippedLinear(
+                context,
+                ColumnParallelLinear(context, f"{prefix}.{name}.linear", size, size, multiple=head_dim),
+                is_clipped=is_clipped,
+            )
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        output = RowParallelLinear(context, f"{prefix}.o_proj.linear", size, size, multiple=head_dim)
+        self.o_proj = ClippedLinear(context, output, is_clipped=is_clipped)
+        self.q_norm, self.k_norm = RMSNorm(context, head_dim, eps), RMSNorm(context, head_dim, eps)
+        self.v_norm = PlainRMSNorm(context, head_dim, eps)
+
+    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:
+        """Rotate queries and keys, and attend within each sequence; cu_seqlens: as in kernels.full_attention.
+
+        The first half of a head has the first half of the rotation's pairs, each a number of its first quarter and one
+        of its second quarter; the second half likewise has the others.
+        """
+        shape = len(x), -1, self._head_dim
+        q = kernels.rotate_heads(_halves_as_pairs(self.q_norm(self.q_proj(x).view(shape))), rotation)
+        k = kernels.rotate_heads(_halves_as_pairs(self.k_norm(self.k_proj(x).view(shape))), rotation)
+        v = self.v_norm(self.v_proj(x).view(shape))
+        return self.o_proj(kernels.full_attention(q, k, v, cu_seqlens, 1.0).flatten(1))  # type: ignore[no-any-return]
+
+
+def _halves_as_pairs(heads: Tensor) -> Tensor:
+    """Swap the second and the third quarter of each head [T, H, D], so that a pair is half of a head apart.
+
+    The products of queries and keys stay the same.
+    """
+    num_rows, num_heads, size = heads.shape
+    return heads.view(num_rows, num_heads, 2, 2, size // 4).transpose(2, 3).flatten(2)
+
+
+class AxisPositions(torch.nn.Module):
+    """The sum of two learned positions, on two axes: indices [T] on each axis -> [T, size].
+
+    The file has one tensor, [2, num_positions, size]. Every rank holds all of it.
+    """
+
+    def __init__(self, context: LayerContext, num_positions: int, size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(context, 2, num_positions, size)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return [(None, "weight")]
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
+        check_floats(tensor, tuple(self.weight.shape))
+        self.weight.copy_(tensor)
+
+    def forward(self, on_first: Tensor, on_second: Tensor) -> Tensor:
+        return self.weight[0, on_first] + self.weight[1, on_second]
+
+
+class Standardizer(torch.nn.Module):
+    """(x - std_bias) * std_scale in float32, with vectors of the file: [..., size] -> [..., size]."""
+
+    def __init__(self, context: LayerContext, size: int) -> None:
+        super().__init__()
+        self.std_bias, self.std_scale = empty_parameter(context, size), empty_parameter(context, size)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return [(None, name) for name, _ in self.named_parameters()]
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
+        parameter = self.get_parameter(name)
+        check_floats(tensor, tuple(parameter.shape))
+        parameter.copy_(tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() - self.std_bias.float()) * self.std_scale.float()

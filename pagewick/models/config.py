@@ -153,13 +153,15 @@ class LayerConfig:
 class LayerInputsConfig:
     """Inputs of each layer's own, `size` numbers of a token: from a table of vocab_size rows, and from its embedding.
 
-    activation: of the gate in each layer. eps: of the norm of what comes from the embedding.
+    activation: of the gate in each layer. eps: of the norm of what comes from the embedding. image_row: the row of the
+    table that all tokens of images have.
     """
 
     vocab_size: int
     size: int
     activation: str
     eps: float
+    image_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ class DecoderStack(nn.Module):
                     residual = hidden_states if residual is None else add(hidden_states, residual)
                     hidden_states = after
         else:
-            owns = self.layer_inputs(batch.input_ids, hidden_states, batch)
+            owns = self.layer_inputs(batch.input_ids, hidden_states, batch, batch.embeds_mask)
             for layer, rope, own in zip(self.layers, self._rope_of_layer, owns, strict=True):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch, own)
         if residual is None:

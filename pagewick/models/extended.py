@@ -24,7 +24,11 @@ from pagewick.models.config import NORMS_OF_EXPERTS, LayerConfig, LayerInputsCon
 
 
 class LayerInputs(nn.Module):
-    """Token ids [T] and their embeddings [T, H] -> [num_layers, T, P]: for each layer, half of it from each."""
+    """Token ids [T] and their embeddings [T, H] -> [num_layers, T, P]: for each layer, half of it from each.
+
+    is_image, [T] bool: where it is true, the token's id does not matter, and all have the row image_row of the table;
+    None: there are no images.
+    """
 
     def __init__(self, context: LayerContext, config: LayerInputsConfig, hidden_size: int, num_layers: int) -> None:
         super().__init__()
@@ -32,11 +36,13 @@ class LayerInputs(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(context, f"{prefix}.embed_tokens", config.vocab_size, width)
         self.projection = ReplicatedLinear(context, f"{prefix}.projection", hidden_size, width)
         self.norm = RMSNorm(context, config.size, config.eps)
-        self._size = config.size
+        self._size, self._image_row = config.size, config.image_row
         self._projection_scale = float(hidden_size) ** -0.5
         self._embedding_scale = float(torch.tensor(config.size**0.5, dtype=context.dtype))
 
-    def forward(self, token_ids: Tensor, embedded: Tensor, batch: LayerBatch) -> Tensor:
+    def forward(self, token_ids: Tensor, embedded: Tensor, batch: LayerBatch, is_image: Tensor | None = None) -> Tensor:
+        if is_image is not None:
+            token_ids = token_ids.masked_fill(is_image, self._image_row)
         looked_up = scale(self.embed_tokens(token_ids), self._embedding_scale)
         projected = scale(self.projection(embedded, batch), self._projection_scale)
         normed: Tensor = self.norm(projected.view(len(embedded), -1, self._size)).flatten(-2)

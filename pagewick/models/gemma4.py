@@ -1,4 +1,4 @@
-"""Gemma 4 (its text part). Gemma 3, except:
+"""Gemma 4. Gemma 3, except:
 
 - Norms scale by their weight alone. Values are normalised, too, and scores are not scaled.
 - Layers without a window have heads of another size, perhaps fewer key and value heads, and keys that are values.
@@ -28,6 +28,7 @@ from pagewick.models.config import (
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.rope_entries import read_rope
+from pagewick.models.vision.gemma4_entries import with_gemma4
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "vocab_size": 262144,
@@ -75,7 +76,7 @@ def read_gemma4(entries: Entries) -> ModelConfig:
 
 
 def read_gemma4_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read_gemma4, is_tied=True)
+    return with_gemma4(read_text_part(entries, _read_gemma4, is_tied=True), entries)
 
 
 def read_gemma4_unified(entries: Entries) -> ModelConfig:

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from pagewick.models.config import ModelConfig, NameMap, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS
 from pagewick.models.vision.config import TENSORS as VISION_TENSORS
-from pagewick.models.vision.config import TOWER_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (
-    r"(model\.)?(vision_embedder|embed_vision|audio_tower|embed_audio)\..*",
+    r"(model\.)?(vision_embedder|audio_tower|embed_audio)\..*",
     TOWER_TENSORS,
+    GEMMA4_TENSORS,
     VISION_TENSORS,
 )
 # The newest one first.

@@ -277,7 +277,7 @@ class _Table:
             yield self._tensor(f"{path}.bias", role, _whole(size))
 
     def _tensor(self, path: str, role: Role, *sizes: _Size) -> ModelTensor:
-        shape, kept = zip(*sizes, strict=True)
+        shape, kept = zip(*sizes, strict=True) if sizes else ((), ())
         return ModelTensor(path, self.names.in_file(path), shape, kept, role)
 
     def _dimension(self, size: int | Shared) -> _Size:

@@ -56,7 +56,7 @@ _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for pa
 _UNQUANTIZED: Final = re.compile(
     r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router(\.(layer|proj))?|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
-    r"|(^|\.)(visual|vision_tower|multi_modal_projector)\."
+    r"|(^|\.)(visual|vision_tower|multi_modal_projector|embed_vision)\."
 )
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
-from pagewick.models.vision.config import PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import Gemma4VisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import VisionEncoder
+from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
 from pagewick.models.vision.siglip import SiglipEncoder
@@ -16,4 +17,6 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return PixtralEncoder(context, prefix, config)
     if isinstance(config, SiglipConfig):
         return SiglipEncoder(context, prefix, config)
+    if isinstance(config, Gemma4VisionConfig):
+        return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

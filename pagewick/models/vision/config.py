@@ -13,6 +13,9 @@ TENSORS: Final = r"(model\.)?visual\..*"
 TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 """A regular expression of the names that files of Mistral's models and of Gemma 3 give to those tensors."""
 
+GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
+"""A regular expression of the names that files of Gemma 4 give to those tensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
@@ -143,3 +146,25 @@ class SiglipConfig(VisionConfig):
     def fixed_pixels(self) -> int | None:
         assert self.positions_per_side is not None, "each patch has a learned position"
         return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4VisionConfig(VisionConfig):
+    """The encoder of Gemma 4, for images of any shape.
+
+    Gated MLPs, RMS norms before and after attention and MLP, no biases. Each patch has the sum of two learned
+    positions, its column's and its row's. The first half of a head turns by the column, the second by the row. Queries,
+    keys and values are normalised, and scores are not scaled. The rows of the output are the means of merge_size x
+    merge_size patches times sqrt(hidden_size), normed and projected.
+    num_positions: of each axis. is_clipped: inputs and outputs of the products in blocks are limited by numbers of the
+    file. is_standardized: the means are (mean - bias) * scale, with vectors of the file.
+    """
+
+    num_positions: int
+    is_clipped: bool = False
+    is_standardized: bool = False
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its rows, in them its columns, in them the colours."""
+        return (3 * self.patch_size**2,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pagewick.models.vision.config import PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import Gemma4VisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 
 
 class Shared(NamedTuple):
@@ -27,6 +27,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _pixtral(config)
     if isinstance(config, SiglipConfig):
         return _siglip(config)
+    if isinstance(config, Gemma4VisionConfig):
+        return _gemma4(config)
     return _qwen(config)
 
 
@@ -78,6 +80,32 @@ def _pixtral(config: PixtralConfig) -> Tensors:
     width = Shared(config.out_hidden_size)
     yield from _linear("projector.linear_1", width, size, has_bias=config.projector_bias)
     yield from _linear("projector.linear_fc2", config.out_hidden_size, width, has_bias=config.projector_bias)
+
+
+def _gemma4(config: Gemma4VisionConfig) -> Tensors:
+    size, inner = config.hidden_size, Shared(config.intermediate_size)
+    heads = Shared(config.num_heads, config.head_dim)
+    yield from _patches("patch_embed.proj", config, has_bias=False)
+    yield "patch_embed.positions.weight", (2, config.num_positions, size)
+    products: dict[str, tuple[Dimension, Dimension]] = {
+        **{f"attn.{name}": (heads, size) for name in ("q_proj", "k_proj", "v_proj")},
+        "attn.o_proj": (size, heads),
+        **{f"mlp.{name}": (inner, size) for name in config.mlp_inputs},
+        "mlp.down_proj": (size, inner),
+    }
+    for block in (f"blocks.{index}" for index in range(config.num_blocks)):
+        for name in ("norm1", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            yield from _norm(f"{block}.{name}", size)
+        for name in ("q_norm", "k_norm"):
+            yield from _norm(f"{block}.attn.{name}", config.head_dim)
+        for name, shape in products.items():
+            yield f"{block}.{name}.linear.weight", shape
+            for bound in ("input_min", "input_max", "output_min", "output_max") if config.is_clipped else ():
+                yield f"{block}.{name}.{bound}", ()
+    if config.is_standardized:
+        yield "standard.std_bias", (size,)
+        yield "standard.std_scale", (size,)
+    yield "projector.weight", (config.out_hidden_size, size)
 
 
 def _block(path: str, config: VisionConfig, *, is_fused: bool) -> Tensors:

@@ -24,11 +24,17 @@ UNIFIED: dict[str, Any] = {
     for name, value in GEMMA4.items()
     if name not in ("vocab_size_per_layer_input", "hidden_size_per_layer_input")
 }
+# Squares of 3 x 3 patches become a token.
 VISION: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16,
-    "model_type": "gemma4_vision",
+    "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 6, "head_dim": 8, "patch_size": 4, "position_embedding_size": 840,
+    "rms_norm_eps": 1e-3, "model_type": "gemma4_vision",
 }  # fmt: skip
+# Behind the tokens of texts, because transformers reads each of them as padding, also where there is no image.
+TOKENS = {
+    "image_token_id": 196, "boi_token_id": 193, "eoi_token_id": 194, "video_token_id": 197, "audio_token_id": 198,
+}  # fmt: skip
+WITH_TOKENS = {"vocab_size": 199, "vocab_size_per_layer_input": 199}
 
 
 def layers(text: str) -> dict[str, Any]:
@@ -41,12 +47,24 @@ def layers(text: str) -> dict[str, Any]:
 def _revealed(model: nn.Module) -> None:
     """Make attention peaked although scores are not scaled, and factors of layers and experts differ."""
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("layer_scalar"):
+        if name.endswith("embed_tokens.weight"):
+            # The head is tied to it, so that no answer has these tokens.
+            weight[TOKENS["boi_token_id"] :] = 0.0
+        elif name.endswith("layer_scalar"):
             weight.uniform_(0.5, 1.0)
         elif name.endswith(("router.scale", "per_expert_scale")):
             weight.uniform_(0.5, 1.5)
         elif name.endswith(("q_norm.weight", "k_norm.weight")):
-            weight.uniform_(0.2, 0.9)
+            low, high = (0.5, 2.0) if "vision_tower" in name else (0.2, 0.9)
+            weight.uniform_(low, high)
+        elif name.endswith(("input_min", "output_min")):
+            weight.uniform_(-1.0, -0.6)
+        elif name.endswith(("input_max", "output_max")):
+            weight.uniform_(0.6, 1.0)
+        elif name.endswith("std_scale"):
+            weight.uniform_(0.02, 0.05)
+        elif "vision_tower" in name and name.endswith("layernorm.weight"):
+            weight.uniform_(0.5, 1.5)
         elif name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
             # The head is tied to large embeddings: without more from its layers the model repeats the token.
             weight.add_(1.5)
@@ -89,9 +107,25 @@ VARIANTS = {
         {
             **dict.fromkeys(COMMON),
             "text_config": {**COMMON, **GEMMA4, **layers("sfsf"), "num_kv_shared_layers": 1,
-                            "hidden_size_per_layer_input": 8, "num_key_value_heads": 2},
-            "vision_config": VISION, "audio_config": None, "image_token_id": 1190, "boi_token_id": 1191,
-            "eoi_token_id": 1192, "video_token_id": 1189, "audio_token_id": 1188,
+                            "hidden_size_per_layer_input": 8, "num_key_value_heads": 2, **WITH_TOKENS,
+                            "pad_token_id": 3},
+            "vision_config": {**VISION, "use_clipped_linears": True}, "audio_config": None, **TOKENS,
+        },
+        nulls=("audio_config",),
+        patch=_revealed,
+    ),
+    # As in 26B and 31B: layers with a window see images whole, and the encoder standardises its output.
+    "gemma-4-31b-multimodal": Variant(
+        "Gemma4",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**COMMON, **GEMMA4, **layers("sfsf"), "num_key_value_heads": 2, **WITH_TOKENS,
+                            "use_bidirectional_attention": "vision"},
+            "vision_config": {
+                **VISION, "hidden_size": 72, "head_dim": 12, "standardize": True,
+                "pooling_kernel_size": 2, "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
+            },
+            "audio_config": None, **TOKENS,
         },
         nulls=("audio_config",),
         patch=_revealed,

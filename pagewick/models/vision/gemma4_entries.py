@@ -1,0 +1,109 @@
+"""Reads the vision part of Gemma 4's config.json. No torch.
+
+transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig, NameMap
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.reading import read_activation
+from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS, Gemma4VisionConfig
+from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
+
+# Files of Gemma 4 have the vision part within the model; others may have it beside the text part.
+_PLACES: Final = ("model.", "")
+_IN_TOWER: Final = (
+    ("patch_embed.proj", "patch_embedder.input_proj"),
+    ("patch_embed.positions.weight", "patch_embedder.position_embedding_table"),
+    ("blocks", "encoder.layers"), ("norm1", "input_layernorm"), ("attn", "self_attn"),
+)  # fmt: skip
+
+
+def with_gemma4(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    token = entries.count("image_token_id", 258880)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    vision = Gemma4VisionConfig(image_token_id=token, out_hidden_size=config.hidden_size, **_encoder(given))
+    text = entries.child("text_config") or entries
+    layers, inputs = config.layers, config.layer_inputs
+    if text.get("use_bidirectional_attention") == "vision":
+        layers = tuple(_seeing_whole(layer) for layer in layers)
+    if inputs is not None:
+        row = text.count("pad_token_id", 0)
+        if row >= config.vocab_size:
+            raise text.wrong(
+                "pad_token_id",
+                f"below vocab_size ({config.vocab_size}): the tokens of images have its inputs of layers",
+            )
+        inputs = replace(inputs, image_row=row)
+    return replace(
+        config,
+        vision=vision,
+        layers=layers,
+        layer_inputs=inputs,
+        names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
+        ignored=tuple(pattern for pattern in config.ignored if pattern not in (TOWER_TENSORS, GEMMA4_TENSORS)),
+    )
+
+
+def _seeing_whole(layer: LayerConfig) -> LayerConfig:
+    """Layers without a window are causal, for tokens of images, too."""
+    if layer.window is None:
+        return layer
+    assert isinstance(layer.attention, AttentionConfig), "Gemma has no other attention"
+    return replace(layer, attention=replace(layer.attention, sees_images_whole=True))
+
+
+def _names_in(place: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("visual.projector", f"{place}embed_vision.embedding_projection"),
+        ("visual.standard", f"{place}vision_tower"),
+        ("visual", f"{place}vision_tower"),
+        *_IN_TOWER,
+    )
+
+
+def _encoder(entries: Entries) -> dict[str, Any]:
+    """Return the fields of the entry vision_config."""
+    entries.choice("model_type", ("gemma4_vision",), "gemma4_vision")
+    width, num_heads = entries.size("hidden_size", 768), entries.size("num_attention_heads", 12)
+    if width % num_heads or width // num_heads % 4:
+        raise entries.wrong("num_attention_heads", f"a number that cuts hidden_size ({width}) into multiples of 4")
+    head_dim = width // num_heads
+    # transformers' default does not depend on the other sizes.
+    entries.demand("head_dim", head_dim, 64, "hidden_size / num_attention_heads")
+    entries.demand("num_key_value_heads", num_heads, 12, "num_attention_heads")
+    entries.demand("attention_bias", False, False, "the encoder's products have no biases")
+    rope = entries.child("rope_parameters") or entries
+    # The first files have the usual name for it, though rows and columns turn.
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    theta = rope.positive("rope_theta", 100.0)
+    if theta <= 1.0:
+        raise rope.wrong("rope_theta", "a number above 1")
+    return {
+        "hidden_size": width,
+        "num_blocks": entries.size("num_hidden_layers", 16, most=MAX_LAYERS),
+        "num_heads": num_heads,
+        "intermediate_size": entries.size("intermediate_size", 3072),
+        "activation": read_activation(entries, "gelu_pytorch_tanh", "hidden_activation"),
+        "patch_size": entries.size("patch_size", 16, most=MAX_PATCH),
+        "temporal_patch_size": 1,
+        "merge_size": entries.size("pooling_kernel_size", 3, most=MAX_MERGED),
+        "is_gated": True,
+        "is_rms": True,
+        "norm_eps": entries.positive("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "num_positions": entries.size("position_embedding_size", 10240),
+        "is_clipped": entries.flag("use_clipped_linears", False),
+        "is_standardized": entries.flag("standardize", False),
+        "tensors": GEMMA4_TENSORS,
+    }
