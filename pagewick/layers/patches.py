@@ -52,6 +52,9 @@ class PatchProjection(ReplicatedLinear):
 class TransposedLinear(ReplicatedLinear):
     """A product whose weight stands in the file as [in_features, out_features]. Every rank holds all of it."""
 
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        self.load_in_pieces(name, tensor, part, WHOLE)
+
     def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, pieces: Pieces) -> None:
         check_shape(tensor, (self.weight.share.num_columns, self.weight.share.num_rows))
         self.weight.load(part, name, tensor.t().contiguous(), Pieces(pieces.num_bytes, pieces.take))
