@@ -22,7 +22,8 @@ def image_settings(config: EngineConfig) -> ImageSettings | None:
         if config.mmproj is None:
             return None
         vision = open_vision(Path(config.mmproj))
-        settings = settings_of(vision.processor_entries(), vision.where)
+        entries, config_json = vision.processor_files()
+        settings = settings_of(entries, vision.where, config_json)
     elif has_settings(directory):
         settings = read_settings(directory)
     else:

@@ -45,7 +45,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         side = config["vision_config"]["image_size"]
         settings = {
             "size": {"height": side, "width": side}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
-            "image_processor_type": "Gemma3ImageProcessorFast",
+            "image_processor_type": "Gemma3ImageProcessorFast", "image_seq_length": config["mm_tokens_per_image"],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] in ("mistral3", "llava"):

@@ -17,6 +17,8 @@ _BLOCK: Final = {
     "attn_qkv": "attn.qkv",
     "attn_out": "attn.proj",
 }
+_TOWER: Final = "vision_tower"
+_PROJECTOR: Final = "multi_modal_projector"
 _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
 
 
@@ -26,7 +28,12 @@ class VisionFamily:
 
     models: general.architecture of the text part -> the architecture in config.json. whole, block: names of tensors.
     activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
-    in the files that the authors publish. is_gated: MLPs have gates. is_interleaved: the sections of the rotation are.
+    in the files that the authors publish; (0, 0) where the size is fixed. is_gated: MLPs have gates. is_interleaved:
+    the sections of the rotation are. has_frames: a patch has a weight for each of two pictures.
+    prefix: of all names in the checkpoint. blocks: the name of the list of blocks. offset_norms: norms in the file to
+    whose weights 1 was added. output: the tensor whose last dimension is the width of the rows; None: a key has it.
+    placeholder: the token that stands for an image. stand_in: a regular expression of control tokens of which the last
+    one does it in files whose vocabulary ends before that token; the model never sees which token it is.
     """
 
     models: Mapping[str, str]
@@ -37,6 +44,13 @@ class VisionFamily:
     limits: tuple[int, int]
     is_gated: bool = False
     is_interleaved: bool = False
+    has_frames: bool = True
+    prefix: str = "visual."
+    blocks: str = "blocks"
+    offset_norms: frozenset[str] = frozenset()
+    output: str | None = None
+    placeholder: str = "<|image_pad|>"
+    stand_in: str | None = None
 
 
 FAMILIES: Final = {
@@ -76,6 +90,36 @@ FAMILIES: Final = {
         uses=frozenset({"gelu"}),
         limits=(256 * 256, 4096 * 4096),
         is_interleaved=True,
+    ),
+    "gemma3": VisionFamily(
+        models={"gemma3": "Gemma3ForConditionalGeneration"},
+        whole={
+            "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",
+            "v.position_embd": f"{_TOWER}.embeddings.position_embedding",
+            "v.post_ln": f"{_TOWER}.post_layernorm",
+            "mm.soft_emb_norm": f"{_PROJECTOR}.mm_soft_emb_norm",
+            "mm.input_projection": f"{_PROJECTOR}.mm_input_projection_weight",
+        },
+        block={
+            "ln1": "layer_norm1",
+            "ln2": "layer_norm2",
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_out": "self_attn.out_proj",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        activation="gelu_pytorch_tanh",
+        uses=frozenset({"gelu"}),
+        limits=(0, 0),
+        has_frames=False,
+        prefix="",
+        blocks=f"{_TOWER}.encoder.layers",
+        offset_norms=frozenset({"mm.soft_emb_norm"}),
+        output="mm.input_projection.weight",
+        placeholder="<image_soft_token>",
+        stand_in=r"<unused\d+>",
     ),
 }
 DEEPSTACK: Final = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}

@@ -1,6 +1,6 @@
 """Write the files of MODELS with llama.cpp's converter: python -m tests.weights.gguf.convert LLAMA_CPP [NAME ...]
 
-NAME is one of MODELS, wide/ before one of them, or images/ before one of vision_models.PAIRS, which are two files.
+NAME is one of MODELS, wide/ before one of them, or images/ before one of vision_models.ALL, which are two files.
 
 LLAMA_CPP is the directory of llama.cpp's sources, as they also lie in vendor/ of llama-cpp-python's sources. The files
 in `files/` were written with those of llama-cpp-python 0.3.36. The tokenizer is a stand-in: models are compared by ids.
@@ -39,8 +39,10 @@ def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
     from conversion import get_model_class
 
     tokens = [f"t{token_id}" for token_id in range(vision_models.VOCAB_SIZE)]
-    tokens[vision_models.IMAGE] = vision_models.PLACEHOLDER
+    tokens[vision_models.IMAGE] = vision_models.placeholder_of(name)
     text = _text_part(name, vision_models.original(name), directory, tokens)
+    if name == "gemma-3-multimodal":
+        _rename_tower(directory / "model.safetensors")
     base = get_model_class(_architecture(directory), mmproj=True)
     converter = type(base.__name__, (base,), {"model_arch": base.model_arch})
     path = directory / "mmproj.gguf"
@@ -96,10 +98,17 @@ def _transpose_experts(path: Path) -> None:
     save_file(weights, path, {"format": "pt"})
 
 
+def _rename_tower(path: Path) -> None:
+    """Give the encoder of Gemma 3 the names of the published files, which transformers leaves out."""
+    weights = load_file(path)
+    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in weights.items()}
+    save_file(renamed, path, {"format": "pt"})
+
+
 def main() -> None:
     # Before the installed packages: the converter needs the gguf package beside it.
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
-    pairs = [f"images/{name}" for name in vision_models.PAIRS]
+    pairs = [f"images/{name}" for name in vision_models.ALL]
     for name in sys.argv[2:] or [*MODELS, *(f"wide/{name}" for name in MODELS), *pairs]:
         with tempfile.TemporaryDirectory() as directory:
             folder, _, model = name.rpartition("/")

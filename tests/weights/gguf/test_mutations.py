@@ -88,7 +88,7 @@ def test_a_mutated_file(kind: str, tmp_path: Path) -> None:
     assert 0 < num_refused < NUM_MUTATIONS // len(KINDS)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl", "gemma-3-multimodal"])
 def test_a_mutated_vision_part(name: str, tmp_path: Path) -> None:
     pair, path, num_refused = write_pair(name, tmp_path), tmp_path / "m.gguf", 0
     data = pair.vision.read_bytes()

@@ -47,6 +47,18 @@ PAIRS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "qwen3.5-multimodal": (_STATE, {}),
     "qwen3.5-moe-multimodal": ({**_STATE, **_MOE, "shared_expert_intermediate_size": 32}, {}),
 }
+# Models whose images all have one size. Readers of the files know the layers with windows and the scale of scores.
+FIXED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "gemma-3-multimodal": (
+        {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 16},
+        {"hidden_size": 64, "num_attention_heads": 4, "out_hidden_size": None, "embed_dim": None},
+    ),
+}
+ALL: Final = {**PAIRS, **FIXED}
+
+
+def placeholder_of(name: str) -> str:
+    return "<image_soft_token>" if name in FIXED else PLACEHOLDER
 
 
 class Pair(NamedTuple):
@@ -59,14 +71,16 @@ class Pair(NamedTuple):
 def original(name: str) -> nn.Module:
     """The transformers model from which the files were converted."""
     entries = VARIANTS[name].all_entries()
-    text, vision = PAIRS[name]
+    text, vision = ALL[name]
+    whole = {"image_token_index" if name in FIXED else "image_token_id": IMAGE}
+    seeing = {**entries["vision_config"], **_VISION, **vision}
     model = make_model(
         name,
         {
             **entries,
             "text_config": {**entries["text_config"], **_TEXT, **text},
-            "vision_config": {**entries["vision_config"], **_VISION, **vision},
-            "image_token_id": IMAGE,
+            "vision_config": {key: value for key, value in seeing.items() if value is not None},
+            **whole,
         },
     )
     with torch.no_grad():
