@@ -24,11 +24,11 @@ SIDE, NUM_TOKENS = 48, 8
 PICTURES = [noise(35, 18), noise(60, 90), noise(5, 8)]
 
 
-def write_tiny_gemma(directory: Path, num_image_tokens: int = NUM_IMAGE_TOKENS) -> nn.Module:
-    """Write the model, and return that of transformers to compare with."""
+def write_tiny_gemma(directory: Path, **text_entries: Any) -> nn.Module:
+    """Write the model, and return that of transformers to compare with. text_entries: of its text part."""
     entries = VARIANTS["gemma-3-multimodal"].all_entries()
-    text = {**entries["text_config"], "vocab_size": TOKENIZER.vocab_size + 9}
-    changes = {"text_config": text, "image_token_index": IMAGE_ID, "mm_tokens_per_image": num_image_tokens}
+    text = {**entries["text_config"], "vocab_size": TOKENIZER.vocab_size + 9, **text_entries}
+    changes = {"text_config": text, "image_token_index": IMAGE_ID, "mm_tokens_per_image": NUM_IMAGE_TOKENS}
     model = make_model("gemma-3-multimodal", {**entries, **changes})
     save(model, directory)
     gemma_backend().save(str(directory / "tokenizer.json"))

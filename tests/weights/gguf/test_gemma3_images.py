@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagewick import LLM
 from pagewick.config import EngineConfig
 from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import EngineRequest, ImageInput
@@ -22,10 +23,13 @@ from pagewick.weights.description import describe
 from pagewick.weights.gguf.vocabulary import TokenType
 from pagewick.weights.opening import open_source
 from tests.engine.serving import Answers, request, running, serve
+from tests.images.test_gemma3_model import MESSAGES, PARAMS, PICTURES, write_tiny_gemma
+from tests.images.test_gemma3_settings import IMAGE_ID
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, save
 from tests.weights.gguf.mixes import Change, rewrite
 from tests.weights.gguf.test_images import OPTIONS, exact, unchanged
 from tests.weights.gguf.vision_models import IMAGE, VOCAB_SIZE, Pair, original, write_pair
+from tests.weights.gguf.written import write
 
 NAME = "gemma-3-multimodal"
 # An image has 48 x 48 pixels and 16 tokens.
@@ -164,6 +168,20 @@ def test_a_vocabulary_that_ends_before_the_token_of_images(pair: Pair) -> None:
     text = rewrite(pair.text, pair.text.with_name("none.gguf"), unchanged, values)
     with pytest.raises(ModelLoadError, match=r"none\.gguf has no token <image_soft_token>"):
         describe(text, str(pair.vision))
+
+
+def test_prompts_are_those_of_the_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    """With a text part that Pagewick wrote, whose vocabulary has the tokens around an image."""
+    write_tiny_gemma(tmp_path / "checkpoint", sliding_window_pattern=6, query_pre_attn_scalar=16)
+    text = write(tmp_path / "checkpoint", tmp_path / "text.gguf", "q8_0")
+    prompt = {"prompt": "a\n<start_of_image>", "multi_modal_data": {"image": PICTURES[1]}}
+    found = []
+    for model, mmproj in ((tmp_path / "checkpoint", None), (text, str(pair.vision))):
+        with LLM(str(model), mmproj=mmproj, dtype="float32", max_model_len=200) as llm:
+            answers = [*llm.chat(MESSAGES, PARAMS), *llm.generate([prompt], PARAMS)]
+        found.append([answer.prompt_token_ids for answer in answers])
+    assert found[0] == found[1]
+    assert [(ids or []).count(IMAGE_ID) for ids in found[0]] == [3 * NUM_TOKENS, NUM_TOKENS]
 
 
 @pytest.mark.parametrize(
