@@ -57,12 +57,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"patch_size": size, "spatial_merge_size": config.get("spatial_merge_size", 1)}
         (directory / "processor_config.json").write_text(json.dumps(processor))
-    if (
-        config["model_type"] == "gemma4"
-        and (vision := config.get("vision_config"))
-        # Else the steps of tests are too small for the largest image.
-        and config["text_config"]["use_bidirectional_attention"] is None
-    ):
+    if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],
             "max_soft_tokens": 70, "image_processor_type": "Gemma4ImageProcessor", "do_normalize": False,

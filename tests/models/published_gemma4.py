@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+_VISION = {
+    "attention_bias": False, "attention_dropout": 0.0, "head_dim": 64, "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "gemma4_vision",
+    "num_attention_heads": 12, "num_hidden_layers": 16, "num_key_value_heads": 12, "patch_size": 16,
+    "pooling_kernel_size": 3, "position_embedding_size": 10240, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, "standardize": False, "use_clipped_linears": True,
+}  # fmt: skip
+
 
 def _gemma4(num_blocks: int, num_windows: int, **text: Any) -> dict[str, Any]:
     """num_blocks: times that num_windows layers with a window come before one without."""
@@ -11,6 +19,7 @@ def _gemma4(num_blocks: int, num_windows: int, **text: Any) -> dict[str, Any]:
     return {
         "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
         "dtype": "bfloat16", "audio_token_id": 258881, "image_token_id": 258880, "boi_token_id": 255999,
+        "vision_config": _VISION,
         "text_config": {
             "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "bos_token_id": 2,
             "dtype": "bfloat16", "enable_moe_block": False, "eos_token_id": 1, "final_logit_softcapping": 30.0,

@@ -146,7 +146,11 @@ def test_a_scaling_of_the_user_keeps_the_sections() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen2-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Mistral-Small-3.1-24B-Instruct-2503", "gemma-3-4b-it"]
+    "name",
+    [
+        *("Qwen2-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Mistral-Small-3.1-24B-Instruct-2503", "gemma-3-4b-it"),
+        "gemma-4-E2B",
+    ],
 )
 def test_no_mix_quantizes_the_encoder(name: str) -> None:
     """Its rows would fill the blocks of all of these."""
