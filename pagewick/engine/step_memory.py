@@ -47,8 +47,6 @@ from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, Mode
 from pagewick.models.tensors import DTYPE_BYTES
 
 _MIB: Final = 2**20
-# The largest image of Qwen's models before a checkpoint's preprocessor_config.json is read.
-_MOST_PIXELS: Final = 2**24
 # Sums of products in float32, as the reference operations of a CPU keep them, and two tensors of logits.
 CPU_BYTES: Final = 4
 CPU_LOGIT_BYTES: Final = 8
@@ -92,7 +90,7 @@ class StepLimits:
         drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
         context, pixels = config.max_model_len or model.max_position_embeddings, 0
         if model.vision is not None:
-            most = model.vision.fixed_pixels or config.max_image_pixels or _MOST_PIXELS
+            most = model.vision.fixed_pixels or config.max_image_pixels or model.vision.most_pixels
             pixels = min(most, context * model.vision.side**2)
         return cls(
             num_tokens=config.max_num_batched_tokens,

@@ -121,6 +121,16 @@ def test_an_image_of_fixed_size() -> None:
     assert image_bytes(model, limits) == 4096 * (2 * 1152 + 2 * 4304) * 2 + rows
 
 
+def test_the_largest_image_of_gemma_4_by_hand() -> None:
+    """E2B: squares of 3 x 3 patches are a row; 280 rows by the published settings, and at most 1,120."""
+    model = read_config(PUBLISHED["gemma-4-E2B"])
+    assert StepLimits.of(EngineConfig(max_model_len=8192), model).image_pixels == 1120 * 48 * 48
+    limits = StepLimits.of(EngineConfig(max_model_len=8192, max_image_pixels=280 * 48 * 48), model)
+    rows = (2 * 280 + limits.num_tokens) * 1536 * 2
+    assert image_bytes(model, limits) == 9 * 280 * (2 * 768 + 3 * 3072) * 2 + rows
+    assert StepLimits.of(EngineConfig(max_model_len=100), model).image_pixels == 100 * 48 * 48
+
+
 def test_the_cache_gets_the_rest() -> None:
     assert gpu_cache_bytes(free=800, total=1000, step_bytes=100) == 800 - 100 - 100
     assert gpu_cache_bytes(free=800, total=1000, step_bytes=100, utilization=0.5) == 200

@@ -83,6 +83,11 @@ class VisionConfig:
         return False
 
     @property
+    def most_pixels(self) -> int:
+        """Pixels of the largest image before preprocessor_config.json is read: those of Qwen's models."""
+        return 2**24
+
+    @property
     def fixed_pixels(self) -> int | None:
         """The number of pixels that every image has; None if sizes differ."""
         return None
@@ -168,3 +173,8 @@ class Gemma4VisionConfig(VisionConfig):
     def patch_shape(self) -> tuple[int, ...]:
         """All numbers of a patch: its rows, in them its columns, in them the colours."""
         return (3 * self.patch_size**2,)
+
+    @property
+    def most_pixels(self) -> int:
+        """The processor takes no more than 1,120 tokens."""
+        return 1120 * self.side**2
