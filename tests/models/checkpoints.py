@@ -61,6 +61,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],
             "max_soft_tokens": 70, "image_processor_type": "Gemma4ImageProcessor", "do_normalize": False,
+            "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
 

@@ -87,15 +87,20 @@ class GatheredPiece:
     """A tensor in float32 that a file has in parts, or in blocks that its layer cannot multiply with.
 
     tensors: the parts, one after the other along `axis`; part_shape: the shape of each in the checkpoint.
+    colours_last: the one part is [width, colours, rows, columns], and the checkpoint has the colours of each pixel side
+    by side: [width, rows * columns * colours].
     """
 
     name: str
     tensors: tuple[GgufTensor, ...]
     part_shape: tuple[int, ...]
     axis: int
+    colours_last: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.colours_last:
+            return self.part_shape[0], prod(self.part_shape[1:])
         size = len(self.tensors) * self.part_shape[self.axis]
         return (*self.part_shape[: self.axis], size, *self.part_shape[self.axis + 1 :])
 

@@ -91,6 +91,8 @@ class GgufSource(TensorSource):
             return self._joined(piece)
         if isinstance(piece, GatheredPiece):
             parts = [self._numbers(tensor).view(piece.part_shape) for tensor in piece.tensors]
+            if piece.colours_last:
+                return parts[0].movedim(1, -1).flatten(1)
             return torch.cat(parts, dim=piece.axis)
         stored = self.stored_rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
         found = stored

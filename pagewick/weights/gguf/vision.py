@@ -19,14 +19,15 @@ from pagewick.weights.gguf.header import GgufArray, GgufHeader, GgufTensor
 from pagewick.weights.gguf.metadata import Metadata
 from pagewick.weights.gguf.pieces import GatheredPiece, Piece
 from pagewick.weights.gguf.vision_entries import processor_files, whole_entries
-from pagewick.weights.gguf.vision_families import DEEPSTACK, FAMILIES
+from pagewick.weights.gguf.vision_families import DEEPSTACK, FAMILIES, LINEAR
 from pagewick.weights.gguf.vision_keys import NUMBERED, VisionKeys
 from pagewick.weights.gguf.vocabulary import TokenType, token_types
 
 # general.type and general.architecture of these files.
 _TYPE: Final = "mmproj"
 _ARCHITECTURE: Final = "clip"
-_NAME: Final = re.compile(r"(?P<stem>(v|mm)(\.[a-z0-9_]+)+)\.(?P<leaf>weight|bias)", re.ASCII)
+_LIMITS: Final = ("input_min", "input_max", "output_min", "output_max")
+_NAME: Final = re.compile(rf"(?P<stem>(v|mm)(\.[a-z0-9_]+)+?)(\.(?P<leaf>weight|bias|{'|'.join(_LIMITS)}))?", re.ASCII)
 # The picture of the second frame; an image is repeated.
 _PATCHES: Final = ("v.patch_embd.weight", "v.patch_embd.weight.1")
 _QUERIES_KEYS_VALUES: Final = ("attn_q", "attn_k", "attn_v")
@@ -117,13 +118,27 @@ class VisionFile(VisionKeys):
                 if tensor.name == _PATCHES[0]:
                     found.append(self._patches(f"{family.prefix}patch_embed.proj.weight", by_name))
                 continue
+            if re.fullmatch(family.others, tensor.name):
+                continue
             match = _NAME.fullmatch(tensor.name)
-            names = [] if match is None else list(self._names(match["stem"]))
+            names = [] if match is None else list(self._names(match["stem"], match["leaf"]))
             if match is None or not names:
                 unknown.append(tensor.name)
                 continue
             # The name of one tensor has its ending within.
-            name = names[0] if names[0].endswith("_weight") else f"{names[0]}.{match['leaf']}"
+            is_bare = names[0].endswith("_weight") or match["stem"] in family.bare
+            name = names[0] if is_bare else f"{names[0]}.{match['leaf']}"
+            if match["leaf"] in _LIMITS:
+                # A number, which the file has as a vector.
+                if tensor.shape != (1,) or tensor.format.num_elements > 1:
+                    raise ModelLoadError(f"{self.where}: {tensor.name} must be one number\n  use another file")
+                found.append(Piece(name, (), tensor, 0, 1))
+                continue
+            if match["stem"] == family.colours_last:
+                if len(tensor.shape) != 4 or match["leaf"] != "weight":
+                    raise ModelLoadError(f"{self.where}: {tensor.name} must have four dimensions\n  use another file")
+                found.append(GatheredPiece(name, (tensor,), tensor.shape, 0, colours_last=True))
+                continue
             if names[0].endswith(".attn.qkv") and not match["stem"].endswith("attn_qkv"):
                 if match["stem"].endswith(_QUERIES_KEYS_VALUES[0]):
                     found.append(self._queries_keys_values(name, tensor, by_name))
@@ -136,8 +151,16 @@ class VisionFile(VisionKeys):
             )
         return found
 
-    def _names(self, stem: str) -> Iterator[str]:
-        """Yield the name of a tensor in the checkpoint; nothing for one that the family does not have."""
+    def _names(self, stem: str, leaf: str | None) -> Iterator[str]:
+        """Yield the name of a tensor in the checkpoint, without its leaf; nothing for one that the family has not."""
+        for name in self._names_of(stem):
+            if leaf in _LIMITS:
+                if name.endswith(LINEAR):
+                    yield name.removesuffix(LINEAR)
+            elif leaf is not None or stem in self.family.bare:
+                yield name
+
+    def _names_of(self, stem: str) -> Iterator[str]:
         family, match = self.family, NUMBERED.fullmatch(stem)
         if match is None:
             if stem in family.whole:

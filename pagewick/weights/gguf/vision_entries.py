@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import isclose, prod
 from typing import Any, Final
 
+from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.metadata import Metadata
 from pagewick.weights.gguf.vision_keys import VisionKeys
 
@@ -18,6 +19,9 @@ _WINDOW: Final = 112
 # Patches along a side of the square that becomes a row, in all models of Gemma 3.
 _POOLED: Final = 4
 _GEMMA3: Final = "gemma3"
+_GEMMA4: Final = "gemma4v"
+# The same in Gemma 4.
+_POOLED_4: Final = 3
 
 
 def whole_entries(file: VisionKeys, text: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,6 +30,13 @@ def whole_entries(file: VisionKeys, text: Metadata, config: Mapping[str, Any]) -
     found: dict[str, Any] = {**config, "architectures": [file.family.models[text.kind]]}
     if file.projector == _GEMMA3:
         return {**found, "vision_config": _gemma3(file), "mm_tokens_per_image": _num_tokens(file)}
+    if file.projector == _GEMMA4:
+        # No key says it: the models whose layers have inputs of their own are causal.
+        sees_later = None if found.get("hidden_size_per_layer_input") else "vision"
+        row = text.values.get("tokenizer.ggml.padding_token_id", 0)
+        return {
+            **found, "vision_config": _gemma4(file), "use_bidirectional_attention": sees_later, "pad_token_id": row,
+        }  # fmt: skip
     found["vision_config"] = _qwen(file, text)
     scaling = found.get("rope_scaling") or {"rope_type": "default"}
     found["rope_scaling"] = {**scaling, "mrope_section": _sections(text)}
@@ -47,6 +58,14 @@ def processor_files(file: VisionKeys) -> tuple[dict[str, Any], dict[str, Any]]:
         entries: dict[str, Any] = {
             "image_processor_type": "Gemma3ImageProcessor",
             "size": {"height": side, "width": side},
+        }
+    elif file.projector == _GEMMA4:
+        config = {"vision_config": _gemma4(file)}
+        entries = {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": file.count("patch_size"),
+            "pooling_kernel_size": config["vision_config"]["pooling_kernel_size"],
+            "do_normalize": True,
         }
     else:
         entries = _qwen_processor(file)
@@ -92,6 +111,30 @@ def _gemma3(file: VisionKeys) -> dict[str, Any]:
         "hidden_act": file.family.activation,
         "image_size": file.count("image_size"),
         "patch_size": file.count("patch_size"),
+    }
+
+
+def _gemma4(file: VisionKeys) -> dict[str, Any]:
+    """The entry vision_config of Gemma 4."""
+    width, num_heads = file.count("embedding_length"), file.count("attention.head_count")
+    positions = file.shape("v.position_embd.weight")
+    if len(positions) != 3:
+        raise ModelLoadError(f"{file.where}: v.position_embd.weight must have three dimensions\n  use another file")
+    names = {tensor.name for tensor in file.tensors}
+    return {
+        "model_type": "gemma4_vision",
+        "hidden_size": width,
+        "intermediate_size": _inner(file, width),
+        "num_hidden_layers": _depth(file),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": width // num_heads,
+        "hidden_activation": file.family.activation,
+        "patch_size": file.count("patch_size"),
+        "pooling_kernel_size": file.count("projector.scale_factor", _POOLED_4),
+        "position_embedding_size": positions[1],
+        "use_clipped_linears": any(name.endswith(".input_max") and name.startswith("v.") for name in names),
+        "standardize": "v.std_bias" in names,
     }
 
 

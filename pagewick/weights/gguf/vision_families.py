@@ -18,6 +18,8 @@ _BLOCK: Final = {
     "attn_out": "attn.proj",
 }
 _TOWER: Final = "vision_tower"
+LINEAR: Final = ".linear"
+"""The end of the names of weights whose products have limits; the limits stand beside it."""
 _PROJECTOR: Final = "multi_modal_projector"
 _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
 
@@ -28,10 +30,12 @@ class VisionFamily:
 
     models: general.architecture of the text part -> the architecture in config.json. whole, block: names of tensors.
     activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
-    in the files that the authors publish; (0, 0) where the size is fixed. is_gated: MLPs have gates. is_interleaved:
+    in the files that the authors publish; (0, 0) where these do not decide. is_gated: MLPs have gates. is_interleaved:
     the sections of the rotation are. has_frames: a patch has a weight for each of two pictures.
     prefix: of all names in the checkpoint. blocks: the name of the list of blocks. offset_norms: norms in the file to
     whose weights 1 was added. output: the tensor whose last dimension is the width of the rows; None: a key has it.
+    bare: tensors whose names in the checkpoint have no ending. colours_last: the patches, where the checkpoint has the
+    colours of each pixel side by side. others: a regular expression of the tensors of a part that hears.
     placeholder: the token that stands for an image. stand_in: a regular expression of control tokens of which the last
     one does it in files whose vocabulary ends before that token; the model never sees which token it is.
     """
@@ -49,6 +53,9 @@ class VisionFamily:
     blocks: str = "blocks"
     offset_norms: frozenset[str] = frozenset()
     output: str | None = None
+    bare: frozenset[str] = frozenset()
+    colours_last: str | None = None
+    others: str = ""
     placeholder: str = "<|image_pad|>"
     stand_in: str | None = None
 
@@ -120,6 +127,42 @@ FAMILIES: Final = {
         output="mm.input_projection.weight",
         placeholder="<image_soft_token>",
         stand_in=r"<unused\d+>",
+    ),
+    "gemma4v": VisionFamily(
+        models={"gemma4": "Gemma4ForConditionalGeneration"},
+        whole={
+            "v.patch_embd": f"model.{_TOWER}.patch_embedder.input_proj",
+            "v.position_embd": f"model.{_TOWER}.patch_embedder.position_embedding_table",
+            "v.std_bias": f"model.{_TOWER}.std_bias",
+            "v.std_scale": f"model.{_TOWER}.std_scale",
+            "mm.input_projection": "model.embed_vision.embedding_projection",
+        },
+        block={
+            "ln1": "input_layernorm",
+            "attn_q": f"self_attn.q_proj{LINEAR}",
+            "attn_k": f"self_attn.k_proj{LINEAR}",
+            "attn_v": f"self_attn.v_proj{LINEAR}",
+            "attn_q_norm": "self_attn.q_norm",
+            "attn_k_norm": "self_attn.k_norm",
+            "attn_out": f"self_attn.o_proj{LINEAR}",
+            "attn_post_norm": "post_attention_layernorm",
+            "ln2": "pre_feedforward_layernorm",
+            "ffn_gate": f"mlp.gate_proj{LINEAR}",
+            "ffn_up": f"mlp.up_proj{LINEAR}",
+            "ffn_down": f"mlp.down_proj{LINEAR}",
+            "ffn_post_norm": "post_feedforward_layernorm",
+        },
+        activation="gelu_pytorch_tanh",
+        uses=frozenset(),
+        limits=(0, 0),
+        is_gated=True,
+        has_frames=False,
+        prefix="",
+        blocks=f"model.{_TOWER}.encoder.layers",
+        placeholder="<|image|>",
+        bare=frozenset({"v.position_embd", "v.std_bias", "v.std_scale"}),
+        colours_last="v.patch_embd",
+        others=r"(a|mm\.a)\..*",
     ),
 }
 DEEPSTACK: Final = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}

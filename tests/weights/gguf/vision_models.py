@@ -54,10 +54,23 @@ FIXED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
         {"hidden_size": 64, "num_attention_heads": 4, "out_hidden_size": None, "embed_dim": None},
     ),
 }
-ALL: Final = {**PAIRS, **FIXED}
+# Models that scale all images to about the same number of pixels. Files have neither the size of the squares that
+# become a token, nor the base of the rotation, nor the eps of the encoder.
+_SMALL: Final = {"embed_dim": None, "out_hidden_size": None, "rms_norm_eps": 1e-6, "pooling_kernel_size": 3}
+# The converter here writes no padding, which then is token 0.
+_TABLES: Final = {
+    "num_hidden_layers": 4, "vocab_size_per_layer_input": VOCAB_SIZE, "rms_norm_eps": 1e-6, "pad_token_id": 0,
+}  # fmt: skip
+SCALED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "gemma-4-multimodal": (_TABLES, _SMALL),
+    "gemma-4-31b-multimodal": (_TABLES, {**_SMALL, "hidden_size": 72, "rope_parameters": None}),
+}
+ALL: Final = {**PAIRS, **FIXED, **SCALED}
 
 
 def placeholder_of(name: str) -> str:
+    if name in SCALED:
+        return "<|image|>"
     return "<image_soft_token>" if name in FIXED else PLACEHOLDER
 
 
