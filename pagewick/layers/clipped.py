@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear
 from pagewick.quantization.share import check_floats
-
-BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 
 
 class ClippedLinear(nn.Module):
     """x [..., in] -> limited(linear(limited(x))) [..., out]; the file has `linear` within a module of that name.
 
-    is_clipped: whether the file has the limits, BOUNDS, one number each; else nothing is limited. Ranks limit their
-    shares of the input, and the output after it has been added up.
+    is_clipped: whether the file has the limits, CLIP_BOUNDS, one number each; else nothing is limited. Ranks limit
+    their shares of the input, and the output after it has been added up.
     """
 
     def __init__(self, context: LayerContext, linear: Linear, *, is_clipped: bool) -> None:
         super().__init__()
         self.linear = linear
-        for name in BOUNDS if is_clipped else ():
+        for name in CLIP_BOUNDS if is_clipped else ():
             bound = torch.empty((), dtype=torch.float32, device=context.device)
             self.register_parameter(name, nn.Parameter(bound, requires_grad=False))
         self._bounds: tuple[float, ...] = ()

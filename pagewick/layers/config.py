@@ -11,6 +11,9 @@ from pagewick.expert_routing import Routing
 TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order"
 """Why several ranks cannot share layers whose DeltaConfig is_tiled."""
 
+CLIP_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
+"""The tensors of a checkpoint that limit the inputs and outputs of a product (layers.clipped)."""
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 

@@ -138,6 +138,11 @@ class LayerConfig:
             attention = replace(attention, sees_images_whole=False)
         return replace(self, rope=rope, attention=attention)
 
+    def seeing_images_whole(self) -> LayerConfig:
+        """Return the layer, whose attention is of the usual kind, so that the tokens of an image see each other."""
+        assert isinstance(self.attention, AttentionConfig), "no other attention can do so"
+        return replace(self, attention=replace(self.attention, sees_images_whole=True))
+
     @property
     def state(self) -> DeltaConfig | None:
         """The attention of a layer that keeps one state of a sequence, and nothing of each token."""

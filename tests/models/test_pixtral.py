@@ -14,16 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.context import LayerContext
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
-from pagewick.models.vision.building import build_encoder
 from pagewick.models.vision.config import PixtralConfig
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
-from tests.layers.ranks import on_ranks, single_context
+from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
+from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published import PUBLISHED
 from tests.models.test_vision import Pixels, build, image_of
 
@@ -108,19 +107,8 @@ def test_ranks_share_the_heads(num_ranks: int, tmp_path: Path) -> None:
     image = image_for(name, 3, 7)
     expected = encoder_of(build(tmp_path, single_context()))(image).rows
 
-    def on_a_rank(context: LayerContext) -> Tensor:
-        with open_source(tmp_path) as source, torch.inference_mode():
-            config = read_config(source.config())
-            assert config.vision is not None
-            alone = torch.nn.Module()
-            alone.visual = encoder = build_encoder(context, "visual", config.vision)
-            alone.name_in_file = config.name_map(source.names()).in_file  # type: ignore[assignment]
-            load_weights(alone, source, ignore=[r"(?!vision_tower|multi_modal_projector).*"])
-            encoder.use_pixels(pixels_of(3))
-            return encoder(image).rows  # type: ignore[no-any-return]
-
-    for found in on_ranks(num_ranks, on_a_rank):
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+    for found in encoded_on_ranks(tmp_path, num_ranks, image, pixels_of(3)):
+        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
 
 
 @torch.inference_mode()

@@ -21,8 +21,9 @@ from pagewick.models.vision.encoder import EncodedImage, VisionEncoder
 from pagewick.models.vision.positions import image_positions
 from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
-from tests.layers.ranks import on_ranks, single_context
+from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
+from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.test_given_embeddings import Loaded
 
 NAMES = ("qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3-vl-moe", "qwen3.5-multimodal", "qwen3.5-moe-multimodal")
@@ -129,26 +130,8 @@ def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> Non
     image = image_of(40, 72)
     expected = encoder_of(build(tmp_path, single_context()))(image)
 
-    def on_a_rank(context: LayerContext) -> EncodedImage:
-        with open_source(tmp_path) as source, torch.inference_mode():
-            config = read_config(source.config())
-            assert config.vision is not None
-            encoder = VisionEncoder(context, "visual", config.vision)
-            alone = _Alone(encoder, config.name_map(source.names()).in_file)
-            load_weights(alone, source, ignore=[r"(?!.*visual\.).*"])
-            encoder.use_pixels(PIXELS)
-            return encoder(image)
-
-    for found in on_ranks(num_ranks, on_a_rank):
+    for found in encoded_on_ranks(tmp_path, num_ranks, image, PIXELS):
         compare(found, expected, 3e-5)
-
-
-class _Alone(torch.nn.Module):
-    """An encoder without its decoder, whose heads fewer ranks can share."""
-
-    def __init__(self, visual: VisionEncoder, name_in_file: Any) -> None:
-        super().__init__()
-        self.visual, self.name_in_file = visual, name_in_file
 
 
 @torch.inference_mode()

@@ -151,13 +151,29 @@ def read_qwen3_5_vision(entries: Entries, image_token_id: int, text_size: int) -
     )
 
 
+def check_heads(entries: Entries, name: str, width: int, num_heads: int) -> None:
+    """Raise ModelLoadError unless the heads share out the width of a patch, and rows and columns turn half of each."""
+    if width % num_heads or width // num_heads % 4:
+        raise entries.wrong(name, f"a number that cuts the width of a patch ({width}) into multiples of 4")
+
+
+def read_axial_theta(entries: Entries, default: float) -> float:
+    """Return the base of a rotation by rows and columns."""
+    rope = entries.child("rope_parameters") or entries
+    # The first files have the usual name for it, though rows and columns turn.
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    theta = rope.positive("rope_theta", default)
+    if theta <= 1.0:
+        raise rope.wrong("rope_theta", "a number above 1")
+    return theta
+
+
 def _common(
     entries: Entries, image_token_id: int, text_size: int, *, width: int, out: str, patch_size: int, num_blocks: int
 ) -> dict[str, Any]:
     """Return the fields that all families read alike; `out`: the entry with the width of the output."""
     num_heads = entries.size("num_heads", 16)
-    if width % num_heads or width // num_heads % 4:
-        raise entries.wrong("num_heads", f"a number that cuts the width of a patch ({width}) into multiples of 4")
+    check_heads(entries, "num_heads", width, num_heads)
     if entries.size(out, 3584) != text_size:
         raise entries.wrong(out, f"the hidden_size of the text part ({text_size})")
     for name in ("in_channels", "in_chans"):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig, NameMap
+from pagewick.models.config import ModelConfig, NameMap
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS, Gemma4VisionConfig
-from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
+from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
 
 # Files of Gemma 4 have the vision part within the model; others may have it beside the text part.
 _PLACES: Final = ("model.", "")
@@ -36,7 +36,8 @@ def with_gemma4(config: ModelConfig, entries: Entries) -> ModelConfig:
     text = entries.child("text_config") or entries
     layers, inputs = config.layers, config.layer_inputs
     if text.get("use_bidirectional_attention") == "vision":
-        layers = tuple(_seeing_whole(layer) for layer in layers)
+        # Layers without a window are causal, for tokens of images, too.
+        layers = tuple(layer if layer.window is None else layer.seeing_images_whole() for layer in layers)
     if inputs is not None:
         row = text.count("pad_token_id", 0)
         if row >= config.vocab_size:
@@ -55,14 +56,6 @@ def with_gemma4(config: ModelConfig, entries: Entries) -> ModelConfig:
     )
 
 
-def _seeing_whole(layer: LayerConfig) -> LayerConfig:
-    """Layers without a window are causal, for tokens of images, too."""
-    if layer.window is None:
-        return layer
-    assert isinstance(layer.attention, AttentionConfig), "Gemma has no other attention"
-    return replace(layer, attention=replace(layer.attention, sees_images_whole=True))
-
-
 def _names_in(place: str) -> tuple[tuple[str, str], ...]:
     return (
         ("visual.projector", f"{place}embed_vision.embedding_projection"),
@@ -76,19 +69,12 @@ def _encoder(entries: Entries) -> dict[str, Any]:
     """Return the fields of the entry vision_config."""
     entries.choice("model_type", ("gemma4_vision",), "gemma4_vision")
     width, num_heads = entries.size("hidden_size", 768), entries.size("num_attention_heads", 12)
-    if width % num_heads or width // num_heads % 4:
-        raise entries.wrong("num_attention_heads", f"a number that cuts hidden_size ({width}) into multiples of 4")
+    check_heads(entries, "num_attention_heads", width, num_heads)
     head_dim = width // num_heads
     # transformers' default does not depend on the other sizes.
     entries.demand("head_dim", head_dim, 64, "hidden_size / num_attention_heads")
     entries.demand("num_key_value_heads", num_heads, 12, "num_attention_heads")
     entries.demand("attention_bias", False, False, "the encoder's products have no biases")
-    rope = entries.child("rope_parameters") or entries
-    # The first files have the usual name for it, though rows and columns turn.
-    rope.choice("rope_type", ("axial", "default"), "axial")
-    theta = rope.positive("rope_theta", 100.0)
-    if theta <= 1.0:
-        raise rope.wrong("rope_theta", "a number above 1")
     return {
         "hidden_size": width,
         "num_blocks": entries.size("num_hidden_layers", 16, most=MAX_LAYERS),
@@ -101,7 +87,7 @@ def _encoder(entries: Entries) -> dict[str, Any]:
         "is_gated": True,
         "is_rms": True,
         "norm_eps": entries.positive("rms_norm_eps", 1e-6),
-        "rope_theta": theta,
+        "rope_theta": read_axial_theta(entries, 100.0),
         "num_positions": entries.size("position_embedding_size", 10240),
         "is_clipped": entries.flag("use_clipped_linears", False),
         "is_standardized": entries.flag("standardize", False),

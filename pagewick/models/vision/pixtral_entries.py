@@ -12,7 +12,7 @@ from pagewick.models.config import ModelConfig, NameMap
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import TOWER_TENSORS, PixtralConfig
-from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
+from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
 
 # Not in the file: the norms of all published encoders have it.
 _NORM_EPS: Final = 1e-5
@@ -73,16 +73,9 @@ def _encoder(entries: Entries) -> dict[str, Any]:
     """Return the fields of the entry vision_config."""
     entries.choice("model_type", ("pixtral",), "pixtral")
     width, num_heads = entries.size("hidden_size", 1024), entries.size("num_attention_heads", 16)
-    if width % num_heads or width // num_heads % 4:
-        raise entries.wrong("num_attention_heads", f"a number that cuts hidden_size ({width}) into multiples of 4")
+    check_heads(entries, "num_attention_heads", width, num_heads)
     entries.demand("head_dim", width // num_heads, width // num_heads, "hidden_size / num_attention_heads")
     entries.demand("num_channels", 3, 3, "images have three colours")
-    rope = entries.child("rope_parameters") or entries
-    # The first files have the usual name for it, though rows and columns turn.
-    rope.choice("rope_type", ("axial", "default"), "axial")
-    theta = rope.positive("rope_theta", 10000.0)
-    if theta <= 1.0:
-        raise rope.wrong("rope_theta", "a number above 1")
     return {
         "hidden_size": width,
         "num_blocks": entries.size("num_hidden_layers", 24, most=MAX_LAYERS),
@@ -94,5 +87,5 @@ def _encoder(entries: Entries) -> dict[str, Any]:
         "is_gated": True,
         "is_rms": True,
         "norm_eps": _NORM_EPS,
-        "rope_theta": theta,
+        "rope_theta": read_axial_theta(entries, 10000.0),
     }

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig, NameMap
+from pagewick.models.config import ModelConfig, NameMap
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig
@@ -43,15 +43,10 @@ def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
     return replace(
         config,
         vision=vision,
-        layers=tuple(_seeing_whole(layer) for layer in config.layers),
+        layers=tuple(layer.seeing_images_whole() for layer in config.layers),
         names=tuple(NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in _PLACES),
         ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), _UNUSED),
     )
-
-
-def _seeing_whole(layer: LayerConfig) -> LayerConfig:
-    assert isinstance(layer.attention, AttentionConfig), "Gemma has no other attention"
-    return replace(layer, attention=replace(layer.attention, sees_images_whole=True))
 
 
 def _names_in(outer: str, inner: str) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.models.vision.config import Gemma4VisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 
 
@@ -100,7 +101,7 @@ def _gemma4(config: Gemma4VisionConfig) -> Tensors:
             yield from _norm(f"{block}.attn.{name}", config.head_dim)
         for name, shape in products.items():
             yield f"{block}.{name}.linear.weight", shape
-            for bound in ("input_min", "input_max", "output_min", "output_max") if config.is_clipped else ():
+            for bound in CLIP_BOUNDS if config.is_clipped else ():
                 yield f"{block}.{name}.{bound}", ()
     if config.is_standardized:
         yield "standard.std_bias", (size,)

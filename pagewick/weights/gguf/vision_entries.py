@@ -16,11 +16,10 @@ from pagewick.weights.gguf.vision_keys import VisionKeys
 # The encoders of these families have one eps; the converter writes that of the text part, which is the same.
 _EPS: Final = 1e-6
 _WINDOW: Final = 112
-# Patches along a side of the square that becomes a row, in all models of Gemma 3.
-_POOLED: Final = 4
 _GEMMA3: Final = "gemma3"
 _GEMMA4: Final = "gemma4v"
-# The same in Gemma 4.
+# A square with this number of patches per side becomes a row, in all models of Gemma 3 and in all of Gemma 4.
+_POOLED: Final = 4
 _POOLED_4: Final = 3
 
 

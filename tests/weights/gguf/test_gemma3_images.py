@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -28,7 +27,7 @@ from tests.images.test_gemma3_settings import IMAGE_ID
 from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, save
 from tests.weights.gguf.mixes import Change, rewrite
 from tests.weights.gguf.test_images import OPTIONS, exact, unchanged
-from tests.weights.gguf.vision_models import IMAGE, VOCAB_SIZE, Pair, original, write_pair
+from tests.weights.gguf.vision_models import IMAGE, VOCAB_SIZE, Pair, original, stored_and_plain, write_pair
 from tests.weights.gguf.written import write
 
 NAME = "gemma-3-multimodal"
@@ -130,21 +129,8 @@ def test_the_projections_of_mlps_may_have_each_others_names(pair: Pair) -> None:
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_types_of_weights(kind: str, pair: Pair) -> None:
     """Weights in blocks are the numbers that they stand for."""
-    number_type = gguf.GGMLQuantizationType[kind]
-
-    def is_stored(numbers: Any) -> bool:
-        return numbers.ndim == 2 and numbers.shape[1] % (32 if kind == "Q8_0" else 1) == 0
-
-    def quantized(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
-        is_kept = not is_stored(numbers)
-        yield name, numbers if is_kept else gguf.quants.quantize(numbers, number_type), "F32" if is_kept else kind
-
-    def dequantized(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
-        if is_stored(numbers):
-            numbers = gguf.quants.dequantize(gguf.quants.quantize(numbers, number_type), number_type)
-        yield name, numbers, "F32"
-
-    stored, plain = with_vision(pair, "stored.gguf", quantized), with_vision(pair, "plain.gguf", dequantized)
+    changes = zip(("stored.gguf", "plain.gguf"), stored_and_plain(kind, (2,)), strict=True)
+    stored, plain = (with_vision(pair, name, change) for name, change in changes)
     assert stored.stat().st_size < plain.stat().st_size
     assert answers(pair.text, stored) == answers(pair.text, plain)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -26,7 +25,7 @@ from tests.engine.serving import Answers, request, running, serve
 from tests.models.checkpoints import save
 from tests.weights.gguf.mixes import Change, rewrite
 from tests.weights.gguf.test_images import OPTIONS, exact, unchanged
-from tests.weights.gguf.vision_models import IMAGE, SCALED, VOCAB_SIZE, Pair, original, write_pair
+from tests.weights.gguf.vision_models import IMAGE, SCALED, VOCAB_SIZE, Pair, original, stored_and_plain, write_pair
 
 # The first model is causal and its products have limits; the second one sees images whole and has standards.
 CAUSAL, WHOLE = SCALED
@@ -162,21 +161,8 @@ def test_a_part_that_hears_is_left_out(pair: Pair) -> None:
 def test_types_of_weights(kind: str, tmp_path: Path) -> None:
     """Weights in blocks are the numbers that they stand for."""
     pair = write_pair(CAUSAL, tmp_path)
-    number_type = gguf.GGMLQuantizationType[kind]
-
-    def is_stored(numbers: Any) -> bool:
-        return numbers.ndim in (2, 4) and numbers.shape[-1] % (32 if kind == "Q8_0" else 1) == 0
-
-    def quantized(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
-        is_kept = not is_stored(numbers)
-        yield name, numbers if is_kept else gguf.quants.quantize(numbers, number_type), "F32" if is_kept else kind
-
-    def dequantized(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
-        if is_stored(numbers):
-            numbers = gguf.quants.dequantize(gguf.quants.quantize(numbers, number_type), number_type)
-        yield name, numbers, "F32"
-
-    stored, plain = with_vision(pair, "stored.gguf", quantized), with_vision(pair, "plain.gguf", dequantized)
+    changes = zip(("stored.gguf", "plain.gguf"), stored_and_plain(kind, (2, 4)), strict=True)
+    stored, plain = (with_vision(pair, name, change) for name, change in changes)
     assert stored.stat().st_size < plain.stat().st_size
     assert answers(pair.text, stored) == answers(pair.text, plain)
 

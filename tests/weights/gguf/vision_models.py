@@ -6,15 +6,17 @@ llama.cpp's converter wrote both (convert.py). Weights are multiples of 1/16, so
 from __future__ import annotations
 
 import lzma
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import gguf
 import torch
 from torch import nn
 
 from tests.models.checkpoints import make_model
 from tests.models.variants import VARIANTS
+from tests.weights.gguf.mixes import Change
 from tests.weights.gguf.models import FILES
 
 # Patches of 4 pixels, of which 2 x 2 become a token.
@@ -108,3 +110,26 @@ def write_pair(name: str, directory: Path) -> Pair:
     for path, stored in zip(pair, (f"{name}.gguf.xz", f"mmproj-{name}.gguf.xz"), strict=True):
         path.write_bytes(lzma.decompress((FILES / "images" / stored).read_bytes()))
     return pair
+
+
+def stored_and_plain(kind: str, num_dims: tuple[int, ...]) -> tuple[Change, Change]:
+    """Return two changes of a file's tensors, as mixes.rewrite has them.
+
+    The first one stores tensors with these numbers of dimensions in a type, if their rows can be; the second one stores
+    the numbers that they have then.
+    """
+    number_type = gguf.GGMLQuantizationType[kind]
+
+    def is_stored(numbers: Any) -> bool:
+        return numbers.ndim in num_dims and numbers.shape[-1] % (32 if kind == "Q8_0" else 1) == 0
+
+    def stored(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
+        is_kept = not is_stored(numbers)
+        yield name, numbers if is_kept else gguf.quants.quantize(numbers, number_type), "F32" if is_kept else kind
+
+    def plain(name: str, numbers: Any) -> Iterator[tuple[str, Any, str]]:
+        if is_stored(numbers):
+            numbers = gguf.quants.dequantize(gguf.quants.quantize(numbers, number_type), number_type)
+        yield name, numbers, "F32"
+
+    return stored, plain
