@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pagewick.llm import LLM
+    from pagewick.lora_request import LoRARequest
     from pagewick.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
     from pagewick.pooling_params import PoolingParams
     from pagewick.sampling_params import SamplingParams
@@ -57,6 +58,7 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "InvalidRequestError",
+    "LoRARequest",
     "Message",
     "ModelLoadError",
     "ModelNotFoundError",
@@ -73,6 +75,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "llm",
+    "LoRARequest": "lora_request",
     "AsyncEngine": "async_llm",
     "CompletionOutput": "outputs",
     "EmbeddingRequestOutput": "outputs",

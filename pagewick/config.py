@@ -19,7 +19,7 @@ from pagewick.number_formats import (
     MARLIN,
     quantization_named,
 )
-from pagewick.option_checks import check_choice, check_type, flag_of, parse_bytes
+from pagewick.option_checks import check_choice, check_type, flag_of, named_paths, parse_bytes
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
@@ -66,6 +66,11 @@ class EngineConfig:
     mmproj: str | None = _option(None, "File with the part of a GGUF model that sees (default: one beside the model).")
     language_model_only: bool = _option(False, "Load only the part of the model that reads text, not its images.")
     max_image_pixels: int | None = _option(None, "Scale larger images down to this number of pixels (the model's).")
+    lora: str | None = _option(None, "LoRA adapter for all requests that name no other: a directory, a file, or an id.")
+    enable_lora: bool = _option(False, "Make room for LoRA adapters, which requests or programs name later.")
+    lora_modules: tuple[str, ...] = _option((), "LoRA adapter that requests may name, as NAME=PATH; may be repeated.")
+    max_loras: int | None = _option(None, "Largest number of adapters that are loaded (at least 4).")
+    max_lora_rank: int | None = _option(None, "Largest rank of an adapter (that of the adapters given, at least 16).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
     batch_invariant: bool = _option(False, "Compute a response with the same bits alone and beside others on a GPU.")
     attention_backend: str = _option(
@@ -149,8 +154,20 @@ class EngineConfig:
             raise ConfigError(
                 f"--gpu-memory-utilization must be above 0 and at most 1; got {self.gpu_memory_utilization}"
             )
+        self._check_adapters()
         self._check_cache_tiers()
         self._check_speculation()
+
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """The paths of the adapters to load at the start, by name; that of requests without one has an empty name."""
+        named = dict(one.split("=", 1) for one in self.lora_modules)
+        return named if self.lora is None else {"": self.lora, **named}
+
+    @property
+    def num_adapters(self) -> int:
+        """Number of adapters for which layers have room; `max_loras` must be resolved if there are any."""
+        return (self.max_loras or 0) if self.enable_lora else 0
 
     def _put_in_form(self) -> None:
         """Convert the other forms of a value: paths, sizes with a unit, short names of data types."""
@@ -160,7 +177,7 @@ class EngineConfig:
 
         if isinstance(self.rope_scaling, Mapping):
             change("rope_scaling", json.dumps(self.rope_scaling))
-        for name in ("model", "weight_file", "mmproj", "tokenizer", "speculative_model", "kv_cache_disk"):
+        for name in ("model", "weight_file", "mmproj", "tokenizer", "lora", "speculative_model", "kv_cache_disk"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 change(name, os.fspath(value))
         if self.tokenizer == self.model:  # vLLM's users may give both
@@ -171,6 +188,9 @@ class EngineConfig:
         for name in SIZES:
             if isinstance(value := getattr(self, name), str):
                 change(name, parse_bytes(value))
+        change("lora_modules", named_paths("lora_modules", self.lora_modules or ()))
+        if self.lora_modules or self.lora is not None:
+            change("enable_lora", True)
         # vLLM gives swap_space in GiB; as bytes it would be too small for one block.
         if isinstance(self.swap_space, int | float) and self.swap_space is not True and 0 < self.swap_space < 2**20:
             change("swap_space", int(self.swap_space * 2**30))
@@ -182,6 +202,10 @@ class EngineConfig:
             # str(torch.bfloat16) is torch.bfloat16.
             value = str(getattr(self, name)).removeprefix("torch.")
             change(name, aliases.get(value, value))
+
+    def _check_adapters(self) -> None:
+        if self.max_loras is not None and self.max_loras < (number := len(self.adapter_paths)):
+            raise ConfigError(f"--max-loras {self.max_loras} is less than the number of adapters given, {number}")
 
     def _check_cache_tiers(self) -> None:
         if self.kv_cache_disk is not None and not self.enable_prefix_caching:

@@ -25,7 +25,7 @@ Lines = tuple[tuple[str, str], ...]
 _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
-_NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
+_NO_SUCH_LORA = "LoRA adapters of experts and of encoders of images are not supported yet; merge them into the model"
 _OWN_IMAGES = "a model's own settings decide how images are read; --max-image-pixels limits their size"
 _NO_PLUGINS = "no code is loaded into the engine"
 
@@ -83,9 +83,9 @@ NOTED: Lines = (
      "--enable-mamba-shared-prefix-checkpoint --replayssm-buffer-len= --use-replayssm --mamba-backend= "
      "--mamba-ssu-algorithm= --enable-mamba-cache-stochastic-rounding --mamba-cache-philox-rounds=",
      "state-space models are not supported yet"),
-    ("--max-loras= --max-lora-rank= --max-cpu-loras= --lora-dtype= --lora-target-modules= --fully-sharded-loras "
-     "--enable-tower-connector-lora --specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras "
-     "--max-lora-cls-labels=", _NO_LORA),
+    ("--max-cpu-loras=", "adapters are loaded once, into the memory of the device: --max-loras limits their number"),
+    ("--fully-sharded-loras --specialize-active-lora --max-lora-cls-labels=",
+     "every rank holds its share of an adapter's larger factors, and steps without adapters skip them"),
     ("--enable-hc-sp --enable-batch-sharded-sampling --enable-shm-tensor-arena --enable-cumem-allocator "
      "--enable-nccl-comm-suspend --disable-nccl-for-dp-synchronization --dp-sync-interval= --ray-workers-use-nsight "
      "--jit-monitor-mode= --jit-monitor-verbose --enable-layerwise-nvtx-tracing --renderer-num-workers= "
@@ -112,7 +112,12 @@ REFUSED: Lines = (
     ("--n-cpu-moe=0 --cpu-moe --override-tensor= -ot=", "experts are kept in host memory by number, not by layer: give "
      "--num-experts-offload-per-rank"),
     ("--mamba-fraction=", "state-space models are not supported yet"),
-    ("--lora= --lora-scaled= --lora-modules= --enable-lora --default-mm-loras= --lora-dir=", _NO_LORA),
+    ("--lora-dtype=auto", "adapters have the data type of the model's activations: --dtype"),
+    ("--lora-target-modules=", "an adapter changes all layers that it has factors for"),
+    ("--default-mm-loras= --enable-tower-connector-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras",
+     _NO_SUCH_LORA),
+    ("--lora-scaled=", "an adapter has the scale that it was trained with: change its lora_alpha, and give --lora"),
+    ("--lora-dir=", "name each adapter: --lora-modules NAME=PATH"),
     ("--pipeline-parallel-size=1 -pp=1", "pipeline parallelism is not supported yet; use --tensor-parallel-size"),
     ("--data-parallel-size=1 -dp=1 --data-parallel-rank= --data-parallel-start-rank= --data-parallel-size-local= "
      "--data-parallel-address= --data-parallel-rpc-port= --data-parallel-hybrid-lb --data-parallel-external-lb "
@@ -211,7 +216,7 @@ REQUEST_NOTED: Lines = (
     ("--chat-template-content-format=auto|string", "the template determines the form of messages"),
 )  # fmt: skip
 REQUEST_REFUSED: Lines = (
-    ("--lora-request= --prompt-adapter-request=", _NO_LORA),
+    ("--prompt-adapter-request=", "of adapters, only LoRA is supported: give a lora_request"),
     ("--mm-processor-kwargs=", _OWN_IMAGES),
     ("--tokenization-kwargs=", "encode the prompt with get_tokenizer() and give its token ids"),
     ("--prompt-token-ids=", "give token ids as the prompt"),

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from msgspec import structs
-
 from pagewick.api_arguments import (
     Model,
     Prompt,
@@ -24,15 +22,11 @@ from pagewick.api_arguments import (
     check_conversation,
     check_sampling_params,
     engine_config,
-    for_each,
     image_reader,
     is_conversation,
     load_text,
-    prompt_images,
-    prompt_parts,
     refuse_images,
     request_arguments,
-    with_paths,
 )
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineStats, RequestOptions
@@ -41,21 +35,20 @@ from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.local_models import with_local_models
-from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep, progress_bar
+from pagewick.lora_request import LoRARequest
+from pagewick.offline import Job, OfflineRunner, OnStep, progress_bar
+from pagewick.offline_jobs import Adapters, JobMaker, OfflineAdapters, Options
 from pagewick.outputs import EmbeddingRequestOutput, RequestOutput
 from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.content_parts import Message
 from pagewick.text.grammars.constraint import GrammarCompiler
 from pagewick.text.grammars.limits import GrammarLimits
-from pagewick.text.image_prompts import MULTI_MODAL_DATA, PromptTokens
 from pagewick.text.prompts import ChatOptions, PromptEncoder, with_budget
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.checks import checked_offer
-
-Options = RequestOptions | Sequence[RequestOptions] | None
 
 
 class LLM:
@@ -100,6 +93,7 @@ class LLM:
             limits=GrammarLimits.of(config),
         )
         self._runner = OfflineRunner(self._engine, self._requests, config.seed)
+        self._maker = JobMaker(prompts, self._default_params, OfflineAdapters(self._engine, config))
 
     @property
     def info(self) -> ModelInfo:
@@ -114,6 +108,7 @@ class LLM:
         use_tqdm: bool = False,
         priority: int | Sequence[int] | None = None,
         options: Options = None,
+        lora_request: Adapters = None,
         on_step: OnStep | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
@@ -125,12 +120,16 @@ class LLM:
         use_tqdm: show a progress bar (vLLM's name).
         priority: a number for all prompts or one for each; lower numbers run first, as in vLLM.
         options: options for serving the requests, one for all prompts or one for each.
+        lora_request: LoRA adapters, one for all prompts or one for each; None: the model as it is.
         on_step: called after every step with all outputs so far. others: vLLM's, noted or refused.
-        Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
+        Raises InvalidRequestError, ContextLengthError if a prompt does not fit, ModelLoadError for an unusable adapter,
+        EngineError.
         """
-        request_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"))
-        encoded = [self._encode(prompt) for prompt in all_prompts(prompts)]
-        return self._run(self._jobs(encoded, sampling_params, options, priority), use_tqdm, on_step)
+        request_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "lora_request", "on_step"))
+        self._check_open()
+        encoded = [self._maker.encode(prompt) for prompt in all_prompts(prompts)]
+        jobs = self._maker.jobs(encoded, sampling_params, options, priority=priority, lora_request=lora_request)
+        return self._run(jobs, use_tqdm, on_step)
 
     def chat(
         self,
@@ -141,6 +140,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Options = None,
+        lora_request: Adapters = None,
         split_reasoning: bool = True,
         thinking_budget: int | None = None,
         **how: Unpack[ChatOptions],
@@ -156,9 +156,13 @@ class LLM:
         for conversation in conversations:
             check_conversation(conversation)
         how = with_budget(how, thinking_budget)
-        encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
+        self._check_open()
+        encoded = [self._maker.encode_chat(conversation, tools, how) for conversation in conversations]
         fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
-        return self._run(self._jobs(encoded, sampling_params, options, priority, fields), use_tqdm)
+        jobs = self._maker.jobs(
+            encoded, sampling_params, options, priority=priority, lora_request=lora_request, fields=fields
+        )
+        return self._run(jobs, use_tqdm)
 
     def embed(
         self,
@@ -168,18 +172,23 @@ class LLM:
         use_tqdm: bool = False,
         priority: int | Sequence[int] | None = None,
         options: Options = None,
+        lora_request: Adapters = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of one prompt or of many; parameters as in `generate`.
 
         pooling_params: None: the hidden state that the model was trained for, or the last one, normalized.
         """
-        request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options"))
+        request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options", "lora_request"))
+        self._check_open()
         given = all_prompts(prompts)
         refuse_images(given)
         pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
-        encoded = [self._encode(prompt) for prompt in given]
-        jobs = self._jobs(encoded, EMBEDDING, options, priority, PlanFields(pooling=pooling))
+        encoded = [self._maker.encode(prompt) for prompt in given]
+        fields = PlanFields(pooling=pooling)
+        jobs = self._maker.jobs(
+            encoded, EMBEDDING, options, priority=priority, lora_request=lora_request, fields=fields
+        )
         return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
 
     def stream(
@@ -190,6 +199,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: RequestOptions | None = None,
         thinking_budget: int | None = None,
+        lora_request: LoRARequest | None = None,
         **how: Unpack[ChatOptions],
     ) -> Generator[str]:
         """Stream the text for one prompt or one conversation; without the thoughts of a conversation.
@@ -201,7 +211,13 @@ class LLM:
         if params.n != 1:
             raise InvalidRequestError("stream gives one choice; use stream_outputs for n > 1", param="n")
         outputs = self.stream_outputs(
-            prompt, params, tools=tools, options=options, thinking_budget=thinking_budget, **how
+            prompt,
+            params,
+            tools=tools,
+            options=options,
+            thinking_budget=thinking_budget,
+            lora_request=lora_request,
+            **how,
         )
         return _new_text(outputs)
 
@@ -214,6 +230,7 @@ class LLM:
         options: RequestOptions | None = None,
         split_reasoning: bool | None = None,
         thinking_budget: int | None = None,
+        lora_request: LoRARequest | None = None,
         **how: Unpack[ChatOptions],
     ) -> Generator[RequestOutput]:
         """Stream the output for one prompt or one conversation: yields the same RequestOutput as it grows.
@@ -224,15 +241,16 @@ class LLM:
         self._check_open()
         check_sampling_params(sampling_params)
         if is_chat := is_conversation(prompt):
-            encoded = self._encode_chat(prompt, tools, with_budget(how, thinking_budget))
+            encoded = self._maker.encode_chat(prompt, tools, with_budget(how, thinking_budget))
         else:
-            encoded = self._encode(cast(Prompt, prompt))
+            encoded = self._maker.encode(cast(Prompt, prompt))
         params = sampling_params or self._default_params
         if num_candidates(params) > params.n:
             raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
         is_split = is_chat if split_reasoning is None else split_reasoning
         fields = _plan_fields(is_split, thinking_budget, tools, is_chat=is_chat)
-        return self._runner.stream(Job(encoded, params, options, fields))
+        (job,) = self._maker.jobs([encoded], params, options, lora_request=lora_request, fields=fields)
+        return self._runner.stream(job)
 
     def apply_chat_template(
         self,
@@ -286,41 +304,6 @@ class LLM:
             return self._runner.run(jobs, on_step)
         with progress_bar(len(jobs)) as show:
             return self._runner.run(jobs, show)
-
-    def _jobs(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        options: Options,
-        priority: int | Sequence[int] | None = None,
-        fields: PlanFields | None = None,
-    ) -> list[Job]:
-        self._check_open()
-        check_sampling_params(sampling_params)
-        all_params = for_each("sampling_params", sampling_params, self._default_params, len(prompts))
-        all_options = for_each("options", options, RequestOptions(), len(prompts))
-        if priority is not None:
-            if any(one.priority for one in all_options):
-                raise InvalidRequestError("give a priority or options that have one, not both", param="priority")
-            priorities = for_each("priority", priority, 0, len(prompts))
-            all_options = [structs.replace(one, priority=p) for one, p in zip(all_options, priorities, strict=True)]
-        return [Job(*parts, fields or {}) for parts in zip(prompts, all_params, all_options, strict=True)]
-
-    def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        text, token_ids = prompt_parts(prompt)
-        tokens = self._prompts.place_images((text or "") if token_ids is None else token_ids, prompt_images(prompt))
-        return self._encoded(text, tokens, MULTI_MODAL_DATA)
-
-    def _encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions
-    ) -> EncodedPrompt:
-        own = request_arguments("LLM.chat", how, ChatOptions.__annotations__)
-        rendered = self._prompts.render_chat(with_paths(messages), tools, **cast(ChatOptions, own))
-        return self._encoded(rendered.text, self._prompts.place_rendered(rendered), "messages")
-
-    def _encoded(self, text: str | None, tokens: PromptTokens, param: str) -> EncodedPrompt:
-        images = [self._prompts.read_image(one, param) for one in tokens.images]
-        return EncodedPrompt(text, tokens.token_ids, images)
 
 
 def _plan_fields(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagewick.errors import ConfigError
@@ -31,6 +33,8 @@ def check_type(name: str, annotation: object, value: Any) -> None:
     """Raise ConfigError unless a value has the type of its field, whose annotation is a text such as int | None."""
     if (value is None and "None" in str(annotation)) or (isinstance(value, bool) and annotation == "bool"):
         return
+    if isinstance(value, tuple) and str(annotation).startswith("tuple"):
+        return
     kind, wanted = _KINDS.get(str(annotation).partition(" ")[0], ((), "True or False"))
     is_right, is_number = isinstance(value, kind) and not isinstance(value, bool), kind not in (str, ())
     if is_number and name != "seed":
@@ -43,3 +47,39 @@ def check_type(name: str, annotation: object, value: Any) -> None:
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def named_paths(name: str, value: Any) -> tuple[str, ...]:
+    """Return texts NAME=PATH for an option that takes several, in any of its forms. Raises ConfigError.
+
+    Forms: a map of names to paths, or a list, or one, of NAME=PATH and of objects with "name" and "path", which may be
+    JSON, as in vLLM.
+    """
+    if isinstance(value, Mapping) and "path" not in value:
+        value = [{"name": one, "path": path} for one, path in value.items()]
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        value = [value]
+    found = [_named_path(name, one) for one in value]
+    names = [one for one, _ in found]
+    if twice := next((one for one in names if names.count(one) > 1), None):
+        raise ConfigError(f"{flag_of(name)} gives the name {twice!r} twice; names must differ")
+    return tuple(f"{one}={path}" for one, path in found)
+
+
+def _named_path(name: str, value: Any) -> tuple[str, str]:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{flag_of(name)} must be NAME=PATH or a JSON object; got {value!r}") from error
+    if isinstance(value, str):
+        before, _, path = value.partition("=")
+        value = {"name": before, "path": path}
+    wanted = ("name", "path")
+    if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) and value[key] for key in wanted):
+        raise ConfigError(f"{flag_of(name)} must be NAME=PATH, or an object with name and path; got {value!r}")
+    if "=" in value["name"]:
+        raise ConfigError(f"{flag_of(name)} gives the name {value['name']!r}; a name must not contain =")
+    if unknown := sorted(set(value) - {*wanted, "base_model_name"}):
+        raise ConfigError(f"{flag_of(name)} has unknown keys: {', '.join(unknown)}; known: name, path, base_model_name")
+    return value["name"], value["path"]

@@ -550,8 +550,8 @@ def test_vllms_other_arguments_of_a_request_are_refused_with_a_reason(shared_llm
     llm, _ = shared_llm
     ask = [{"role": "user", "content": "hi"}]
     assert texts(llm.generate("hi", lora_request=None, priority=3)) == ["HI"]
-    with pytest.raises(UnsupportedError, match=r"^lora_request: LoRA adapters are not supported yet"):
-        llm.generate("hi", lora_request="an adapter")
+    with pytest.raises(ArgumentError, match=r"^lora_request must be a LoRARequest, or one for each prompt; got 'an a"):
+        llm.generate("hi", lora_request="an adapter")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=r"^mm_processor_kwargs: a model's own settings decide"):
         llm.chat(ask, mm_processor_kwargs={"a": 1})  # type: ignore[call-arg]
     assert llm.chat(ask, chat_template_content_format="auto", priority=[2])  # type: ignore[call-arg]

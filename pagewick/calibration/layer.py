@@ -54,6 +54,7 @@ class TextBatch:
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
     key_ends: Tensor | None = None
+    adapter_ids: Tensor | None = None
 
 
 def batches_of(token_ids: Sequence[Sequence[int]], config: ModelConfig) -> list[TextBatch]:

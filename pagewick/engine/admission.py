@@ -23,9 +23,9 @@ MAX_POSITION = 2**31 - 1
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
     """Check a request against the loaded model.
 
-    Raises InvalidRequestError for an empty prompt, unknown token ids, extra keys without tokens, images without their
-    placeholders or a beam search whose result would be too large, ContextLengthError for a request that does not fit
-    the context, and UnsupportedError for text of an embedding model or images for a model that reads none.
+    Raises InvalidRequestError for an empty prompt, unknown token ids or adapters, extra keys without tokens, images
+    without their placeholders or a beam search whose result would be too large, ContextLengthError for a request that
+    does not fit the context, and UnsupportedError for text of an embedding model or images for a model that reads none.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
@@ -45,6 +45,9 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
             f"the prompt, {num_output_tokens} in the completion). Shorten the prompt or lower max_tokens.",
             param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
         )
+    if request.adapter and request.adapter not in info.adapters:
+        known = ", ".join(info.adapters) or "none"
+        raise InvalidRequestError(f"there is no adapter {request.adapter!r}; loaded: {known}", param="model")
     _check_extra_keys(request)
     _check_images(request, info)
     if request.params.use_beam_search:

@@ -42,6 +42,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     token_ids: all its tokens so far, if sampling or drafting looks back at them; else empty.
     mirostat_mu: its state of mirostat when it was preempted; None before its first token.
     images: those of its prompt, without their pixels where all tokens of an image have been computed.
+    adapter: the number of its LoRA adapter, see LoraLayer; -1: none.
     """
 
     slot: int
@@ -50,6 +51,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     token_ids: list[int] = []
     mirostat_mu: float | None = None
     images: list[ImageInput] = []
+    adapter: int = -1
 
 
 class SlotWork(msgspec.Struct, array_like=True):
@@ -137,16 +139,25 @@ class Transfer(msgspec.Struct, array_like=True):
         return self.source_tier == Tier.DISK and self.destination_tier != Tier.DISK
 
 
+class AdapterLoad(msgspec.Struct, array_like=True):
+    """Loads the LoRA adapter at `path` as adapter `number`, which no sequence in a slot uses."""
+
+    number: int
+    path: str
+
+
 class StepPlan(msgspec.Struct):
     """The work of a step. The runner does the transfers, then the starts, then the work of each scheduled sequence.
 
     A sequence is either a stream or has a SlotWork of its own. In the step's batch the streams come first.
+    adapter: to be loaded; such a plan has nothing else.
     """
 
     transfers: list[Transfer] = []
     starts: list[SlotStart] = []
     streams: StreamWork = msgspec.field(default_factory=StreamWork)
     work: list[SlotWork] = []
+    adapter: AdapterLoad | None = None
 
     @property
     def has_work(self) -> bool:
@@ -223,9 +234,12 @@ class StepOutput:
 
     unreadable: keys of blocks that could not be read from disk. If there are any, no work was done; results is empty.
     can_write: false once the disk has refused a block; from then on none is written.
+    adapter_digest, adapter_error: of the plan's adapter, the digest of its contents, or why no rank has loaded it.
     """
 
     results: list[SlotResult]
     unreadable: list[bytes] = field(default_factory=list)
     can_write: bool = True
     streams: StreamResults = field(default_factory=StreamResults)
+    adapter_digest: bytes = b""
+    adapter_error: str = ""

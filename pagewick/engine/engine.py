@@ -22,6 +22,7 @@ import msgspec
 from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, select_device, total_memory
+from pagewick.engine.adapters import Adapters
 from pagewick.engine.admission import check_request
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.disk_store import hash_key
@@ -77,7 +78,13 @@ class Engine:
         self._num_constrained = 0
         try:
             self._scheduler = self._make_scheduler(drafter, constraint_factory)
-            depth = self._ranks.runner.config.max_steps_in_flight
+            settled = self._ranks.runner.config
+            self._adapters = Adapters(
+                settled.num_adapters, lambda plan: self._ranks.submit(plan).result(), self._scheduler.is_known
+            )
+            for name, path in settled.adapter_paths.items():
+                self._adapters.load(name, path)
+            depth = settled.max_steps_in_flight
             assert depth is not None, "resolve() sets it"
             self._loop = StepLoop(self._scheduler, self._ranks, depth)
         except BaseException:
@@ -106,7 +113,7 @@ class Engine:
         requests wait.
         """
         check_request(request, self.info)
-        request = with_image_keys(request)
+        request = self._adapters.assign(with_image_keys(request))
         if request.constraint is not None and request.params.use_beam_search:
             raise InvalidRequestError("a beam search takes no constraint; use n instead", param="constraint")
         if request.options.timeout_s is None and self._request_timeout_s is not None:
@@ -116,6 +123,17 @@ class Engine:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._scheduler.add(request)
         self._num_constrained += request.constraint is not None
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter, which requests then name; see Adapters.load. Its errors leave the engine as it was."""
+        select_device(self._ranks.runner.device)
+        self._adapters.load(name, path)
+        self.info.adapters = dict(self._adapters.paths)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter; those that it serves go on. Raises InvalidRequestError."""
+        self._adapters.unload(name)
+        self.info.adapters = dict(self._adapters.paths)
 
     def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
         """Stop these requests, or single choices of them (id, index), and free their blocks.
@@ -249,6 +267,8 @@ class Engine:
             weights=runner.weights,
             embedding=runner.model_config.embedding,
             **_images_of(config, runner.model_config),
+            adapters=dict(self._adapters.paths),
+            max_adapters=config.num_adapters,
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),

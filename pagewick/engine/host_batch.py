@@ -21,7 +21,7 @@ class Batch:
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: the cache slots of the new tokens and the block tables, per cache group.
     inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text; deep_embeds: see
-        DecoderBatch. key_ends: see AttentionBatch.
+        DecoderBatch. key_ends: see AttentionBatch. adapter_ids: [T] int32, or None if no sequence has an adapter.
     extras: those of the HostBatch.
     """
 
@@ -34,6 +34,7 @@ class Batch:
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
     key_ends: Tensor | None = None
+    adapter_ids: Tensor | None = None
     extras: Sequence[Tensor] = ()
 
 
@@ -62,6 +63,7 @@ class HostBatch:
     inputs_embeds, deep_embeds: tensors of the model's dtype on its device, which ImageSlots fills in for steps with
         parts of images; key_ends: [T] int32, filled in for models whose layers see images whole. positions have three
         axes (P = 3) in some of these steps; behind the last image all axes of a token are equal.
+    adapter_ids: [T] int32, see LoraLayer; None if no sequence has an adapter.
     """
 
     input_ids: Array
@@ -75,6 +77,7 @@ class HostBatch:
     embeds_mask: Array | None = None
     deep_embeds: Tensor | None = None
     key_ends: Array | None = None
+    adapter_ids: Array | None = None
     extras: Sequence[Array] = ()
     is_steady: bool = False
 
@@ -88,6 +91,7 @@ class HostBatch:
         arrays = [self.input_ids, self.positions, self.cu_seqlens_q, self.context_lens]
         arrays += [*self.slot_mappings, *self.block_tables, *self.extras]
         arrays += [] if self.last_sampled is None else [self.last_sampled.sources]
+        arrays += [] if self.adapter_ids is None else [self.adapter_ids]
         return arrays + [array for array in (self.embeds_mask, self.key_ends) if array is not None]
 
     def on_device(self, tensors: Sequence[Tensor]) -> Batch:
@@ -99,6 +103,7 @@ class HostBatch:
         extras = [next(rest) for _ in self.extras]
         if self.last_sampled is not None:
             input_ids = input_ids + self.last_sampled.token_ids[next(rest)]
+        adapter_ids = None if self.adapter_ids is None else next(rest)
         return Batch(
             input_ids=input_ids,
             positions=positions,
@@ -109,6 +114,7 @@ class HostBatch:
             embeds_mask=None if self.embeds_mask is None else next(rest),
             deep_embeds=self.deep_embeds,
             key_ends=None if self.key_ends is None else next(rest),
+            adapter_ids=adapter_ids,
             extras=extras,
         )
 
@@ -125,11 +131,12 @@ def ragged_batch(
     block_tables: Sequence[Array],
     specs: Sequence[CacheSpec],
     last_sampled: LastSampled | None = None,
+    adapters: Array | None = None,
 ) -> HostBatch:
     """Build the batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
-    input_ids: [T] int64. last_sampled: see HostBatch. block_tables: [B, max_blocks] int32 per cache group, which cover
-    these tokens; for snapshots [B, 2], as in GroupBatch.
+    input_ids: [T] int64. last_sampled: see HostBatch. adapters: [B] int32, those of the sequences. block_tables:
+    [B, max_blocks] int32 per cache group, which cover these tokens; for snapshots [B, 2], as in GroupBatch.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
@@ -156,4 +163,5 @@ def ragged_batch(
         slot_mappings=slot_mappings,
         block_tables=block_tables,
         last_sampled=last_sampled,
+        adapter_ids=None if adapters is None else adapters[rows],
     )

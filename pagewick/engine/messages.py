@@ -84,6 +84,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
         token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
         agree, too. A range may end after the prompt; the order of ranges does not matter.
     images: those that the prompt has, in order; the engine adds an extra key for each.
+    adapter: the name of the LoRA adapter that changes the model's weights; empty: none. adapter_number: its number,
+        which the engine looks up.
     pooling: "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see pooling.py.
     """
 
@@ -99,6 +101,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     constraint: Any = None
     extra_keys: list[tuple[int, int, bytes]] = []
     images: list[ImageInput] = []
+    adapter: str = ""
+    adapter_number: int = -1
     pooling: str = ""
 
 

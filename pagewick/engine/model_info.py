@@ -12,7 +12,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     timeline: the phases of the start, each with its seconds. rotations: the model's rotary embeddings in words; flags
     can change them. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig. image_token_id:
     the token for each square of image_side x image_side pixels; None: the model reads no images. has_row_breaks:
-    another one follows each row. max_image_tokens: see Scheduler.
+    another one follows each row. max_image_tokens: see Scheduler. adapters: where the loaded LoRA adapters come from,
+    by name. max_adapters: the number for which there is room.
     """
 
     model_path: str
@@ -37,6 +38,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     image_side: int = 1
     has_row_breaks: bool = False
     max_image_tokens: int = 0
+    adapters: dict[str, str] = {}
+    max_adapters: int = 0
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []

@@ -21,13 +21,14 @@ from pagewick.attention.native import choose_backend
 from pagewick.attention.packages import choose_named, usual_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
+from pagewick.engine.adapters import read_room
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.image_settings import image_settings
 from pagewick.engine.images import max_image_tokens
 from pagewick.engine.preflight import plan_at_load
 from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
-from pagewick.layers.context import LayerContext
+from pagewick.layers.context import LayerContext, LoraRoom
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
@@ -110,6 +111,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             block_size=usual_block_size(config.attention_backend, device),
             num_cores=max(1, num_cores() // collectives.local_world_size),
         )
+        config = _with_room(config)
         assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
         torch.set_num_threads(config.num_threads)
         kernels.set_num_threads(config.num_threads)
@@ -131,6 +133,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             choose_method=method_chooser(stored_types, opened.at_load),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
+            lora=LoraRoom(config.num_adapters, config.max_lora_rank or 0) if config.enable_lora else None,
         )
         model = _build(context, model_config, source.names())
         if model.visual is not None and images is not None:
@@ -160,6 +163,14 @@ def _with_images(
     config = replace(config, max_image_pixels=settings.max_pixels)
     max_image_tokens(config, model)
     return config, model, settings
+
+
+def _with_room(config: EngineConfig) -> EngineConfig:
+    """Choose for how many adapters there is room, and of which rank. Raises ModelLoadError for an unusable adapter."""
+    if not config.enable_lora:
+        return config
+    number, rank = read_room(config.max_loras, config.max_lora_rank, config.adapter_paths)
+    return replace(config, max_loras=number, max_lora_rank=rank)
 
 
 def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSource) -> list[int]:

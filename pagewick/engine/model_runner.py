@@ -14,7 +14,8 @@ from torch import nn
 from pagewick import kernels, openmp
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
-from pagewick.engine.batch import SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
+from pagewick.engine.adapter_loading import AdapterLoader
+from pagewick.engine.batch import AdapterLoad, SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
@@ -96,6 +97,10 @@ class ModelRunner:
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
         self.weights, self.num_parameters = loaded.weights, loaded.num_parameters
         self.experts = ExpertCache(self.model)
+        self._adapters: AdapterLoader | None = None
+        if self.config.num_adapters:
+            assert self.config.max_lora_rank is not None, "loading resolves it"
+            self._adapters = AdapterLoader(self.model, self.model_config, self.config.max_lora_rank, collectives)
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:
             self.draft_model = DraftModel(
@@ -146,9 +151,14 @@ class ModelRunner:
         """
         specs = [group.spec for group in self.groups]
         self._slots = Slots(
-            specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
+            specs,
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=max_model_len,
+            device=self.device,
+            no_adapter=self.config.num_adapters,
         )
-        self._forward = step_graph(
+        self._make_forward = partial(
+            step_graph,
             self.model,
             self.groups,
             num_blocks,
@@ -158,6 +168,7 @@ class ModelRunner:
             self._collectives,
             self._progress,
         )
+        self._forward = self._make_forward()
         self._images = image_slots(
             self.model,
             self.model_config,
@@ -186,6 +197,8 @@ class ModelRunner:
 
         The previous step must have been sampled; its result need not have been read.
         """
+        if plan.adapter is not None:
+            return StepHandle.done(self._load_adapter(plan.adapter))
         unreadable = self._move(plan)
         for start in plan.starts:
             if self._drafter is not None:
@@ -240,6 +253,17 @@ class ModelRunner:
 
     def _expect(self, limit: TimeLimit) -> None:
         self._progress.expect(limit.seconds, limit.cpu_seconds)
+
+    def _load_adapter(self, wanted: AdapterLoad) -> StepOutput:
+        assert self._adapters is not None, "the engine has room for adapters"
+        # A step that runs ahead reads the layers.
+        recorded_steps.stop_ahead()
+        before = self._adapters.used_layers
+        output = self._adapters.load(wanted)
+        if self._adapters.used_layers != before:
+            # Recorded steps leave out the products of layers that no adapter changed.
+            self._forward = self._make_forward()
+        return output
 
     def _move(self, plan: StepPlan) -> list[bytes]:
         """Run the transfers; return the keys of the blocks that some rank could not read from disk."""

@@ -35,8 +35,15 @@ class Slots:
     """
 
     def __init__(
-        self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int, device: torch.device
+        self,
+        specs: Sequence[CacheSpec],
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        no_adapter: int = 0,
     ) -> None:
+        """no_adapter: the number of the adapter of sequences without one, see LoraLayer."""
         self._specs = list(specs)
         self._device = device
         self._max_model_len = max_model_len
@@ -52,6 +59,8 @@ class Slots:
         self.columns = SamplingColumns(max_num_seqs)
         self.has_history = np.zeros(max_num_seqs, bool)
         self.mirostat_mu: list[float | None] = [None] * max_num_seqs
+        self._no_adapter = no_adapter
+        self._adapters = np.full(max_num_seqs, no_adapter, np.int32)
         self._latest: _StreamsBatch | None = None
         # Whether batches that continue the latest one may be steady.
         self._can_be_steady = False
@@ -149,6 +158,7 @@ class Slots:
             slot_mappings=slot_mappings,
             block_tables=batch.block_tables,
             last_sampled=batch.last_sampled,
+            adapter_ids=batch.adapter_ids,
             is_steady=is_steady,
         )
 
@@ -163,9 +173,11 @@ class Slots:
         works, streams = plan.work, plan.streams
         slots = np.array([*streams.slots, *(work.slot for work in works)], np.int64)
         input_ids, last_sampled = self._input_ids(slots[: len(streams.slots)], works)
+        adapters = self._adapters[slots]
         return ragged_batch(
             input_ids,
             last_sampled=last_sampled,
+            adapters=adapters if (adapters != self._no_adapter).any() else None,
             starts=[*streams.starts, *(work.start for work in works)],
             num_tokens=[*[1] * len(streams.slots), *(work.num_tokens for work in works)],
             block_tables=[
@@ -181,6 +193,7 @@ class Slots:
         self._histories[start.slot] = array("i", start.token_ids)
         self.has_history[start.slot] = bool(start.token_ids)
         self.mirostat_mu[start.slot] = start.mirostat_mu
+        self._adapters[start.slot] = self._no_adapter if start.adapter < 0 else start.adapter
         for group, table in enumerate(start.block_tables):
             self._table_lens[group, start.slot] = 0
             self._append(group, start.slot, table)

@@ -57,14 +57,14 @@ from pagewick.kernels.reference_truncation import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_allowed", "argmax_rows", "combine",
-    "dynamic_rotary_angles", "edit_tokens", "full_attention", "fused_moe", "gated_activation", "gated_delta_net",
-    "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear", "latent_attention",
-    "layer_norm", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p",
-    "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "multiply", "paged_attention", "philox_uniform",
-    "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent",
-    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap",
-    "store_kv", "surprise",
+    "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_low_rank", "add_rms_norm", "argmax_allowed",
+    "argmax_rows", "combine", "dynamic_rotary_angles", "edit_tokens", "full_attention", "fused_moe", "gated_activation",
+    "gated_delta_net", "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows", "grouped_linear",
+    "latent_attention", "layer_norm", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise",
+    "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "multiply", "paged_attention",
+    "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store",
+    "rope_and_store_latent", "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks",
+    "sigmoid_gate", "soft_cap", "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
@@ -243,6 +243,23 @@ def fused_moe(
 
 # For functions that have an argument of the same name.
 _activation = activation
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: StoredExperts, up: StoredExperts, adapter_ids: Tensor) -> Tensor:
+    """Return y [T, N] plus B (A x) for each row x of x [T, K], with the factors of the row's adapter.
+
+    down: A [R, K] of each adapter; up: B [N, R]. adapter_ids: [T] int32. The last adapter stands for none: its factors
+    are 0, and its rows keep their values. The products and the sum are each rounded to x.dtype, as by PEFT. Raises
+    ValueError for tensors that do not fit together; an id must be that of an adapter.
+    """
+    if down.is_packed or up.is_packed:
+        raise ValueError(f"no native product of {x.dtype} with {down.data.dtype}")
+    if len(x) != len(y) or adapter_ids.shape != (len(y),) or up.num_experts != down.num_experts:
+        raise ValueError(f"x {list(x.shape)}, y {list(y.shape)} and ids {list(adapter_ids.shape)} do not fit together")
+    for adapter in range(down.num_experts - 1):
+        changed = y + product(product(x, down.data[adapter], None), up.data[adapter], None)
+        y = torch.where((adapter_ids == adapter).unsqueeze(1), changed, y)
+    return y
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -16,32 +16,54 @@ from pagewick.quantization.method import LinearMethod
 from pagewick.quantization.share import Share
 from pagewick.quantization.weight import Weight
 
+# Products on a GPU need inner sizes that are multiples of this number.
+_RANK_STEP: Final = 16
+
 
 class LayerBatch(Protocol):
     """The sequences to which the rows of a layer's input belong.
 
     cu_seqlens_q: [B + 1] int32; sequence i of B has the rows from cu_seqlens_q[i] up to cu_seqlens_q[i + 1].
+    adapter_ids: the LoRA adapter of each row's sequence, as in LoraLayer.add_to; None: no sequence has one.
     """
 
     @property
     def cu_seqlens_q(self) -> Tensor: ...
+
+    @property
+    def adapter_ids(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
     """A LayerBatch of some of a batch's rows, in the same order, such as those whose logits are needed.
 
-    num_rows: number of rows of each sequence of the batch; may be 0. device: the batch's.
+    num_rows: number of rows of each sequence of the batch; may be 0. device: the batch's. adapter_ids: None, since the
+    vocabulary head, the only layer that gets such rows, has no adapters.
     """
 
     num_rows: Sequence[int]
     device: torch.device
+    adapter_ids: Tensor | None = None
 
     @property
     def cu_seqlens_q(self) -> Tensor:
         """The boundaries of the sequences; computed on demand, because few layers need them."""
         ends = accumulate(self.num_rows, initial=0)
         return torch.tensor(list(ends), dtype=torch.int32, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRoom:
+    """Room for adapters on every rank: their number, and the largest rank that one of them may have."""
+
+    num_adapters: int
+    max_rank: int
+
+    @property
+    def padded_rank(self) -> int:
+        """The rank with which factors are stored; the rest is 0."""
+        return -(-self.max_rank // _RANK_STEP) * _RANK_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,7 @@ class LayerContext:
     choose_method: returns the LinearMethod of a weight, given its checkpoint name without `.weight`.
     tp_rank, tp_size: this rank's share of each layer, and the number of shares.
     num_experts_offload_per_rank: experts of each layer in host memory, divided by tp_size.
+    lora: room for adapters of linear layers; None: there are none.
     """
 
     dtype: torch.dtype
@@ -62,6 +85,7 @@ class LayerContext:
     choose_method: Callable[[str], LinearMethod]
     max_model_len: int
     num_experts_offload_per_rank: int = 0
+    lora: LoraRoom | None = None
 
     @property
     def tp_rank(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.lora import LoraLayer
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 from pagewick.quantization.share import Part, Range, Share, check_floats, whole_rows
 from pagewick.quantization.weight import Pieces, Weight
@@ -69,13 +70,21 @@ class Linear(WeightLayer):
         super().__init__(context.make_weight(prefix, share))
         self._collectives = context.collectives
         self.bias = self.make_vector(context.dtype, context.device) if bias else None
+        self.lora: LoraLayer | None = None
+        if context.lora is not None:
+            self.lora = LoraLayer(share, context.lora, context.dtype, context.device)
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        """Multiply x by the weight. batch: the sequences to which the rows of x belong; None: unknown.
+        """Multiply x by the weight, and by the adapters of the sequences to which the rows of x belong.
 
-        This layer treats all rows alike; a layer with adapters, which may take its place, does not.
+        batch: these sequences; None: unknown, and then there are no adapters.
         """
-        return self.weight.linear(x, self.bias)
+        return self._with_adapters(self.weight.linear(x, self.bias), x, batch)
+
+    def _with_adapters(self, y: Tensor, x: Tensor, batch: LayerBatch | None) -> Tensor:
+        if self.lora is None or batch is None or batch.adapter_ids is None:
+            return y
+        return self.lora.add_to(y, x, batch.adapter_ids)
 
 
 class ReplicatedLinear(Linear):
@@ -221,6 +230,7 @@ class RowParallelLinear(Linear):
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         if self._collectives.tp_size == 1:
-            return self.weight.linear(x, self.bias)
-        partial = self._collectives.all_reduce(self.weight.linear(x))
+            return super().forward(x, batch)
+        # The adapters' products are partial sums, too.
+        partial = self._collectives.all_reduce(self._with_adapters(self.weight.linear(x), x, batch))
         return partial if self.bias is None else partial + self.bias

@@ -139,6 +139,8 @@ class Decoder(nn.Module):
         choose_method = context.choose_method
         context = replace(context, choose_method=lambda prefix: choose_method(names.in_file(prefix)))
         self.model = DecoderStack(context, config)
+        # Adapters change the layers of the text alone.
+        context = replace(context, lora=None)
         self.visual = None if config.vision is None else build_encoder(context, "visual", config.vision)
         self.lm_head: VocabParallelHead | None = None
         if not config.tie_word_embeddings:

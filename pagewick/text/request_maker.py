@@ -40,6 +40,7 @@ class PlanFields(TypedDict, total=False):
     offer: ToolOffer | None
     keeps_logprobs: bool
     pooling: PoolingParams | None
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class RequestPlan:
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
     known. offer: the tools that the model may call. keeps_logprobs: see OutputStream. grammar: the texts that the
     response may be, after the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
-    or from the offer. pooling: what embedding of the prompt is wanted; params then ask for no token.
+    or from the offer. pooling: what embedding of the prompt is wanted; params then ask for no token. adapter: name of
+    the LoRA adapter; empty: none.
     """
 
     params: SamplingParams
@@ -61,6 +63,7 @@ class RequestPlan:
     offer: ToolOffer | None = None
     keeps_logprobs: bool = True
     pooling: PoolingParams | None = None
+    adapter: str = ""
     grammar: Grammar | None = None
 
     @property
@@ -178,6 +181,7 @@ class RequestMaker:
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
             pooling=(plan.pooling and plan.pooling.pooling) or "",
             images=images,
+            adapter=plan.adapter,
         )
         splitting = self._splitting(prompt_token_ids, plan, reasoning)
         stream = RequestStream(

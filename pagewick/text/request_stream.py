@@ -175,6 +175,7 @@ def engine_request(
     opening_ids: Sequence[int] = (),
     pooling: str = "",
     images: Sequence[ImageInput] = (),
+    adapter: str = "",
 ) -> EngineRequest:
     """Make the engine's request. The engine does not see text: it gets no stop strings, and other strings as tokens.
 
@@ -198,6 +199,7 @@ def engine_request(
         opening_ids=list(opening_ids),
         pooling=pooling,
         images=list(images),
+        adapter=adapter,
     )
 
 

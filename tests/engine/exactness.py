@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
@@ -68,12 +69,16 @@ class EvenTokens:
 
 @dataclass
 class Model:
-    """A served model with two drafts for it, and its answers to single requests, found only once."""
+    """A served model with two drafts for it, and its answers to single requests, found only once.
+
+    adapters: names of those in `options`.
+    """
 
     directory: str
     drafts: list[str]
     vocab_size: int
     options: dict[str, Any] = field(default_factory=dict)
+    adapters: list[str] = field(default_factory=list)
     _alone: dict[bytes, dict[int, Answer]] = field(default_factory=dict)
     _engine: Engine | None = None
 
@@ -172,14 +177,16 @@ class Scene:
             asked = {f.name: getattr(each.params, f.name) for f in fields(SamplingParams)}
             asked = {name: value for name, value in asked.items() if value != getattr(SamplingParams(), name)}
             lines.append(f"{each.request_id} {each.prompt_token_ids} seed={each.seed} {asked} {each.options}")
-            lines[-1] += f" {each.bad_word_ids} {each.dry_breaker_ids} {each.constraint}"
+            lines[-1] += f" {each.bad_word_ids} {each.dry_breaker_ids} {each.constraint} {each.adapter}"
         return "\n".join(lines)
 
 
-def make_scene(random: Random) -> Scene:
+def make_scene(random: Random, adapters: Sequence[str] = ()) -> Scene:
     wanted, arrivals = [], []
     for number in range(random.randint(2, 9)):
         given = {**make_fields(random), **make_options(random)}
+        if adapters:
+            given["adapter"] = random.choice(["", *adapters])
         wanted.append(request(make_prompt(random), f"r{number}", **given))
         arrivals.append(random.choice([0, 0, random.randint(0, 40)]))
     ids = [each.request_id for each in wanted]
@@ -238,6 +245,7 @@ class Tally:
             copies=transfers[Tier.DEVICE, Tier.DEVICE],
             stopped=sum(answer.finish_reason == "stop" for answer in found.values()),
             chunks=sum(not work.is_sampled for plan in plans for work in plan.work),
+            adapters=sum(start.adapter >= 0 for plan in plans for start in plan.starts),
         )
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.sampling_params import SamplingParams
 
 _OPTIONS = frozenset(RequestOptions.__struct_fields__)
-_OWN = frozenset({"bad_word_ids", "dry_breaker_ids", "constraint", "extra_keys", "images"})
+_OWN = frozenset({"bad_word_ids", "dry_breaker_ids", "constraint", "extra_keys", "images", "adapter"})
 
 
 def request(prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **given: Any) -> EngineRequest:

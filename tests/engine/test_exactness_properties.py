@@ -16,6 +16,7 @@ from pagewick.demo import MODEL_DIR
 from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
 from tests.engine.row_by_row import row_by_row
 from tests.models.checkpoints import COMMON, write_checkpoint
+from tests.models.lora_adapters import write_adapters
 
 NAMES = ("qwen3", "llama", "llama-linear-rope")
 CACHE_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -30,20 +31,21 @@ def exact_products() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    found: dict[str, Path] = {name: tmp_path_factory.mktemp(name) for name in NAMES}
-    for name, directory in found.items():
-        write_checkpoint(name, directory)
-    return {name: str(directory) for name, directory in found.items()}
-
-
-@pytest.fixture(scope="module")
-def models(directories: dict[str, str]) -> Iterator[dict[str, Model]]:
-    """Each with itself as a draft model that is always right, and another one that never is."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]]:
+    """Each with itself as a draft model that is always right, and another one that never is; qwen3 has adapters."""
+    directories: dict[str, str] = {name: str(tmp_path_factory.mktemp(name)) for name in NAMES}
+    adapters: dict[str, str] = {}
+    for name, directory in directories.items():
+        made = write_checkpoint(name, Path(directory))
+        if name == "qwen3":
+            adapters = write_adapters(made, tmp_path_factory.mktemp("adapters"))
     found = {}
     for name, directory in directories.items():
         other = directories["llama" if name == "qwen3" else "qwen3"]
-        found[name] = Model(directory, [directory, other], COMMON["vocab_size"])
+        own = adapters if name == "qwen3" else {}
+        found[name] = Model(
+            directory, [directory, other], COMMON["vocab_size"], {"lora_modules": own} if own else {}, list(own)
+        )
     for dtype in CACHE_DTYPES:
         drafts = [directories["llama"], directories["qwen3"]]
         found[dtype] = Model(directories["llama"], drafts, COMMON["vocab_size"], {"kv_cache_dtype": dtype})
@@ -58,7 +60,7 @@ def check(model: Model, num_scenes: int, depth: int) -> Tally:
     tally = Tally()
     seeds = Random() if IS_DEEP else Random(model.directory.rpartition("/")[2].rstrip("0123456789"))
     for _ in range(num_scenes * (50 if IS_DEEP else 1)):
-        scene = make_scene(Random(seeds.getrandbits(64)))
+        scene = make_scene(Random(seeds.getrandbits(64)), model.adapters)
         with TemporaryDirectory() as disk:
             try:
                 play(model, scene, Path(disk), tally, depth)
@@ -75,6 +77,7 @@ def test_tiny_models(name: str, depth: int, models: dict[str, Model]) -> None:
     tally = check(models[name], NUM_SCENES[name], depth)
     if NUM_SCENES[name] >= 40:
         assert min(tally.counts.values()) > 0, f"something never happened: {tally}"
+        assert models[name].adapters
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES if IS_DEEP else CACHE_DTYPES[:1])

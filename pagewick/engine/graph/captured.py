@@ -33,7 +33,8 @@ logger = get_logger(__name__)
 # Sequences with more new tokens than this are prompts. Steps of decoding have one, plus draft tokens.
 MAX_QUERY_LEN = 17
 
-_Key = tuple[PaddedSize, ForwardStage, int]
+# How far the forward pass goes, the number of extras, and whether sequences have adapters.
+_Key = tuple[PaddedSize, ForwardStage, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class CapturedSteps:
         size = self._static.size_for(batch)
         if not (self._is_on and size.num_tokens <= GRAPH_TOKENS and _has_short_queries(batch)):
             return run(self._model, batch.to(self._device), stage)
-        key = size, stage, len(batch.extras)
+        key = size, stage, len(batch.extras), batch.adapter_ids is not None
         tensors = self._static.write(batch, size)
         if found := self._graphs.get(key):
             self._graphs.move_to_end(key)

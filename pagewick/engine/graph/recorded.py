@@ -36,8 +36,8 @@ MAX_TOKENS = 64
 MAX_RECORDED_STEPS = 64
 
 _CPU = torch.device("cpu")
-# Number of tokens, number of sequences, and how far the forward pass goes.
-_Size = tuple[int, int, ForwardStage]
+# Number of tokens, number of sequences, how far the forward pass goes, and whether sequences have adapters.
+_Size = tuple[int, int, ForwardStage, bool]
 # RecordedStep.replay or RecordedStep.resume.
 _Repeat = Callable[[int, recorded_steps.NextInputs | None], None]
 
@@ -79,7 +79,7 @@ class StepGraph:
         # A step with an image is long and comes once for each image; the steps after it are text again.
         if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:
             return run(self._model, batch.to(_CPU), stage)
-        size = num_tokens, num_seqs, stage
+        size = num_tokens, num_seqs, stage, batch.adapter_ids is not None
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
@@ -100,8 +100,9 @@ class StepGraph:
         return found.kept
 
     def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
-        num_tokens, num_seqs, stage = size
-        own = _part_of(self._memory, num_tokens, num_seqs, has_draws=stage == ForwardStage.DRAWN)
+        num_tokens, num_seqs, stage, has_adapters = size
+        has_draws = stage == ForwardStage.DRAWN
+        own = _part_of(self._memory, num_tokens, num_seqs, has_draws=has_draws, has_adapters=has_adapters)
         _copy(batch, own)
         tensors = own.to(_CPU)
         results, recorded = recorded_steps.record(lambda: forward(self._model, tensors, stage), self._results)
@@ -176,6 +177,7 @@ class _Ahead:
             # Slots hands these on from one steady batch to the next.
             and batch.block_tables is before.block_tables
             and batch.cu_seqlens_q is before.cu_seqlens_q
+            and batch.adapter_ids is before.adapter_ids
             and batch.is_text
             and _is_same(batch.input_ids, expected.input_ids)
             and _is_same(batch.positions, expected.positions)
@@ -198,11 +200,13 @@ def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
         context_lens=np.zeros(MAX_TOKENS, np.int32),
         slot_mappings=[np.zeros(MAX_TOKENS, np.int64) for _ in max_blocks],
         block_tables=[np.zeros((MAX_TOKENS, max(1, count)), np.int32) for count in max_blocks],
+        adapter_ids=np.zeros(MAX_TOKENS, np.int32),
         extras=[np.zeros(MAX_TOKENS, dtype) for dtype in DRAW_DTYPES],
     )
 
 
-def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int, *, has_draws: bool) -> HostBatch:
+def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int, *, has_draws: bool, has_adapters: bool) -> HostBatch:
+    assert memory.adapter_ids is not None, "_batch_memory makes room"
     return HostBatch(
         input_ids=memory.input_ids[:num_tokens],
         positions=memory.positions[:, :num_tokens],
@@ -210,6 +214,7 @@ def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int, *, has_draws: bo
         context_lens=memory.context_lens[:num_seqs],
         slot_mappings=[slots[:num_tokens] for slots in memory.slot_mappings],
         block_tables=[tables[:num_seqs] for tables in memory.block_tables],
+        adapter_ids=memory.adapter_ids[:num_tokens] if has_adapters else None,
         extras=[extra[:num_seqs] for extra in memory.extras] if has_draws else [],
     )
 
@@ -223,5 +228,7 @@ def _copy(source: HostBatch, target: HostBatch) -> None:
         ours[:] = theirs
     for ours, theirs in zip(target.block_tables, source.block_tables, strict=True):
         ours[:, : theirs.shape[1]] = theirs
+    if target.adapter_ids is not None:
+        target.adapter_ids[:] = source.adapter_ids
     for ours, theirs in zip(target.extras, source.extras, strict=True):
         ours[:] = theirs

@@ -77,12 +77,13 @@ class StaticBatch:
         self._max_model_len = max_model_len
         self._stream = stream
         largest = PaddedSize(GRAPH_TOKENS, padded_number(max_num_seqs + 1), max_model_len)
-        _, num_bytes = lay_out(self._kinds(largest, [np.dtype(np.int64)] * _MAX_EXTRAS, has_sources=True))
+        extras = [np.dtype(np.int64)] * _MAX_EXTRAS
+        _, num_bytes = lay_out(self._kinds(largest, extras, has_sources=True, has_adapters=True))
         self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._pieces = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_NUM_PIECES)]
         self._copied: list[Event | None] = [None] * _NUM_PIECES
         self._turn = 0
-        self._layouts: dict[tuple[PaddedSize, tuple[np.dtype[Any], ...]], _Layout] = {}
+        self._layouts: dict[tuple[PaddedSize, tuple[np.dtype[Any], ...], bool], _Layout] = {}
 
     def size_for(self, batch: HostBatch) -> PaddedSize:
         """Return the size to which a batch is padded. Every token of padding belongs to a sequence of padding."""
@@ -107,18 +108,21 @@ class StaticBatch:
         return layout.tensors
 
     def _layout(self, batch: HostBatch, size: PaddedSize) -> _Layout:
-        extras = tuple(extra.dtype for extra in batch.extras)
-        if (size, extras) not in self._layouts:
-            kinds = self._kinds(size, extras, has_sources=batch.last_sampled is not None)
-            places, num_bytes = lay_out(kinds)
-            self._layouts[size, extras] = _Layout(
+        extras, has_adapters = tuple(extra.dtype for extra in batch.extras), batch.adapter_ids is not None
+        key = size, extras, has_adapters
+        if key not in self._layouts:
+            has_sources = batch.last_sampled is not None
+            places, num_bytes = lay_out(self._kinds(size, extras, has_sources=has_sources, has_adapters=has_adapters))
+            self._layouts[key] = _Layout(
                 num_bytes,
                 [place.of_tensor(self._memory) for place in places],
                 [[place.of_array(piece.numpy()) for place in places] for piece in self._pieces],
             )
-        return self._layouts[size, extras]
+        return self._layouts[key]
 
-    def _kinds(self, size: PaddedSize, extras: Sequence[np.dtype[Any]], *, has_sources: bool) -> list[_Kind]:
+    def _kinds(
+        self, size: PaddedSize, extras: Sequence[np.dtype[Any]], *, has_sources: bool, has_adapters: bool
+    ) -> list[_Kind]:
         """Return the shapes and dtypes of a padded batch's arrays, ordered as in HostBatch.arrays."""
         long, short = np.dtype(np.int64), np.dtype(np.int32)
         num_tokens, num_seqs, context_len = size
@@ -132,6 +136,7 @@ class StaticBatch:
             *(((num_seqs, spec.table_width(context_len)), short) for spec in self._specs),
             *(((num_seqs,), dtype) for dtype in extras),
             *[((num_tokens,), long)] * has_sources,
+            *[((num_tokens,), short)] * has_adapters,
         ]
 
     def _pad(self, batch: HostBatch, padded: Sequence[Array]) -> None:
@@ -142,7 +147,9 @@ class StaticBatch:
         ]
         # The last element of last_sampled.token_ids belongs to no slot.
         no_slot = [] if batch.last_sampled is None else [len(batch.last_sampled.token_ids) - 1]
-        fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot]
+        # Padding has the adapter of any sequence: its results are not read.
+        adapter = [] if batch.adapter_ids is None else [batch.adapter_ids[0]]
+        fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot, *adapter]
         for target, fill, array in zip(padded, fills, batch.arrays(), strict=True):
             target[...] = fill
             # A table may be wider than the context is long: blocks for draft tokens to come, or of rejected ones.

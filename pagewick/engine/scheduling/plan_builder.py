@@ -61,6 +61,7 @@ class PlanBuilder:
             token_ids=list(seq.token_ids) if needs_history else [],
             mirostat_mu=seq.mirostat_mu,
             images=without_computed(request.images, seq.num_scheduled_tokens),
+            adapter=request.adapter_number,
         )
         seq.is_started = True
 

@@ -7,6 +7,7 @@ from pagewick.kernels.cpu import (
     delta,
     elementwise,
     logits,
+    lora,
     matrix,
     mla,
     moe,
@@ -22,7 +23,7 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
 _FAMILIES = (
-    attention, delta, elementwise, logits, matrix, mla, moe, norm, quantized, quantizers, rope, truncation,
+    attention, delta, elementwise, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope, truncation,
 )  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {

@@ -55,7 +55,7 @@ def grouped_linear(
     if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
         raise ValueError(f"out {out.dtype} {list(out.shape)} must be {x.dtype} {list(shape)}, its rows whole")
     x, _ = as_rows(x)
-    if _GROUPED_LINEAR.run(_linear_args(x, weight, bias, expert_ids, grouped, out)) == BAD_ROW:
+    if _GROUPED_LINEAR.run(linear_args(x, weight, bias, expert_ids, grouped, out)) == BAD_ROW:
         raise IndexError(f"an expert id is outside 0 .. {weight.num_experts - 1}")
     return out
 
@@ -111,8 +111,8 @@ def fused_moe(
     shared = None if shared is None else SharedOutput(as_rows(shared.output)[0], shared.gate)
     args = FusedMoeArgs(
         route=_route_args(logits, routing, biases.router, biases.scales, expert_ids, weights),
-        gate_up=_linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
-        down=_linear_args(activated, down, biases.down, expert_ids, second, None),
+        gate_up=linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
+        down=linear_args(activated, down, biases.down, expert_ids, second, None),
         combine=_combine_args(second, weights, shared, out, num_tokens),
         activated=activated.data_ptr(), num_tokens=num_tokens, chunk=chunk, activation=ACTIVATION_KINDS[activation],
         is_gated=gated,
@@ -149,9 +149,10 @@ def _route_args(
     )  # fmt: skip
 
 
-def _linear_args(
+def linear_args(
     x: Tensor, weight: StoredExperts, bias: Tensor | None, expert_ids: Tensor, grouped: Tensor, out: Tensor | None
 ) -> GroupedLinearArgs:
+    """Return the arguments of a product of experts. Raises ValueError for tensors that do not fit together."""
     num_tokens, top_k = expert_ids.shape
     num_experts, out_features, in_features = weight.num_experts, grouped.shape[1], x.shape[1]
     data = weight.data

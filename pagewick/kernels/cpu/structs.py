@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 22
+ABI_VERSION = 23
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -172,6 +172,10 @@ class GroupedLinearArgs(Structure):
     dtype: Int32; format: Int32; is_quantized: Int32; is_per_choice: Int32
 
 @laid_out
+class AddLowRankArgs(Structure):
+    down: GroupedLinearArgs; up: GroupedLinearArgs; y: Address; out: Address; y_stride: Int64
+
+@laid_out
 class CombineArgs(Structure):
     y: Address; places: Address; weights: Address; shared: Address; shared_gate: Address; out: Address
     num_tokens: Int64; top_k: Int64; hidden_size: Int64; shared_stride: Int64; dtype: Int32
@@ -235,10 +239,10 @@ OPERATIONS: dict[str, type[Structure]] = {
     "rotary_angles": RotaryAnglesArgs, "argmax_rows": ArgmaxArgs, "log_softmax_stats": LogSoftmaxArgs,
     "mask_rows": MaskArgs, "argmax_allowed": AllowedArgs, "sample_tokens": SampleArgs, "paged_attention": AttentionArgs,
     "store_kv": StoreKvArgs, "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs,
-    "fused_moe": FusedMoeArgs, "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs,
-    "store_latent": StoreLatentArgs, "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs,
-    "quantized_linear": QuantizedLinearArgs, "pack_quantized_rows": PackQuantizedArgs,
-    "gather_quantized_rows": GatherQuantizedArgs, "quantize_weight": QuantizeWeightArgs,
-    "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs, "truncate_rows": TruncateArgs,
-    "surprise": SurpriseArgs
+    "fused_moe": FusedMoeArgs, "add_low_rank": AddLowRankArgs, "elementwise": ElementwiseArgs,
+    "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
+    "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs, "quantized_linear": QuantizedLinearArgs,
+    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
+    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
+    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs
 }

@@ -29,6 +29,7 @@ _INT64 = (torch.int64,)
 OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "activation": ("elementwise", _FLOATS),
     "add_layer_norm": ("norm", _FLOATS),
+    "add_low_rank": ("moe", _FLOATS),
     "add_rms_norm": ("norm", _FLOATS),
     "argmax_allowed": ("logits", _FLOAT32),
     "argmax_rows": ("logits", _FLOAT32),

@@ -84,6 +84,18 @@ def fused_moe(
     return result
 
 
+def add_low_rank(y: Tensor, x: Tensor, down: StoredExperts, up: StoredExperts, adapter_ids: Tensor) -> Tensor:
+    """reference.add_low_rank. Rows are sorted by adapter once for both products; y is overwritten.
+
+    An id that is no adapter's makes NaN. Raises ValueError for tensors that do not fit together.
+    """
+    ids = adapter_ids.unsqueeze(1)
+    kind = kind_for_choices(len(ids), down.num_experts, x.dtype)
+    grouping = None if kind == ROWS else group(ids, down.num_experts, tile_of(kind, PLAIN).rows)
+    inner = _grouped_linear(x, down, ids, None, None, grouping)
+    return y.add_(_grouped_linear(inner, up, ids, None, None, grouping))
+
+
 def kind_for_choices(num_choices: int, num_experts: int, dtype: torch.dtype) -> str:
     """Return the kind of tile by shapes alone: only the GPU knows which experts the tokens chose."""
     if dtype == torch.float32 or batch_invariance.is_required():

@@ -100,7 +100,7 @@ class GgufSource(TensorSource):
             scale = scales[piece.start * len(scales) // prod(piece.tensor.shape[:-1])]
             found = expand(piece.stored_type, stored, piece.shape[-1], scale)
         if piece.num_heads:
-            found = _separate_halves(found, piece.num_heads)
+            found = separate_halves(found, piece.num_heads)
         if piece.offset:
             found = found.to(torch.float32) - piece.offset
         if piece.is_decay:
@@ -150,6 +150,6 @@ class GgufSource(TensorSource):
         return numbers.view(tensor.shape)
 
 
-def _separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the interleaving of the two halves of each head's rows: [num_heads * head_dim, n]."""
     return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

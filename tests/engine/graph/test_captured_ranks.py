@@ -90,7 +90,9 @@ def steps_on_ranks(
         static: Any = SimpleNamespace(size_for=lambda batch: SIZE, write=lambda batch, size: [])
         gpu: Any = gpus[rank.rank]
         steps = CapturedSteps(gpu.model, static, torch.device("cpu"), gpu, rank, may_repeat=may_repeat)
-        batch: Any = Batch(is_text=True, cu_seqlens_q=np.array([0, 1]), context_lens=[1], input_ids=[5], extras=())
+        batch: Any = Batch(
+            is_text=True, cu_seqlens_q=np.array([0, 1]), context_lens=[1], input_ids=[5], extras=(), adapter_ids=None
+        )
         for _ in range(NUM_STEPS):
             steps(batch, ForwardStage.HIDDEN_STATES)
 

@@ -17,6 +17,7 @@ from tests.engine.graph.late_device import late_device
 from tests.engine.row_by_row import row_by_row
 from tests.kernels.conftest import library_off
 from tests.models.checkpoints import COMMON, write_checkpoint
+from tests.models.lora_adapters import write_adapters
 
 NUM_SCENES = 2
 
@@ -24,10 +25,12 @@ NUM_SCENES = 2
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     found = {name: tmp_path_factory.mktemp(name) for name in ("qwen3", "llama")}
-    for name, directory in found.items():
-        write_checkpoint(name, directory)
+    served, _ = (write_checkpoint(name, directory) for name, directory in found.items())
+    adapters = write_adapters(served, tmp_path_factory.mktemp("adapters"))
     with row_by_row(), library_off():
-        made = Model(str(found["qwen3"]), [str(directory) for directory in found.values()], COMMON["vocab_size"])
+        drafts = [str(directory) for directory in found.values()]
+        options = {"lora_modules": adapters}
+        made = Model(str(found["qwen3"]), drafts, COMMON["vocab_size"], options, list(adapters))
         yield made
         made.close()
 
@@ -39,7 +42,7 @@ def test_random_histories(depth: int, model: Model) -> None:
     seeds = Random() if IS_DEEP else Random(depth)
     for _ in range(NUM_SCENES * (50 if IS_DEEP else 1)):
         seed = seeds.getrandbits(64)
-        scene = make_scene(Random(seed))
+        scene = make_scene(Random(seed), model.adapters)
         for wanted in scene.wanted:
             model.alone(wanted)
         with TemporaryDirectory() as disk, late_device(seed, chance=[0.0, 0.05, 0.5][seed % 3]) as device:
@@ -50,4 +53,4 @@ def test_random_histories(depth: int, model: Model) -> None:
                 raise
             num_replays += sum(graph.num_replays for graph in device.graphs)
     print(tally)
-    assert num_replays > 40 and tally.counts["tokens"] > 40
+    assert num_replays > 40 and tally.counts["tokens"] > 40 and tally.counts["adapters"] > 1

@@ -16,7 +16,7 @@ from tests.kernels.triton.harness import assert_close
 
 pytest.importorskip("triton")
 from pagewick.kernels.triton.grouping import group, sorted_group
-from pagewick.kernels.triton.moe import fused_moe, grouped_linear, kind_for_choices
+from pagewick.kernels.triton.moe import add_low_rank, fused_moe, grouped_linear, kind_for_choices
 
 E, N, K = 5, 19, 256
 
@@ -164,3 +164,19 @@ def test_no_tokens_and_tensors_that_do_not_fit() -> None:
         grouped_linear(random(2, K), weight, some_ids(2, 2), random(E, N + 1))
     with pytest.raises(ValueError, match="rows whole"):
         grouped_linear(random(2, K), weight, some_ids(2, 2), out=random(4, N + 1))
+
+
+# So few rows that each has its own program, and tiles of several adapters. One rank of 16, and three side by side.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 9, 70])
+@pytest.mark.parametrize("rank", [16, 48])
+def test_adapters(rank: int, num_tokens: int, dtype: torch.dtype) -> None:
+    down, up = plain_experts(rank, dtype=dtype), plain_experts(N, rank, dtype=dtype)
+    down.data[-1] = up.data[-1] = 0
+    x, y = random(num_tokens, K, dtype=dtype), random(num_tokens, N, dtype=dtype)
+    ids = torch.arange(num_tokens, dtype=torch.int32) * 7 % E
+    expected = reference.add_low_rank(y, x, down, up, ids)
+    found = add_low_rank(y.clone(), x, down, up, ids)
+    is_none = ids == E - 1
+    assert torch.equal(found[is_none], y[is_none])
+    torch.testing.assert_close(found, expected, atol=2e-5 if dtype == torch.float32 else 2e-2, rtol=1e-3)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "elementwise.h"
 #include "matrix.h"
 #include "parallel.h"
 #include "quantized.h"
@@ -265,6 +266,36 @@ Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args) {
     part.combine.places = groups.places;
     combine(kernels, part.combine);
   }
+  return kOk;
+}
+
+Status add_low_rank(const Kernels& kernels, const AddLowRankArgs& args) {
+  const int64_t num_tokens = args.down.num_tokens, none = args.down.num_experts - 1;
+  Groups groups;
+  if (!group_choices(args.down.expert_ids, num_tokens, args.down.num_experts, groups)) return kBadRow;
+  // Tokens without an adapter have the last places.
+  groups.num_choices = groups.starts[none];
+  if (groups.num_used > 0 && groups.experts[groups.num_used - 1] == none) --groups.num_used;
+  if (groups.num_used > 0) {
+    multiply_groups(kernels, args.down, groups, false);
+    GroupedLinearArgs up = args.up;
+    up.x = args.down.grouped;
+    up.x_stride = args.down.out_features;
+    multiply_groups(kernels, up, groups, true);
+  }
+  const int64_t size = args.up.out_features;
+  const DType dtype = args.up.dtype;
+  for_rows(num_tokens, size * element_bytes(dtype), [&](int64_t token) {
+    const char* const y = at(args.y, token * args.y_stride, dtype);
+    char* const out = at(args.out, token * size, dtype);
+    const int64_t place = groups.places[token];
+    if (place >= groups.num_choices) {
+      std::memcpy(out, y, static_cast<size_t>(size * element_bytes(dtype)));
+      return;
+    }
+    const void* const change = at(args.up.grouped, place * size, dtype);
+    kernels.elementwise->elementwise({y, change, out, 1, size, size, size, 1.0f, dtype, Elementwise::kAdd}, 0, 0, size);
+  });
   return kOk;
 }
 

@@ -56,6 +56,16 @@ struct GroupedLinearArgs {
   int32_t is_per_choice;
 };
 
+// out[t] = y[t] + B (A x[t]), with the factors of adapter ids[t], which are experts with one choice for each token and no
+// bias; each product and the sum are rounded. The last adapter stands for none: y[t] is copied.
+struct AddLowRankArgs {
+  GroupedLinearArgs down;  // A; expert_ids are those of the adapters, and out is null
+  GroupedLinearArgs up;    // B; x and out are null
+  const void* y;           // [num_tokens, N], rows y_stride elements apart
+  void* out;               // [num_tokens, N], contiguous
+  int64_t y_stride;
+};
+
 // out[t] = sum over i of weights[t][i] * y[t * top_k + i], plus sigmoid(shared_gate[t]) * shared[t]: in fp32 and in
 // this order, rounded once.
 struct CombineArgs {
@@ -98,5 +108,6 @@ Status route(const Kernels& kernels, const RouteArgs& args);
 Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args);
 Status combine(const Kernels& kernels, const CombineArgs& args);
 Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args);
+Status add_low_rank(const Kernels& kernels, const AddLowRankArgs& args);
 
 }  // namespace pagewick

@@ -157,6 +157,7 @@ const Operation kOperations[] = {
     PW_OPERATION(grouped_linear, GroupedLinearArgs),
     PW_OPERATION(combine, CombineArgs),
     PW_OPERATION(fused_moe, FusedMoeArgs),
+    PW_OPERATION(add_low_rank, AddLowRankArgs),
     PW_OPERATION(elementwise, ElementwiseArgs),
     PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
     PW_OPERATION(store_latent, StoreLatentArgs),

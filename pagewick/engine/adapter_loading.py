@@ -1,0 +1,99 @@
+"""Loads LoRA adapters into the layers of one rank's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pagewick.engine.batch import AdapterLoad, StepOutput
+from pagewick.errors import ModelLoadError, PagewickError
+from pagewick.models.adapters import AdaptedWeight, adapted_weights, lora_layers, short_name
+from pagewick.models.config import ModelConfig
+from pagewick.models.decoder import Decoder
+from pagewick.parallel.collectives import Collectives
+from pagewick.weights.files import name_some
+from pagewick.weights.lora.adapter import Adapter, Factors
+from pagewick.weights.lora.reading import read_adapter
+
+
+class AdapterLoader:
+    """model: this rank's share, whose layers have room for adapters of at most `max_rank`; config: the model's."""
+
+    def __init__(self, model: Decoder, config: ModelConfig, max_rank: int, collectives: Collectives) -> None:
+        self._config = config
+        self._weights = adapted_weights(model)
+        self._layers = lora_layers(self._weights)
+        self._max_rank = max_rank
+        self._collectives = collectives
+
+    @property
+    def used_layers(self) -> list[bool]:
+        """Whether some adapter changes a layer, for each layer."""
+        return [layer.is_used for layer in self._layers]
+
+    def load(self, wanted: AdapterLoad) -> StepOutput:
+        """Load an adapter on all ranks, each of which must call this, or on none; return why not, or its digest."""
+        problem = ""
+        try:
+            adapter = read_adapter(Path(wanted.path), self._config.num_heads, self._config.num_kv_heads)
+            factors = self._check(adapter, wanted.path)
+        except PagewickError as error:
+            problem = str(error)
+        (is_fine,) = self._collectives.minimum([int(not problem)])
+        if not is_fine:
+            return StepOutput([], adapter_error=problem or f"another rank cannot load the adapter {wanted.path}")
+        for layer in self._layers:
+            layer.load(wanted.number, factors.get(id(layer), {}))
+        return StepOutput([], adapter_digest=adapter.digest)
+
+    def _check(self, adapter: Adapter, path: str) -> Mapping[int, dict[str | None, Factors]]:
+        """Return an adapter's factors by layer and part. Raises ModelLoadError if they do not fit the model."""
+        self._check_order(adapter, path)
+        found: dict[int, dict[str | None, Factors]] = {}
+        unknown: list[str] = []
+        for name, factors in adapter.factors.items():
+            weight = self._weights.get(short_name(name))
+            if weight is None:
+                unknown.append(name)
+                continue
+            _check_factors(name, factors, weight, path)
+            parts = found.setdefault(id(weight.layer), {})
+            if weight.part in parts:
+                raise ModelLoadError(f"{path} has factors of {short_name(name)} twice, under different names")
+            parts[weight.part] = factors
+        if unknown:
+            raise ModelLoadError(
+                f"{path} changes weights that adapters cannot change in this model: {name_some(sorted(unknown))}\n"
+                "  adapters may change linear layers of the text, but not experts, embeddings, the vocabulary head or\n"
+                "  encoders of images; is it an adapter of this model? if so, merge it into the model"
+            )
+        if adapter.max_rank > self._max_rank:
+            raise ModelLoadError(
+                f"{path} has the rank {adapter.max_rank}, and there is room for {self._max_rank}\n"
+                f"  give --max-lora-rank {adapter.max_rank}"
+            )
+        return found
+
+    def _check_order(self, adapter: Adapter, path: str) -> None:
+        """Raise ModelLoadError if the adapter's value heads are in another order than those of linear attention."""
+        states = [layer.state for layer in self._config.layers if layer.state is not None]
+        is_ordered = any(state.num_value_heads > state.num_key_heads for state in states)
+        is_tiled = any(state.is_tiled for state in states)
+        changed = [name for name in adapter.factors if ".linear_attn." in name]
+        if is_ordered and changed and adapter.is_gguf != is_tiled:
+            has, needs = ("a GGUF file", "safetensors") if adapter.is_gguf else ("no GGUF file", "GGUF")
+            raise ModelLoadError(
+                f"{path} changes {name_some(sorted(changed))}, whose heads have another order in GGUF files; it is "
+                f"{has}\n"
+                f"  give an adapter in the form of the model: {needs}"
+            )
+
+
+def _check_factors(name: str, factors: Factors, weight: AdaptedWeight, path: str) -> None:
+    """Raise ModelLoadError unless the shapes of the factors are those of the weight."""
+    num_rows, num_columns = weight.shape
+    if len(factors.b) != num_rows or factors.a.shape[1] != num_columns:
+        raise ModelLoadError(
+            f"{path} changes {name} as a matrix of {len(factors.b)} x {factors.a.shape[1]}, and the model's is "
+            f"{num_rows} x {num_columns}\n  is it an adapter of this model?"
+        )

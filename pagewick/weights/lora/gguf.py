@@ -1,0 +1,103 @@
+"""Reads adapters in GGUF files, as llama.cpp's convert_lora_to_gguf.py writes them.
+
+For a tensor `blk.0.attn_q.weight` of the base model, the file has `blk.0.attn_q.weight.lora_a` [r, in] and `.lora_b`
+[out, r], whose rows lie as those of the tensor. The scale is adapter.lora.alpha / r, and 1 if alpha is 0. Source:
+https://github.com/ggml-org/llama.cpp, convert_lora_to_gguf.py and src/llama-adapter.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import name_some
+from pagewick.weights.gguf.architecture import GgufArchitecture
+from pagewick.weights.gguf.architectures import ARCHITECTURES
+from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from pagewick.weights.gguf.source import separate_halves
+from pagewick.weights.lora.adapter import Adapter, digest_of, paired
+
+_NAME: Final = re.compile(
+    r"(?P<base>(blk\.(?P<layer>\d{1,6})\.)?(?P<stem>[a-z0-9_]+)\.weight)\.lora_(?P<factor>[ab])", re.ASCII
+)
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def read_gguf(path: Path, num_heads: int, num_kv_heads: int) -> Adapter:
+    """Read the adapter in a file. num_heads, num_kv_heads: those of the base model. Raises ModelLoadError."""
+    header = read_gguf_header(path)
+    architecture = _architecture_of(header, path)
+    alpha = header.values.get("adapter.lora.alpha", 0.0)
+    a: dict[str, Tensor] = {}
+    b: dict[str, Tensor] = {}
+    heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if architecture.is_permuted else {}
+    for tensor, match in _factors(header, path):
+        name = architecture.layer.get(match["stem"])
+        if match["layer"] is None or name is None or "{}" in name:
+            raise ModelLoadError(
+                f"{path} changes {match['base']}, which adapters cannot change\n"
+                "  adapters may change linear layers of the text, but not experts, embeddings or the vocabulary head"
+            )
+        name = architecture.layer_prefix.format(match["layer"]) + name
+        numbers = _numbers(path, tensor)
+        if match["factor"] == "b" and match["stem"] in heads:
+            numbers = separate_halves(numbers, heads[match["stem"]])
+        (a if match["factor"] == "a" else b)[name] = numbers
+    scales = {name: alpha / max(1, len(factor)) if alpha else 1.0 for name, factor in a.items()}
+    return Adapter(paired(str(path), a, b, scales), digest_of([path]), is_gguf=True)
+
+
+def gguf_rank(path: Path) -> int:
+    """Return the largest rank of the adapter in a file. Raises ModelLoadError."""
+    header = read_gguf_header(path)
+    _architecture_of(header, path)
+    return max((tensor.shape[0] for tensor, match in _factors(header, path) if match["factor"] == "a"), default=1)
+
+
+def _architecture_of(header: GgufHeader, path: Path) -> GgufArchitecture:
+    """Check that the file holds an adapter that is supported, and return the architecture of its base model."""
+    values = header.values
+    kind = values.get("general.type", "model")
+    if kind != "adapter" or values.get("adapter.type") != "lora":
+        held = f"an adapter of the type {values.get('adapter.type')!r}" if kind == "adapter" else f"a {kind}"
+        raise ModelLoadError(f"{path} holds {held}, not a LoRA adapter")
+    alpha = values.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+        raise ModelLoadError(f"adapter.lora.alpha in {path} is {alpha!r}; it must be a number")
+    if values.get("adapter.alora.invocation_tokens"):
+        raise ModelLoadError(
+            f"{path} is an activated LoRA adapter (adapter.alora.invocation_tokens), which is not supported"
+        )
+    architecture: Any = values.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelLoadError(f"{path} is an adapter of the architecture {architecture!r}, which is not supported")
+    return ARCHITECTURES[architecture]
+
+
+def _factors(header: GgufHeader, path: Path) -> Iterator[tuple[GgufTensor, re.Match[str]]]:
+    other = [tensor.name for tensor in header.tensors if not _NAME.fullmatch(tensor.name)]
+    if other:
+        raise ModelLoadError(f"{path} has tensors beside the factors lora_a and lora_b: {name_some(sorted(other))}")
+    for tensor in header.tensors:
+        match = _NAME.fullmatch(tensor.name)
+        assert match is not None, "the others were refused"
+        if tensor.format.name not in _DTYPES or len(tensor.shape) != 2:
+            raise ModelLoadError(
+                f"{path} has {tensor.name} in {tensor.format.name} with {len(tensor.shape)} dimensions; factors are "
+                "matrices in F32, F16 or BF16"
+            )
+        yield tensor, match
+
+
+def _numbers(path: Path, tensor: GgufTensor) -> Tensor:
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        data = bytearray(file.read(tensor.num_bytes))
+    return torch.frombuffer(data, dtype=_DTYPES[tensor.format.name]).view(tensor.shape).float()
