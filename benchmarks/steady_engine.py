@@ -19,6 +19,7 @@ from pathlib import Path
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
+    Abort,
     Add,
     EngineRequest,
     EngineStats,
@@ -68,7 +69,7 @@ class Steps:
                     if isinstance(message, Add):
                         now = time.monotonic()
                         self.running |= {one.request_id: (one, itertools.count(1), now) for one in message.requests}
-                    elif not isinstance(message, Start):
+                    elif isinstance(message, Abort):
                         for request_id in message.request_ids:
                             self.running.pop(request_id, None)
                     self.changed.notify()

@@ -30,7 +30,8 @@ from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
-from pagewick.local_models import with_local_models
+from pagewick.local_models import local_adapter, with_local_models
+from pagewick.lora_request import LoRARequest
 from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput
 from pagewick.pooling_params import EMBEDDING, PoolingParams
 from pagewick.sampling_params import SamplingParams
@@ -73,10 +74,11 @@ class AsyncEngine(AsyncPrompts):
         tool_call_parser: str | None = None,
         grammar_limits: GrammarLimits | None = None,
         images: ImageReader | None = None,
+        hub: str = EngineConfig().hub,
     ) -> None:
         """part_formats: formats of tool calls and the like; None: the model's. tool_call_parser: see `start`.
 
-        images: None for a model that reads no images.
+        images: None for a model that reads no images. hub: where adapters are downloaded from.
         """
         prompts = PromptEncoder(
             tokenizer,
@@ -93,6 +95,7 @@ class AsyncEngine(AsyncPrompts):
         self._requests = RequestMaker(tokenizer, tags, vocab_size, formats, limits=grammar_limits)
         self.default_params = default_params or SamplingParams()
         self.chosen_defaults: Collection[str] = ()  # the names of those that a user chose instead of the model's
+        self._hub = hub
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
 
@@ -141,6 +144,7 @@ class AsyncEngine(AsyncPrompts):
             tool_call_parser=tool_call_parser,
             grammar_limits=GrammarLimits.of(config),
             images=api_arguments.image_reader(config, client.info, tokenizer),
+            hub=config.hub,
         )
 
     @property
@@ -245,12 +249,14 @@ class AsyncEngine(AsyncPrompts):
         options: RequestOptions | None = None,
         split_reasoning: bool | None = None,
         thinking_budget: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Stream the output of one request: yields the same RequestOutput as it grows.
 
         prompt: as for LLM.stream. sampling_params: None: the model's recommendation. options: the request's priority,
         session and the like. With best_of, everything comes at the end.
         split_reasoning, thinking_budget: as in `request`; split_reasoning None means True for a conversation.
+        lora_request: the adapter, which is loaded if it is not.
         Closing the iterator aborts the request. Raises as `request` does, and EngineError if the engine fails the
         request: QueueFullError, DeadlineExceededError.
         """
@@ -269,11 +275,20 @@ class AsyncEngine(AsyncPrompts):
             split_reasoning=is_chat if split_reasoning is None else split_reasoning,
             thinking_budget=thinking_budget,
             split_parts=is_chat,
+            adapter=await self._adapter(lora_request),
         )
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id, images=images)
         async with generation:
             async for _ in generation:
                 yield generation.output
+
+    async def _adapter(self, wanted: LoRARequest | None) -> str:
+        """Return the name of an adapter, and load it if it is not loaded."""
+        if wanted is None:
+            return ""
+        if wanted.name not in self.info.adapters and wanted.path:
+            await self.load_adapter(wanted.name, wanted.path)
+        return wanted.name
 
     async def embed(
         self,
@@ -291,6 +306,20 @@ class AsyncEngine(AsyncPrompts):
         plan = await self.prepare(EMBEDDING, options=options, pooling=pooling)
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
         return EmbeddingRequestOutput.of(await generation.whole(), pooling)
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
+        """Load a LoRA adapter, which requests then name; for engines with enable_lora.
+
+        path: a directory that PEFT has written, a GGUF file of llama.cpp, or an id on a hub. replaces: whether to
+        replace an adapter of this name. Raises InvalidRequestError if the name is taken or there is no room,
+        ModelLoadError for an unusable adapter, EngineDeadError.
+        """
+        local = await asyncio.to_thread(local_adapter, path, self._hub)
+        await self._client.change_adapter(name, str(local), replaces=replaces)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter; those that it serves go on. Raises InvalidRequestError."""
+        await self._client.change_adapter(name)
 
     async def abort(self, request_id: str) -> None:
         """Abort a request; its iterator ends with finish_reason "abort". Unknown ids are ignored."""

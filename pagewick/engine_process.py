@@ -29,7 +29,9 @@ from pagewick import log
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
     Abort,
+    AdapterChanged,
     Add,
+    ChangeAdapter,
     EngineRequest,
     Failed,
     FromEngine,
@@ -150,6 +152,9 @@ def _serve(engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: soc
                 return
             if isinstance(message, ProtocolError):
                 raise message
+            if isinstance(message, ChangeAdapter):
+                _send(connection, _change_adapter(engine, message))
+                progress.mark()
             deltas += _handle(engine, grammars, message)
         if engine.has_work:
             deltas += engine.step()
@@ -194,6 +199,18 @@ def _handle(engine: Engine, grammars: GrammarQueue, message: ToEngine | Compiled
         ready = [request for request in message.requests if not grammars.begin(request, engine.info.vocab_size)]
         return [refusal for request in ready for refusal in _add(engine, request)]
     return []
+
+
+def _change_adapter(engine: Engine, message: ChangeAdapter) -> AdapterChanged:
+    """Load or unload an adapter. Steps wait meanwhile."""
+    try:
+        if message.path:
+            engine.load_adapter(message.name, message.path, replaces=message.replaces)
+        else:
+            engine.unload_adapter(message.name)
+    except PagewickError as error:
+        return AdapterChanged(engine.info.adapters, type(error).__name__, str(error))
+    return AdapterChanged(engine.info.adapters)
 
 
 def _add(engine: Engine, request: EngineRequest, error: InvalidRequestError | None = None) -> list[RequestDelta]:

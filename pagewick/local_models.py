@@ -15,7 +15,7 @@ from pagewick.weights.description import GGUF, Description, describe, is_gguf, w
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.vision_choice import vision_of
 from pagewick.weights.gguf.vision_families import TEXT_KINDS
-from pagewick.weights.hub import resolve_model, resolve_tokenizer
+from pagewick.weights.hub import DEFAULT_HUB, resolve_model, resolve_tokenizer
 from pagewick.weights.lora.finding import resolve_adapter
 from pagewick.weights.packed.config import quant_method
 
@@ -56,17 +56,17 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     if config.speculative_model is not None:
         found = replace(found, speculative_model=str(find(config.speculative_model)))
     if config.adapter_paths:
-        paths = {name: str(local_adapter(path, config, hf_token)) for name, path in config.adapter_paths.items()}
+        paths = {name: str(local_adapter(path, config.hub, token)) for name, path in config.adapter_paths.items()}
         found = replace(found, lora=paths.pop("", None), lora_modules=tuple("=".join(one) for one in paths.items()))
     return found
 
 
-def local_adapter(name: str, config: EngineConfig, hf_token: str | bool | None = None) -> Path:
-    """Return the directory or file of a LoRA adapter, downloaded from the config's hub if it is not on this disk.
+def local_adapter(name: str, hub: str = DEFAULT_HUB, token: str | None = None) -> Path:
+    """Return the directory or file of a LoRA adapter, downloaded from a hub if it is not on this disk.
 
     Raises ModelLoadError and ConfigError.
     """
-    return resolve_adapter(name, hub=config.hub, token=hf_token if isinstance(hf_token, str) else None)
+    return resolve_adapter(name, hub=hub, token=token)
 
 
 def _vision_of(config: EngineConfig, model: Path) -> str | None:

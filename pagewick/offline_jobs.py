@@ -94,7 +94,7 @@ class OfflineAdapters:
 
     def __init__(self, engine: Engine, config: EngineConfig) -> None:
         self._engine = engine
-        self._config = config
+        self._hub = config.hub
         # From the least recently used to the last one used, with the path as the caller wrote it.
         self._used: dict[str, str] = dict(config.adapter_paths)
 
@@ -121,7 +121,7 @@ class OfflineAdapters:
                 raise InvalidRequestError(
                     f"there is no adapter {wanted.name!r}: give its lora_path", param="lora_request"
                 )
-            local = str(local_adapter(wanted.path, self._config))
+            local = str(local_adapter(wanted.path, self._hub))
             spare = next((one for one in self._used if one not in keep), None)
             if len(self._used) >= self._engine.info.max_adapters and spare is not None:
                 self._engine.unload_adapter(spare)

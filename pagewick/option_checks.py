@@ -66,7 +66,8 @@ def named_paths(name: str, value: Any) -> tuple[str, ...]:
     return tuple(f"{one}={path}" for one, path in found)
 
 
-def _named_path(name: str, value: Any) -> tuple[str, str]:
+def _named_path(name: str, given: Any) -> tuple[str, str]:
+    value = given
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
@@ -77,7 +78,7 @@ def _named_path(name: str, value: Any) -> tuple[str, str]:
         value = {"name": before, "path": path}
     wanted = ("name", "path")
     if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) and value[key] for key in wanted):
-        raise ConfigError(f"{flag_of(name)} must be NAME=PATH, or an object with name and path; got {value!r}")
+        raise ConfigError(f"{flag_of(name)} must be NAME=PATH, or an object with name and path; got {given!r}")
     if "=" in value["name"]:
         raise ConfigError(f"{flag_of(name)} gives the name {value['name']!r}; a name must not contain =")
     if unknown := sorted(set(value) - {*wanted, "base_model_name"}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from pagewick.server.settings import ServerSettings
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 POSITIONAL = "model_argument"
 _BOOLEANS = {"true": True, "false": False}
+_ADAPTERS = "--lora-modules"
 
 
 def _flag(description: str, default: Any = None) -> Any:
@@ -125,7 +126,7 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             warn_of_misspelt(self, _FIELDS)
-        args = self._without_booleans(args)
+        args = _separated(self._without_booleans(args))
         try:
             typed = read_typed_flags(self, ctx, args)
         except click.NoSuchOption as error:
@@ -269,8 +270,25 @@ class EngineCommand(Command):
             # The constructor checks the values; the model's own defaults are not known yet.
             SamplingParams(**arguments["sampling"])
         if is_server:
-            arguments["settings"] = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
+            made = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
+            made.check_adapters(config.adapter_paths)
+            if made.allow_runtime_lora_updating:
+                arguments["config"] = replace(config, enable_lora=True)
+            arguments["settings"] = made
         return arguments
+
+
+def _separated(args: list[str]) -> list[str]:
+    """Give each of several adapters behind one --lora-modules a flag of its own, as vLLM takes them."""
+    found: list[str] = []
+    is_list = False
+    for arg in args:
+        is_item = "=" in arg and not arg.startswith("-")
+        if is_list and is_item and _normal(found[-1]) != _ADAPTERS:
+            found.append(_ADAPTERS)
+        is_list = _normal(arg.partition("=")[0]) == _ADAPTERS or (is_list and is_item)
+        found.append(arg)
+    return found
 
 
 def _normal(flag: str) -> str:

@@ -55,17 +55,18 @@ class Adapters:
         """Where the loaded adapters come from, by name, in the order of loading."""
         return {name: loaded.path for name, loaded in self._loaded.items() if name}
 
-    def load(self, name: str, path: str) -> None:
+    def load(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load an adapter on all ranks, under a new name; requests without an adapter get the one without a name.
 
-        path: a directory or a file.
+        path: a directory or a file. replaces: whether the name may be that of an adapter, which requests that have it
+        keep, and which stays if the other cannot be loaded.
 
         Raises InvalidRequestError if the name is taken or there is no room, ModelLoadError if the adapter cannot be
         used.
         """
         if not self._max_adapters:
             raise InvalidRequestError("LoRA adapters need --enable-lora", param="lora_name")
-        if name in self._loaded:
+        if name in self._loaded and not replaces:
             raise InvalidRequestError(f"the adapter {name!r} is loaded already; unload it first", param="lora_name")
         self._forget_finished()
         taken = {loaded.number for loaded in self._loaded.values()} | set(self._number_of.values())

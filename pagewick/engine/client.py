@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self
 
@@ -21,7 +22,9 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
     Abort,
+    AdapterChanged,
     Add,
+    ChangeAdapter,
     EngineRequest,
     EngineStats,
     Failed,
@@ -88,6 +91,7 @@ class EngineClient:
         self._reader = reader
         self._writer = writer
         self._requests = OpenRequests(self._send)
+        self._changes: deque[asyncio.Future[None]] = deque()
         self._is_closing = False
         self._receiving = lasting_task(self._receive())
 
@@ -141,6 +145,18 @@ class EngineClient:
         """As OpenRequests.abort. If the engine is gone, nothing happens."""
         self._requests.abort(request_ids, choices)
 
+    async def change_adapter(self, name: str, path: str = "", *, replaces: bool = False) -> None:
+        """Load the LoRA adapter at `path` under a name; an empty path unloads it. replaces: see Adapters.load.
+
+        Raises InvalidRequestError and ModelLoadError, as Adapters.load does, and EngineDeadError.
+        """
+        if not self.is_alive:
+            raise self._death()
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.append(change)
+        self._send(ChangeAdapter(name, path, replaces))
+        await change
+
     async def close(self) -> None:
         """End the engine process and wait for it and its ranks. Requests in flight get an EngineDeadError."""
         self._is_closing = self._is_closing or self.is_alive
@@ -155,7 +171,7 @@ class EngineClient:
         self.child.kill()
         await asyncio.gather(self._receiving, return_exceptions=True)
 
-    def _send(self, message: Add | Abort) -> None:
+    def _send(self, message: Add | Abort | ChangeAdapter) -> None:
         frames, position = encode_frame(message), 0
         while position < len(frames):
             position += FRAME_HEADER_BYTES + frame_length(frames[position : position + FRAME_HEADER_BYTES])
@@ -195,6 +211,9 @@ class EngineClient:
         try:
             for body in bodies:
                 message = decode_from_engine(body)
+                if isinstance(message, AdapterChanged):
+                    self._note_change(message)
+                    continue
                 if not isinstance(message, Outputs):
                     end = str(_error_from(message))
                     break
@@ -206,6 +225,16 @@ class EngineClient:
         self.on_news()
         return end
 
+    def _note_change(self, message: AdapterChanged) -> None:
+        self.info.adapters = message.adapters
+        change = self._changes.popleft()
+        if change.done():
+            return
+        if message.kind:
+            change.set_exception(_error_from(Failed(message.kind, message.message)))
+        else:
+            change.set_result(None)
+
     def _die(self, cause: str) -> None:
         if self.cause is not None:
             return
@@ -216,6 +245,9 @@ class EngineClient:
         # A process that still runs ends when its connection is closed.
         self._writer.close()
         self._requests.fail_all(self._death)
+        for change in self._changes:
+            if not change.done():
+                change.set_exception(self._death())
         self.ended.set()
         self.stirred.set()
         self.on_news()

@@ -124,10 +124,10 @@ class Engine:
         self._scheduler.add(request)
         self._num_constrained += request.constraint is not None
 
-    def load_adapter(self, name: str, path: str) -> None:
+    def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter, which requests then name; see Adapters.load. Its errors leave the engine as it was."""
         select_device(self._ranks.runner.device)
-        self._adapters.load(name, path)
+        self._adapters.load(name, path, replaces=replaces)
         self.info.adapters = dict(self._adapters.paths)
 
     def unload_adapter(self, name: str) -> None:
@@ -269,6 +269,7 @@ class Engine:
             **_images_of(config, runner.model_config),
             adapters=dict(self._adapters.paths),
             max_adapters=config.num_adapters,
+            default_adapter=config.lora or "",
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),

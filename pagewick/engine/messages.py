@@ -1,8 +1,8 @@
 """Messages between an EngineClient and the engine process.
 
 They are plain data, encoded as msgpack, each frame preceded by its length (4 bytes, big-endian). The client sends one
-Start; the engine process answers Ready or Failed. After that the client sends Add and Abort and gets Outputs. Closing
-the connection stops the engine.
+Start; the engine process answers Ready or Failed. After that the client sends Add, Abort and ChangeAdapter and gets
+Outputs, and an AdapterChanged for each ChangeAdapter, in their order. Closing the connection stops the engine.
 """
 
 from __future__ import annotations
@@ -241,6 +241,14 @@ class Abort(msgspec.Struct, tag=True):
     choices: list[tuple[str, int]] = []
 
 
+class ChangeAdapter(msgspec.Struct, tag=True):
+    """Loads the LoRA adapter at `path` under a name; an empty path unloads it. replaces: see Adapters.load."""
+
+    name: str
+    path: str = ""
+    replaces: bool = False
+
+
 class Ready(msgspec.Struct, tag=True):
     info: ModelInfo
 
@@ -257,8 +265,16 @@ class Outputs(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-ToEngine = Start | Add | Abort
-FromEngine = Ready | Failed | Outputs
+class AdapterChanged(msgspec.Struct, tag=True):
+    """adapters: the loaded ones, as in ModelInfo. kind, message: the error, as in Failed; empty: the change is made."""
+
+    adapters: dict[str, str]
+    kind: str = ""
+    message: str = ""
+
+
+ToEngine = Start | Add | Abort | ChangeAdapter
+FromEngine = Ready | Failed | Outputs | AdapterChanged
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -13,7 +13,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     can change them. num_parameters, kv_cache_bytes: of all ranks together. embedding: see ModelConfig. image_token_id:
     the token for each square of image_side x image_side pixels; None: the model reads no images. has_row_breaks:
     another one follows each row. max_image_tokens: see Scheduler. adapters: where the loaded LoRA adapters come from,
-    by name. max_adapters: the number for which there is room.
+    by name. max_adapters: the number for which there is room. default_adapter: where that of requests without one comes
+    from, if there is one.
     """
 
     model_path: str
@@ -40,6 +41,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     max_image_tokens: int = 0
     adapters: dict[str, str] = {}
     max_adapters: int = 0
+    default_adapter: str = ""
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []

@@ -24,7 +24,7 @@ from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.open_requests import Take
 from pagewick.engine.stats_sums import add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
-from pagewick.errors import EngineDeadError, ModelLoadError
+from pagewick.errors import EngineDeadError, InvalidRequestError, ModelLoadError
 from pagewick.log import get_logger
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
@@ -95,6 +95,8 @@ class Supervisor:
         self._timing = timing
         self._load_s = load_s
         self._past = EngineStats()
+        # The adapters that were loaded later than the engine, by name, with their paths; an empty path: unloaded.
+        self._changes: dict[str, str] = {}
         self._watchdog = self._new_watchdog()
         self._num_restarts = self._num_failed_starts = 0
         self._delays = Delays(timing)
@@ -177,6 +179,12 @@ class Supervisor:
         """As EngineClient.abort."""
         self._client.abort(request_ids, choices)
 
+    async def change_adapter(self, name: str, path: str = "", *, replaces: bool = False) -> None:
+        """As EngineClient.change_adapter; engines that are started later get the same adapters."""
+        client = self._client
+        await client.change_adapter(name, path, replaces=replaces)
+        self._changes[name] = path
+
     async def close(self) -> None:
         """End the engine process, or the attempt to start one. Requests in flight get an EngineDeadError."""
         self._is_closing = True
@@ -242,6 +250,7 @@ class Supervisor:
             try:
                 client = await self._start_in_time(max(self._timing.start_timeout_s, 10 * self._load_s))
                 await self._check_same_model(client)
+                await self._repeat_changes(client)
             # Any exception: a server must not stay without an engine because of an error that nobody expected.
             except Exception as error:
                 self._num_failed_starts += 1
@@ -259,6 +268,15 @@ class Supervisor:
                 return await self._start_client()
         except TimeoutError as error:
             raise EngineDeadError(f"the engine was not ready after {limit_s:.0f} seconds") from error
+
+    async def _repeat_changes(self, client: EngineClient) -> None:
+        for name, path in self._changes.items():
+            try:
+                if path or name in client.info.adapters:
+                    await client.change_adapter(name, path, replaces=True)
+            except (InvalidRequestError, ModelLoadError) as error:
+                # All other requests can be served.
+                _logger.error("the LoRA adapter %s could not be loaded again: %s", name, error)
 
     async def _check_same_model(self, client: EngineClient) -> None:
         changed = [name for name in _LASTING if getattr(client.info, name) != getattr(self.info, name)]

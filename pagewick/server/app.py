@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
+from pagewick.server.api.adapters import AdaptersApi
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.anthropic.dialect import AnthropicApi
 from pagewick.server.api.dialect import Dialect
@@ -47,13 +48,14 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi)
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, AdaptersApi)
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
 _NO_SCORES = "reranking and scoring are not supported yet: this server only generates text"
 _NO_BATCHES = "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests"
+_NO_UPDATES = "adapters stay as they were at the start; start the server with --allow-runtime-lora-updating"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
@@ -62,6 +64,8 @@ _NOT_SERVED = {
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "this server only generates text; models that read images find them in the messages of a chat",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
+    "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",
     "/api/": "Ollama's API is not supported; give its clients OpenAI's API, with a base URL that ends in /v1",
     "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",
 }

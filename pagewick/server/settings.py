@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -42,6 +42,9 @@ class ServerSettings:
     tool_call_parser: str | None = _option(None, "Format of the model's tool calls (default: by its chat template).")
     thinking: bool | None = _option(None, "Whether the model thinks before it answers, for requests that do not say.")
     thinking_budget: int | None = _option(None, "Largest number of reasoning tokens, for requests that set none.")
+    allow_runtime_lora_updating: bool = _option(
+        False, "Let clients load LoRA adapters from paths that they name, and unload them (implies --enable-lora)."
+    )
     record_conversation: bool = _option(False, "Keep the messages of each session, so that clients send only new ones.")
 
     api_key: tuple[str, ...] = _option(
@@ -104,6 +107,8 @@ class ServerSettings:
                 f"--api-server-count must be 1 to {MAX_API_SERVERS}; got {self.api_server_count}: more than one for "
                 "each core is never faster"
             )
+        if self.allow_runtime_lora_updating and self.api_server_count > 1:
+            raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1")
         for option in fields(self):
             self._check_number(option.name)
 
@@ -127,6 +132,11 @@ class ServerSettings:
         if self.max_body_size is not None:
             return self.max_body_size
         return IMAGE_BODY_SIZE if reads_images else TEXT_BODY_SIZE
+
+    def check_adapters(self, names: Iterable[str]) -> None:
+        """Raise ConfigError if an adapter has a name of the model."""
+        if twice := sorted(set(names) & set(self.served_model_name)):
+            raise ConfigError(f"--lora-modules gives the name {twice[0]!r}, which is the model's; give another one")
 
     @property
     def model_name(self) -> str:

@@ -6,15 +6,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from pagewick.engine.messages import EngineRequest
+from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.kernels import cpu
-from tests.engine.serving import Answers, request, running, serve
+from tests.engine.serving import Answers, answers_of, assert_same, record_plans, request, running, serve
 from tests.models.checkpoints import write_checkpoint
-from tests.models.lora_adapters import adapted, linear_names, write_adapter
+from tests.models.lora_adapters import adapted, write_adapters
 
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
@@ -38,12 +40,9 @@ def requests(adapters: list[str] | None = None) -> list[EngineRequest]:
 
 
 def write(name: str, directory: Path) -> nn.Module:
-    """Write a model and two adapters: "wide" changes all linear layers, "narrow" a few, and its rank is odd."""
+    """Write a model and two adapters for it."""
     model = write_checkpoint(name, directory / "model")
-    names = linear_names(model)
-    write_adapter(model, directory / "wide", names, seed=1)
-    some = [one for one in names if one.endswith(("q_proj", "v_proj", "qkv_proj", "c_attn", "down_proj", "o_proj"))]
-    write_adapter(model, directory / "narrow", some, seed=2, rank=5, use_rslora=True)
+    write_adapters(model, directory)
     return model
 
 
@@ -73,4 +72,132 @@ def test_tokens_and_logprobs_are_those_of_peft(name: str, tmp_path: Path) -> Non
         found = serve(engine, requests())
     assert_peft_agrees(model, tmp_path, found)
     # The adapters matter.
+    assert len({tuple(found[f"r{number}", 0].token_ids) for number in range(3)}) == 3
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("llama")
+    write("llama", found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Answers:
+    """The answer to each request by an engine of its own."""
+    found: Answers = {}
+    for one in requests():
+        with running(
+            directory / "model", **OPTIONS, lora_modules=modules(directory), enable_prefix_caching=False
+        ) as engine:
+            found |= serve(engine, [one])
+    return found
+
+
+@exact
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 16},
+        {"max_num_batched_tokens": 64, "max_steps_in_flight": 2},
+        {"max_num_seqs": 2, "num_kv_blocks": 24},
+        {"num_threads": 2},
+        {"max_lora_rank": 64, "max_loras": 9},
+        {"speculative_method": "ngram"},
+    ],
+)
+def test_however_they_are_served(directory: Path, alone: Answers, options: dict[str, Any]) -> None:
+    with running(directory / "model", **{**OPTIONS, **options}, lora_modules=modules(directory)) as engine:
+        plans = record_plans(engine)
+        # A second time, when steps of these sizes are recorded.
+        for _ in range(2):
+            assert_same(serve(engine, requests(), arrivals=[0, 1, 1, 3, 6]), alone)
+    assert {start.adapter for plan in plans for start in plan.starts} == {-1, 0, 1}
+
+
+@exact
+def test_an_engine_without_adapters_gives_the_same_bits(directory: Path, alone: Answers) -> None:
+    plain = [one for one in requests() if not one.adapter]
+    with running(directory / "model", **OPTIONS) as engine:
+        assert_same(serve(engine, plain), {(one.request_id, 0): alone[one.request_id, 0] for one in plain})
+
+
+@exact
+def test_a_prefix_is_found_again_for_its_own_adapter_only(directory: Path, alone: Answers) -> None:
+    with running(directory / "model", **OPTIONS, lora_modules=modules(directory)) as engine:
+        hits = []
+        for number in (0, 1, 2, 0, 1, 2):
+            assert_same(serve(engine, [requests()[number]]), {(f"r{number}", 0): alone[f"r{number}", 0]})
+            hits.append(engine.stats().prefix_cache_hits)
+    # Two whole blocks of 21 tokens.
+    assert hits == [0, 0, 0, 16, 32, 48]
+
+
+def test_two_ranks(directory: Path, alone: Answers) -> None:
+    options = {**OPTIONS, "tensor_parallel_size": 2}
+    with running(directory / "model", **options, lora_modules=modules(directory)) as engine:
+        found = serve(engine, requests())
+        with pytest.raises(ModelLoadError, match="holds no LoRA adapter"):
+            engine.load_adapter("other", str(directory / "model"))
+        engine.load_adapter("again", str(directory / "wide"))
+        found |= serve(engine, [msgspec.structs.replace(requests()[3], request_id="more", adapter="again")])
+    for number in range(len(ADAPTERS)):
+        assert found[f"r{number}", 0].token_ids == alone[f"r{number}", 0].token_ids
+    assert found["more", 0].token_ids == alone["r3", 0].token_ids
+
+
+@exact
+def test_adapters_come_and_go(directory: Path, alone: Answers) -> None:
+    """A request keeps the adapter with which it began, and its place is given away only when the request is done."""
+    first, plain, narrow, later, _ = requests()
+    with running(directory / "model", **OPTIONS, enable_lora=True, max_loras=2) as engine:
+        with pytest.raises(InvalidRequestError, match="there is no adapter 'wide'; loaded: none"):
+            engine.add(first)
+        engine.load_adapter("wide", str(directory / "wide"))
+        engine.add(first)
+        engine.add(plain)
+        deltas = [delta for _ in range(6) for delta in engine.step()]
+        engine.unload_adapter("wide")
+        with pytest.raises(InvalidRequestError, match="there is no adapter 'wide'; loaded: none"):
+            engine.add(later)
+        engine.load_adapter("narrow", str(directory / "narrow"))
+        with pytest.raises(InvalidRequestError, match="room for 2 adapters, and all of it is used"):
+            engine.load_adapter("wide", str(directory / "wide"))
+        engine.add(narrow)
+        while engine.has_work:
+            deltas += engine.step()
+        assert_same(answers_of(deltas), {(f"r{number}", 0): alone[f"r{number}", 0] for number in range(3)})
+        engine.load_adapter("wide", str(directory / "wide"))
+        with pytest.raises(InvalidRequestError, match="'wide' is loaded already"):
+            engine.load_adapter("wide", str(directory / "narrow"))
+        assert_same(serve(engine, [later]), {("r3", 0): alone["r3", 0]})
+        assert engine.info.adapters == {name: str(directory / name) for name in ("narrow", "wide")}
+        engine.unload_adapter("narrow")
+        with pytest.raises(ModelLoadError, match="holds no LoRA adapter"):
+            engine.load_adapter("wide", str(directory), replaces=True)
+        assert_same(serve(engine, [later]), {("r3", 0): alone["r3", 0]})
+        engine.load_adapter("wide", str(directory / "narrow"), replaces=True)
+        found = serve(engine, [msgspec.structs.replace(narrow, adapter="wide")])
+        assert_same(found, {("r2", 0): alone["r2", 0]})
+
+
+@exact
+def test_the_adapter_of_requests_that_name_none(directory: Path, alone: Answers) -> None:
+    named = [msgspec.structs.replace(one, adapter="wide") for one in requests()]
+    unnamed = [msgspec.structs.replace(one, adapter="") for one in requests()]
+    with running(directory / "model", **OPTIONS, lora_modules=modules(directory)) as engine:
+        expected = serve(engine, named)
+    with running(
+        directory / "model", **OPTIONS, lora=str(directory / "wide"), lora_modules=modules(directory)
+    ) as engine:
+        assert set(engine.info.adapters) == {"wide", "narrow"}
+        assert_same(serve(engine, unnamed), expected)
+        narrow = serve(engine, [requests()[2]])
+    assert_same(narrow, {("r2", 0): alone["r2", 0]})
+
+
+def test_weights_that_are_quantized_at_load(directory: Path) -> None:
+    """The product with an adapter does not depend on the format of the weight."""
+    with running(directory / "model", **OPTIONS, lora_modules=modules(directory), quantization="q8_0") as engine:
+        found = serve(engine, requests())
     assert len({tuple(found[f"r{number}", 0].token_ids) for number in range(3)}) == 3

@@ -52,7 +52,8 @@ def write_adapters(model: nn.Module, directory: Path) -> dict[str, str]:
     names = linear_names(model)
     write_adapter(model, directory / "wide", names, seed=1)
     some = [one for one in names if one.endswith(("q_proj", "v_proj", "qkv_proj", "c_attn", "down_proj", "o_proj"))]
-    write_adapter(model, directory / "narrow", some, seed=2, rank=5, use_rslora=True)
+    patterns = {"alpha_pattern": {"v_proj": 7, "down_proj": 2}, "rank_pattern": {"(down|o)_proj": 3}}
+    write_adapter(model, directory / "narrow", some, seed=2, rank=5, use_rslora=True, **patterns)
     return {name: str(directory / name) for name in ("wide", "narrow")}
 
 

@@ -22,7 +22,7 @@ from pagewick.server.api.served_models import ServedModels
 from pagewick.server.api.sse import EventStream, run_while_connected
 from pagewick.server.core.core import Core
 from pagewick.server.core.request import ChatRequest
-from pagewick.server.core.request_context import RequestContext
+from pagewick.server.core.request_context import ADAPTER, RequestContext
 from pagewick.server.errors import ERROR_ANSWER, ApiError
 from pagewick.server.guard.body import read_body
 
@@ -70,6 +70,10 @@ class Dialect:
     def routes(self) -> list[Route]:
         raise NotImplementedError
 
+    def shown_model(self, name: str | None) -> str:
+        """Return the model's name in the response to a request that asked for `name`."""
+        return self.models.shown(name, self.core.engine.info)
+
     @property
     def reads_images(self) -> bool:
         return self.core.engine.info.image_token_id is not None
@@ -98,7 +102,9 @@ class Dialect:
         request.scope[ERROR_ANSWER] = self.error_answer
         raw = await read_body(request, self.settings, reads_images=self.reads_images)
         body, ignored = decode_request(raw, kind, strict=self.settings.strict, known=self.known_fields)
-        self.models.check(getattr(body, "model", None))
+        model, info = getattr(body, "model", None), self.core.engine.info
+        self.models.check(model, info)
+        request.scope[ADAPTER] = self.models.adapter(model, info)
         if needs_engine:
             self.admission.check_queue()
         return body, ignored

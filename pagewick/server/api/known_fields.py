@@ -23,7 +23,7 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
     },
-    "needs LoRA adapters, which are not supported yet": {"lora": ([],)},
+    "is not supported: name the LoRA adapter as the model; GET /v1/models lists them": {"lora": ([],)},
     "is not a field of this route": {
         "add_generation_prompt": (True,),
         "best_of": (1,),

@@ -107,7 +107,7 @@ class OpenAIApi(Dialect):
         name = request.path_params["id"]
         if not name:
             return await self.list_models(request)
-        self.models.check(name)
+        self.models.check(name, self.core.engine.info)
         return json_response(self.models.card(name, self.core.engine.info))
 
     @describes(replace(_SESSIONS, response=SessionResponse))
@@ -136,7 +136,7 @@ class OpenAIApi(Dialect):
 
     async def _start_embeddings(self, context: RequestContext, body: EmbeddingRequest) -> EmbeddingResponse:
         generations = await self.core.start_prompts(context, body.prompts_request())
-        return EmbeddingResponse(generations, body, self.settings.model_name)
+        return EmbeddingResponse(generations, body, self.shown_model(body.model))
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]
@@ -160,7 +160,7 @@ class OpenAIApi(Dialect):
         return {
             "id": f"{kind}-{body.request_id or uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": self.settings.model_name,
+            "model": self.shown_model(body.model),
             "system_fingerprint": fingerprint_of(self.core.engine.info),
         }
 

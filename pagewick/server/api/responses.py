@@ -201,6 +201,7 @@ class ModelPermission(Struct, kw_only=True):
 class ModelCard(Struct, kw_only=True):
     """A served model; root, parent, max_model_len and permission are vLLM's additions.
 
+    parent: of a LoRA adapter, the name of its model.
     input_modalities: what the model reads, text or image; OpenRouter's word.
     """
 
@@ -209,7 +210,7 @@ class ModelCard(Struct, kw_only=True):
     created: int
     owned_by: str = "pagewick"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     input_modalities: list[str]
     permission: list[ModelPermission]

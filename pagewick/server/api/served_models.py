@@ -1,4 +1,4 @@
-"""ServedModels: the names under which the one model is served."""
+"""ServedModels: the names under which the one model is served, and those of its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,30 +11,49 @@ from pagewick.server.api.responses import ModelCard, ModelPermission
 from pagewick.server.errors import ApiError
 from pagewick.server.settings import ANY_NAME, ServerSettings
 
+# Names that an error lists.
+_MAX_NAMED = 10
+
 
 class ServedModels:
-    """The names of the model. Responses carry the first one, whichever a client asked for."""
+    """The names of the model and of its adapters.
+
+    Responses carry the model's first name, whichever a client asked for, or that of the adapter.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._names = [name for name in settings.served_model_name if name != ANY_NAME]
         self._takes_any = ANY_NAME in settings.served_model_name
         self._created = int(time.time())
 
-    def check(self, name: str | None) -> None:
+    def check(self, name: str | None, info: ModelInfo) -> None:
         """Raises ApiError (404) for a name that is not served. A request need not name the model."""
-        if name is not None and name not in self._names and not self._takes_any:
-            known = " and ".join(repr(one) for one in self._names)
-            message = f"the model {name[:200]!r} does not exist; this server has {known}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        if name is None or name in self._names or name in info.adapters or self._takes_any:
+            return
+        known = [repr(one) for one in (*self._names, *info.adapters)]
+        if len(known) > _MAX_NAMED:
+            known[_MAX_NAMED:] = [f"{len(known) - _MAX_NAMED} more"]
+        message = f"the model {name[:200]!r} does not exist; this server has {' and '.join(known)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    def adapter(self, name: str | None, info: ModelInfo) -> str:
+        """Return the adapter that a request asks for by its model's name; empty: none."""
+        return name if name is not None and name not in self._names and name in info.adapters else ""
+
+    def shown(self, name: str | None, info: ModelInfo) -> str:
+        """Return the model's name in the response to a request that asked for `name`."""
+        return self.adapter(name, info) or self._names[0]
 
     def cards(self, info: ModelInfo) -> list[ModelCard]:
-        return [self.card(name, info) for name in self._names]
+        return [self.card(name, info) for name in dict.fromkeys((*self._names, *info.adapters))]
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
+        adapter = self.adapter(name, info)
         return ModelCard(
             id=name,
             created=self._created,
-            root=self._names[0],
+            root=adapter or self._names[0],
+            parent=self._names[0] if adapter else None,
             max_model_len=info.max_model_len,
             input_modalities=["text"] if info.image_token_id is None else ["text", "image"],
             permission=[ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)],
@@ -43,9 +62,10 @@ class ServedModels:
 
 def fingerprint_of(info: ModelInfo) -> str:
     """Return OpenAI's system_fingerprint, which is the same as long as the same seed should give the same tokens."""
-    model = (info.model_path, info.architecture, info.dtype, info.kv_cache_dtype, info.device, info.kernels)
+    model = (info.model_path, info.default_adapter, info.architecture, info.dtype, info.kv_cache_dtype)
+    machine = (info.device, info.kernels)
     sizes = (str(info.num_parameters), str(info.tensor_parallel_size))
-    return f"fp_{_digest(__version__, *model, *sizes, *info.rotations)}"
+    return f"fp_{_digest(__version__, *model, *machine, *sizes, *info.rotations)}"
 
 
 def _digest(*parts: str) -> str:

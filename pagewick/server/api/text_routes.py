@@ -183,7 +183,7 @@ class TextApi:
     async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
         raw = await read_body(request, self._settings, reads_images=self._reads_images)
         body, ignored = decode_request(raw, kind, strict=self._settings.strict)
-        self._models.check(body.model)
+        self._models.check(body.model, self._engine.info)
         return body, ignored
 
     async def _encode(self, body: TokenizeRequest) -> list[int]:

@@ -176,6 +176,7 @@ class Core:
         # A limit of the server's is no reason to refuse a request.
         if is_servers or request.lowers_max_tokens:
             options = structs.replace(options, lowers_max_tokens=True)
+        fields = PlanFields(**fields, adapter=context.adapter)
         plan = await self.engine.prepare(params, options=options, **fields)
         options = context.isolate(plan.options, request.serving, self.settings)
         grammar = plan.grammar

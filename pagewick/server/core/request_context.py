@@ -15,17 +15,25 @@ from pagewick.server.core.request import Serving
 from pagewick.server.errors import REQUEST_ID
 from pagewick.server.settings import ServerSettings
 
+# Key in a request's scope: the LoRA adapter that its body names as the model.
+ADAPTER = "pagewick.adapter"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """request_id: also in the response's x-request-id and in the log. key: id of the API key; "" if there are none."""
+    """request_id: also in the response's x-request-id and in the log. key: id of the API key; "" if there are none.
+
+    adapter: name of the LoRA adapter; "" if there is none.
+    """
 
     request_id: str
     key: str
+    adapter: str = ""
 
     @classmethod
     def of(cls, request: Request) -> RequestContext:
-        return cls(request.scope.get(REQUEST_ID) or uuid.uuid4().hex, request.scope.get("pagewick.key", ""))
+        scope = request.scope
+        return cls(scope.get(REQUEST_ID) or uuid.uuid4().hex, scope.get("pagewick.key", ""), scope.get(ADAPTER, ""))
 
     def engine_id(self) -> str:
         """Return an id for the engine, which is unique even if clients send the same request id at the same time."""

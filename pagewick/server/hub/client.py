@@ -12,7 +12,7 @@ from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, Outputs
 from pagewick.engine.open_requests import OpenRequests, Take
-from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError
+from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, UnsupportedError
 from pagewick.server.hub.messages import Loss, Losses, Serve, State
 
 
@@ -53,6 +53,10 @@ class HubClient:
     def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
         """As EngineClient.abort."""
         self._requests.abort(request_ids, choices)
+
+    async def change_adapter(self, name: str, path: str = "", *, replaces: bool = False) -> None:
+        """Raise UnsupportedError: the other API processes would not know of the change."""
+        raise UnsupportedError("adapters cannot be loaded or unloaded while several API processes run")
 
     async def close(self) -> None:
         """Leave the engine to the hub, which ends it."""

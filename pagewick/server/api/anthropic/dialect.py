@@ -99,7 +99,7 @@ class AnthropicApi(Dialect):
         def render(generation: Generation) -> MessageResponse:
             message_id = f"msg_{uuid.uuid4().hex}"
             return MessageResponse(
-                generation, message_id, self.settings.model_name, body.max_tokens, body.shows_thoughts
+                generation, message_id, self.shown_model(body.model), body.max_tokens, body.shows_thoughts
             )
 
         return await self.answer_chat(request, chat, render, ignored)

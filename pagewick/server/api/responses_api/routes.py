@@ -190,7 +190,7 @@ class ResponsesApi(Dialect):
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,
             metadata=body.metadata or {},
-            model=self.settings.model_name,
+            model=self.shown_model(body.model),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
             prompt_cache_key=body.prompt_cache_key,
