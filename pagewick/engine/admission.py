@@ -25,13 +25,19 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
 
     Raises InvalidRequestError for an empty prompt, unknown token ids or adapters, extra keys without tokens, images
     without their placeholders or a beam search whose result would be too large, ContextLengthError for a request that
-    does not fit the context, and UnsupportedError for text of an embedding model or images for a model that reads none.
+    does not fit the context, and UnsupportedError for text of an embedding model or of a reranker, images for a model
+    that reads none, or labels that the model lacks.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
     if info.embedding and not request.pooling:
         raise UnsupportedError("this model makes embeddings and writes no text; send POST /v1/embeddings, or use embed")
+    if info.num_labels and not request.pooling:
+        raise UnsupportedError("this model rates texts and writes none; send POST /v1/rerank, or use score")
+    if request.pooling == "score" and bool(request.label_ids) == bool(info.num_labels):
+        has = "has labels of its own" if info.num_labels else "has no labels, so that the request must name tokens"
+        raise UnsupportedError(f"this model {has}; see docs/reranking.md")
     _check_vocabulary(request, info.vocab_size)
     max_tokens = request.params.max_tokens
     num_output_tokens = 1 if max_tokens is None or request.options.lowers_max_tokens else max_tokens
@@ -177,3 +183,4 @@ def _token_ids(request: EngineRequest) -> Iterator[tuple[str, Collection[int]]]:
     yield "bad_words", list(chain.from_iterable(request.bad_word_ids))
     yield "dry_sequence_breakers", list(chain.from_iterable(request.dry_breaker_ids))
     yield "opening_ids", request.opening_ids
+    yield "label_ids", request.label_ids

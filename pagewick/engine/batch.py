@@ -20,7 +20,7 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
     Positions count from 0 over prompt and output. No stop token is sampled before params.min_tokens output tokens.
-    bad_word_ids, dry_breaker_ids, dry_breaker_mask, opening_ids, pooling: as in EngineRequest.
+    bad_word_ids, dry_breaker_ids, dry_breaker_mask, opening_ids, pooling, label_ids: as in EngineRequest.
     """
 
     params: SamplingParams
@@ -33,6 +33,7 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
     dry_breaker_mask: bytes = b""
     opening_ids: list[int] = []
     pooling: str = ""
+    label_ids: list[int] = []
 
 
 class SlotStart(msgspec.Struct, array_like=True):
@@ -201,7 +202,7 @@ class SlotResult:
     candidates: for a beam search, in place of tokens, the best next tokens, best first.
     is_poisoned: the logits were not numbers, so the sequence's contents of the cache may be wrong.
     draft_token_ids: draft tokens for the next step, if any were wanted and the drafter has some.
-    embedding: that of the prompt, once its last token has been computed, if the request wants it.
+    embedding: that of the prompt, or logits, once its last token has been computed, if the request wants it.
     """
 
     token_ids: list[int] = field(default_factory=list)

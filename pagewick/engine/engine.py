@@ -266,6 +266,7 @@ class Engine:
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
             embedding=runner.model_config.embedding,
+            **_labels_of(runner.model_config),
             **_images_of(config, runner.model_config),
             adapters=dict(self._adapters.paths),
             max_adapters=config.num_adapters,
@@ -274,6 +275,12 @@ class Engine:
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),
         )
+
+
+def _labels_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ModelInfo about labels; none if the model has none."""
+    head = model.labels
+    return {} if head is None else {"num_labels": head.num_labels, "label_activation": head.activation}
 
 
 def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:

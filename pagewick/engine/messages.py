@@ -87,6 +87,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     adapter: the name of the LoRA adapter that changes the model's weights; empty: none. adapter_number: its number,
         which the engine looks up.
     pooling: "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see pooling.py.
+        "score": it wants logits after the last token: those of label_ids, or of the model's labels if it names none.
     """
 
     request_id: str
@@ -104,6 +105,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     adapter: str = ""
     adapter_number: int = -1
     pooling: str = ""
+    label_ids: list[int] = []
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -134,7 +136,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     prompt_logprobs: for prompt tokens from the second on, as far as this step computed them; only in choice 0.
     prefix_miss: in the first delta of choice 0, if the prefix cache was searched and did not have the whole prompt.
     num_draft_tokens, num_accepted_tokens: totals of speculation for the choice so far.
-    cumulative_logprob: only for beams. embedding: with the last delta of a request that wants one; float32 numbers.
+    cumulative_logprob: only for beams. embedding: with the last delta of a request that wants one, or
+    logits; float32 numbers.
     queue_s: in a request's first delta, seconds from its arrival until it was first scheduled, or ended while waiting.
     prefill_s: in the first delta that has a token or ends a choice, seconds from there until the prompt was computed.
     decode_s: in a delta with tokens, seconds from the request's first token to the last of these.

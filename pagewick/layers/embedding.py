@@ -1,4 +1,4 @@
-"""The token embedding and the vocabulary head, whose rows are divided among the ranks, and position embeddings."""
+"""The token embedding and the vocabulary head, whose rows are divided among the ranks; position embeddings; labels."""
 
 from __future__ import annotations
 
@@ -63,6 +63,17 @@ class VocabParallelHead(Linear):
         """Compute logits: [N, hidden_size] -> [N, vocab_size] in float32."""
         shard = self.weight.linear(hidden_states, self.bias, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
+
+
+class LabelScores(WeightLayer):
+    """A head that rates texts by labels, whole on every rank: [N, hidden_size] -> [N, num_labels] in float32."""
+
+    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, num_labels: int) -> None:
+        # Like a router's, the sums are not rounded: scores of texts that are alike differ little.
+        super().__init__(context.make_weight(prefix, whole_rows(num_labels, hidden_size), has_float32_sums=True))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.weight.linear(hidden_states, out_dtype=torch.float32)
 
 
 def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Tensor:

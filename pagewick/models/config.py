@@ -17,6 +17,7 @@ from pagewick.models.old_names import OLD_ARCHITECTURES
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
+    from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
@@ -201,8 +202,8 @@ class ModelConfig:
     this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
     file's names of tensors that the model does not use. embedding: the pooling of a model that was trained to make
-    embeddings; empty for one that writes text. vision: the encoder of images; None: the model reads none, and no layer
-    has an mrope_section.
+    embeddings; empty for one that writes text. labels: the head of one that rates texts. vision: the encoder of images;
+    None: the model reads none, and no layer has an mrope_section.
     """
 
     architecture: str
@@ -226,6 +227,7 @@ class ModelConfig:
     names: tuple[NameMap, ...] = (NameMap(),)
     ignored: tuple[str, ...] = ()
     embedding: str = ""
+    labels: LabelHead | None = None
     vision: VisionConfig | None = None
 
     @property
@@ -280,7 +282,7 @@ class ModelConfig:
     def tied_heads(self, tensor_names: Sequence[str]) -> dict[str, str]:
         """The heads that a file with these tensors holds although they are tied, each with its embedding."""
         embedding = self.name_map(tensor_names).in_file("model.embed_tokens.weight")
-        if not self.tie_word_embeddings or embedding not in tensor_names:
+        if not self.tie_word_embeddings or self.labels is not None or embedding not in tensor_names:
             return {}
         return {name: embedding for name in tensor_names if re.fullmatch(_TIED_HEAD, name)}
 
@@ -325,7 +327,7 @@ class ModelConfig:
         ):
             return self.without_vision().fitted(tensor_names)
         names = self.name_map(tensor_names)
-        if names in self.names or names.in_file("lm_head.weight") in tensor_names:
+        if names in self.names or self.labels is not None or names.in_file("lm_head.weight") in tensor_names:
             return self
         return replace(self, tie_word_embeddings=True, embedding=self.embedding or "last")
 

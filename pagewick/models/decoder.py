@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers of attention and MLP, norm, vocabulary head.
+"""The decoder: embedding, layers of attention and MLP, norm, vocabulary head or a head of labels.
 
 Differences between models are data, in a ModelConfig; no model appears here by name. Modules have the names that most
 checkpoints give them; ModelConfig.names has the names in other files. T: tokens of all sequences of a batch, one after
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale, soft_cap
-from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
+from pagewick.layers.embedding import LabelScores, PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.models.blocks import DecoderAttention, make_norm
 from pagewick.models.config import ModelConfig
@@ -146,6 +146,9 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             size = config.hidden_size, config.vocab_size
             self.lm_head = VocabParallelHead(context, "lm_head", *size, bias=config.head_bias)
+        self.score: LabelScores | None = None
+        if config.labels is not None:
+            self.score = LabelScores(context, "score", config.hidden_size, config.labels.num_labels)
         self._logit_scale, self._logit_soft_cap = config.logit_scale, config.logit_soft_cap
 
     def forward(self, batch: DecoderBatch) -> Tensor:
@@ -165,3 +168,8 @@ class Decoder(nn.Module):
         if self._logit_soft_cap is not None:
             logits = soft_cap(logits, self._logit_soft_cap)
         return logits
+
+    def compute_label_logits(self, hidden_states: Tensor) -> Tensor:
+        """Return the logits [N, num_labels] of the labels in float32 for the rows [N, hidden_size]."""
+        assert self.score is not None, "the engine refuses requests for labels that the model lacks"
+        return self.score(hidden_states)  # type: ignore[no-any-return]

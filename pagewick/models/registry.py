@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.labels import ENDING, read_label_head
 from pagewick.models.rope_entries import override_rope, parse_scaling
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ _REFUSED: Final = {
 _OTHER_TASKS: Final = {
     "Model": "it has no output layer, as embedding models have none",
     "ForMaskedLM": "it fills gaps in a text",
-    "ForSequenceClassification": "it rates texts",
+    ENDING: "it rates texts",
     "ForTokenClassification": "it rates tokens",
 }
 
@@ -105,7 +106,7 @@ def check_architecture(architecture: str) -> None:
     if reason := _REFUSED.get(architecture):
         lines[0] += f": {reason}"
     elif other := next((what for end, what in _OTHER_TASKS.items() if architecture.endswith(end)), ""):
-        lines[0] += f": {other}, and Pagewick only generates text"
+        lines[0] += f": {other}, and Pagewick only runs decoders of the kinds below"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
     # Full names would fill a terminal.
@@ -157,16 +158,16 @@ def read_config(
 
 
 def _architecture_of(values: Mapping[str, Any]) -> str:
-    """Return the name in the table. A model without its output layer, such as MistralModel, makes embeddings.
+    """Return the name in the table. A model without its output layer, such as MistralModel, makes embeddings, and one
+    with a head of labels in its place, such as MistralForSequenceClassification, rates texts.
 
     Raises ModelLoadError.
     """
     architecture = architecture_of(values)
-    if (
-        architecture.endswith("Model")
-        and (whole := f"{architecture.removesuffix('Model')}ForCausalLM") in ARCHITECTURES
-    ):
-        return whole
+    for ending in ("Model", ENDING):
+        whole = f"{architecture.removesuffix(ending)}ForCausalLM"
+        if architecture.endswith(ending) and whole in ARCHITECTURES:
+            return whole
     check_architecture(architecture)
     return architecture
 
@@ -183,6 +184,9 @@ def _read(architecture: str, entries: Entries) -> ModelConfig:
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
     entries.demand("is_causal", True, True, "attention to later tokens is not supported")
+    if architecture_of(entries.values).endswith(ENDING):
+        # Nothing multiplies by the table of embeddings then, whether a head of a vocabulary was tied to it or not.
+        return replace(read(entries), labels=read_label_head(entries), tie_word_embeddings=True, head_bias=False)
     # Some files say how the model's embeddings are made.
     pooling = entries.get("embedding_pooling")
     return replace(read(entries), embedding=pooling) if isinstance(pooling, str) else read(entries)

@@ -33,7 +33,9 @@ DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Projections of linear attention.
 _GATES: Final = ("in_proj_b", "in_proj_a")
 
-Role = Literal["embedding", "head", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert", "vision"]
+Role = Literal[
+    "embedding", "head", "labels", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert", "vision"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class ModelTensor:
 
     def kept_bytes(self, dtype: str) -> int:
         """Memory of the rank's share if weights are kept as `dtype`; the engine keeps some in float32."""
-        return self.num_kept * DTYPE_BYTES["float32" if self.role in ("router", "state") else dtype]
+        return self.num_kept * DTYPE_BYTES["float32" if self.role in ("router", "state", "labels") else dtype]
 
 
 def model_tensors(
@@ -126,6 +128,8 @@ class _Table:
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
+        if config.labels is not None:
+            yield self._tensor("score.weight", "labels", _whole(config.labels.num_labels), hidden)
         if config.vision is not None:
             for path, dimensions in vision_tensors(config.vision):
                 yield self._tensor(f"visual.{path}", "vision", *map(self._dimension, dimensions))

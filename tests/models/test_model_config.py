@@ -224,7 +224,7 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_n
     ("architecture", "what"),
     [
         ("BertModel", "no output layer, as embedding models"),
-        ("XLMRobertaForMaskedLM", "gaps"), ("Qwen3ForSequenceClassification", "rates texts"),
+        ("XLMRobertaForMaskedLM", "gaps"), ("XLMRobertaForSequenceClassification", "rates texts"),
     ],
 )  # fmt: skip
 def test_an_architecture_for_another_task_is_not_taken_for_a_misspelt_one(architecture: str, what: str) -> None:

@@ -1,9 +1,11 @@
-"""Pooler: makes one vector, the embedding, of the hidden states of a prompt, which come in chunks.
+"""Pooler: makes one vector, the embedding, of the hidden states of a prompt, which come in chunks; and scores of it.
 
 Hidden states are those after the model's last norm, from which logits are computed otherwise.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,25 +15,43 @@ from pagewick.engine.batch import SlotResult, SlotWork
 from pagewick.engine.device_copies import Array
 from pagewick.engine.sampling.step_results import fail
 from pagewick.engine.slots import Slots
+from pagewick.layers.context import BatchRows
+from pagewick.models.decoder import Decoder
 
 # Rows that are added at a time; temporary memory is some times as much as their float64 numbers take.
 _ROWS_AT_ONCE = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A work with the last token of a prompt whose logits are wanted. place: the sequence's in the step's batch."""
+
+    work: SlotWork
+    result: SlotResult
+    place: int
+    hidden_state: Tensor  # [1, H]
+
+
 class Pooler:
-    """Keeps a running sum for each slot whose request wants a mean. slots: see Slots."""
+    """Keeps a running sum for each slot whose request wants a mean, and hidden states to score. slots: see Slots."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._sums: dict[int, Array] = {}
+        self._scored: list[_Scored] = []
 
-    def take(self, work: SlotWork, hidden_states: Tensor, result: SlotResult) -> None:
+    def take(self, work: SlotWork, hidden_states: Tensor, result: SlotResult, place: int) -> None:
         """Read the hidden states [num_tokens, H] of a work. With the prompt's last token, store its embedding.
 
-        Numbers that are infinite or NaN make the result an error.
+        place: the sequence's in the batch. Numbers that are infinite or NaN make the result an error. A prompt that
+        wants a score waits for `score`.
         """
         sampling = self._slots.sampling(work.slot)
         is_last = work.start + work.num_tokens == sampling.num_prompt_tokens
+        if sampling.pooling == "score":
+            if is_last:
+                self._scored.append(_Scored(work, result, place, hidden_states[-1:]))
+            return
         if sampling.pooling == "mean":
             total = self._add(work, hidden_states)
             found = (total / sampling.num_prompt_tokens).astype(np.float32)
@@ -40,10 +60,27 @@ class Pooler:
         if not is_last:
             return
         self._sums.pop(work.slot, None)
-        if np.isfinite(found).all():
-            result.embedding = found.astype("<f4").tobytes()
-        else:
-            fail(result, is_poisoned=True)
+        _store(found, result)
+
+    def score(self, model: Decoder, num_seqs: int, device: torch.device) -> None:
+        """Store the logits that the prompts taken since the last call want: of tokens, or of the model's labels.
+
+        num_seqs: sequences of the step's batch. Every rank must call this, since they compute the logits together.
+        """
+        scored, self._scored = self._scored, []
+        by_tokens = [one for one in scored if self._slots.sampling(one.work.slot).label_ids]
+        by_labels = [one for one in scored if not self._slots.sampling(one.work.slot).label_ids]
+        if by_tokens:
+            num_rows = [0] * num_seqs
+            for one in by_tokens:
+                num_rows[one.place] = 1
+            logits = model.compute_logits(_rows(by_tokens), BatchRows(num_rows, device))
+            for row, one in zip(logits, by_tokens, strict=True):
+                _store(row[self._slots.sampling(one.work.slot).label_ids].cpu().numpy(), one.result)
+        if by_labels:
+            of_labels = model.compute_label_logits(_rows(by_labels)).cpu().numpy()
+            for found, one in zip(of_labels, by_labels, strict=True):
+                _store(found, one.result)
 
     def _add(self, work: SlotWork, hidden_states: Tensor) -> Array:
         """Return the sum of all hidden states up to those of a work.
@@ -58,3 +95,15 @@ class Pooler:
             total = np.cumsum(np.concatenate([total[None], numbers]), axis=0)[-1]
         self._sums[work.slot] = total
         return total
+
+
+def _rows(scored: list[_Scored]) -> Tensor:
+    return torch.cat([one.hidden_state for one in scored])
+
+
+def _store(found: Array, result: SlotResult) -> None:
+    """Store a request's numbers in its result. Numbers that are infinite or NaN make the result an error."""
+    if np.isfinite(found).all():
+        result.embedding = found.astype("<f4").tobytes()
+    else:
+        fail(result, is_poisoned=True)

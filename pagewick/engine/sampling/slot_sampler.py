@@ -136,7 +136,7 @@ class SlotSampler:
                 of_work = hidden_states[end : end + work.num_tokens]
                 result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, num_seqs)
             if self._slots.sampling(work.slot).pooling:
-                self._pooler.take(work, hidden_states[end : end + work.num_tokens], result)
+                self._pooler.take(work, hidden_states[end : end + work.num_tokens], result, place)
             end += work.num_tokens
             if not work.is_sampled:
                 continue
@@ -149,6 +149,7 @@ class SlotSampler:
                 # The last token, and those before it that are followed by a draft token.
                 rows += range(end - work.num_draft_tokens - 1, end)
                 num_rows[place] = work.num_draft_tokens + 1
+        self._pooler.score(self._model, num_seqs, self._device)
         if beams:
             logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):

@@ -52,6 +52,7 @@ class PlanBuilder:
             dry_breaker_mask=request.dry_breaker_mask,
             opening_ids=request.opening_ids,
             pooling=request.pooling,
+            label_ids=request.label_ids,
         )
         needs_history = self._keeps_history or request.params.needs_history or bool(request.bad_word_ids)
         self._starts[seq] = SlotStart(
