@@ -148,7 +148,7 @@ async def serve(max_num_seqs: int, stream_interval: int) -> None:
     from pagewick.server.settings import ServerSettings
 
     config = replace(with_local_models(EngineConfig()), max_num_seqs=max_num_seqs)
-    tokenizer, template, default_params = load_text(config, None)
+    tokenizer, template, default_params, _ = load_text(config, None)
     client = await EngineClient.start(config, module="benchmarks.steady_engine")
     engine = AsyncEngine(client, tokenizer, template, default_params=default_params)
     settings = ServerSettings.for_model(log_requests=False, stream_interval=stream_interval)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from pagewick.llm import LLM
     from pagewick.lora_request import LoRARequest
-    from pagewick.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+    from pagewick.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
     from pagewick.pooling_params import PoolingParams
     from pagewick.sampling_params import SamplingParams
     from pagewick.vllm_rs import Engine, Message
@@ -69,6 +69,7 @@ __all__ = [
     "RequestOptions",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "UnsupportedError",
     "__version__",
 ]
@@ -85,6 +86,7 @@ _MODULES = {
     "PrefixMiss": "engine.messages",
     "RequestOptions": "engine.messages",
     "SamplingParams": "sampling_params",
+    "ScoringRequestOutput": "outputs",
     "Engine": "vllm_rs",
     "Message": "vllm_rs",
 }

@@ -16,6 +16,7 @@ from pagewick.errors import ArgumentError, ConfigError, InvalidRequestError, Mod
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.images.addresses import is_data
 from pagewick.images.sources import ImageSource, is_source
+from pagewick.models.config import architecture_of
 from pagewick.models.registry import read_config
 from pagewick.option_checks import flag_of
 from pagewick.other_names import ALIASES
@@ -23,6 +24,7 @@ from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader
+from pagewick.text.pair_prompts import PairPrompts, pair_text_of
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_settings
 from pagewick.weights.description import is_gguf, read_configs
@@ -113,8 +115,9 @@ def _is_local(config: EngineConfig) -> bool:
 
 def load_text(
     config: EngineConfig, chat_template: str | Path | None
-) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
-    """Load the tokenizer, the chat template and the sampling parameters that generation_config.json recommends.
+) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams, PairPrompts | None]:
+    """Load the tokenizer, the chat template, the sampling parameters that generation_config.json recommends, and what
+    makes the prompts of a reranker; None for a model of which nothing says that it is one.
 
     config: names directories or files on this disk. chat_template: the source of a template that replaces the model's,
     or a file with it. Raises ModelLoadError, also for a tokenizer with tokens that the model lacks, and ConfigError for
@@ -135,7 +138,20 @@ def load_text(
         template = ChatTemplate.from_directory(place, tokenizer)
         if template is None and place != path:
             template = ChatTemplate.from_directory(path, tokenizer, settings)
-        return tokenizer, template, default_params
+    else:
+        template = ChatTemplate({"default": _template_source(chat_template)}, tokenizer)
+    pairs = PairPrompts.find(
+        architecture_of(model_config),
+        tokenizer,
+        template,
+        pair_text_of(tokenizer.config if config.tokenizer is None else settings),
+        is_qwen3_reranker=config.rerank,
+    )
+    return tokenizer, template, default_params, pairs
+
+
+def _template_source(chat_template: str | Path) -> str:
+    """Return the source of a template: the text itself, or the file's. Raises ConfigError."""
     source = str(chat_template)
     # A template without any brace would be the same text for every conversation.
     if isinstance(chat_template, Path) or "{" not in source:
@@ -143,7 +159,7 @@ def load_text(
             source = Path(chat_template).read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
         except (OSError, ValueError) as error:
             raise ConfigError(f"chat_template: cannot read {str(chat_template)[:80]!r}: {error}") from None
-    return tokenizer, ChatTemplate({"default": source}, tokenizer), default_params
+    return source
 
 
 def _check_vocabulary(place: Path, model: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:

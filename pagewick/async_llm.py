@@ -32,13 +32,14 @@ from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.local_models import local_adapter, with_local_models
 from pagewick.lora_request import LoRARequest
-from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput
-from pagewick.pooling_params import EMBEDDING, PoolingParams
+from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput, ScoringRequestOutput
+from pagewick.pooling_params import EMBEDDING, PoolingParams, Scoring
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.content_parts import Message
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.image_prompts import ImageReader
+from pagewick.text.pair_prompts import PairPrompts, pairs_of, scoring_of
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
@@ -47,7 +48,7 @@ from pagewick.text.tool_calls.formats import format_named
 
 SEED_BITS = 63
 
-Text = tuple[Tokenizer, ChatTemplate | None, SamplingParams]
+Text = tuple[Tokenizer, ChatTemplate | None, SamplingParams, PairPrompts | None]
 
 
 async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call_parser: str | None) -> Supervisor:
@@ -75,10 +76,12 @@ class AsyncEngine(AsyncPrompts):
         grammar_limits: GrammarLimits | None = None,
         images: ImageReader | None = None,
         hub: str = EngineConfig().hub,
+        pairs: PairPrompts | None = None,
     ) -> None:
         """part_formats: formats of tool calls and the like; None: the model's. tool_call_parser: see `start`.
 
-        images: None for a model that reads no images. hub: where adapters are downloaded from.
+        images: None for a model that reads no images. hub: where adapters are downloaded from. pairs: None for one that
+        is no reranker.
         """
         prompts = PromptEncoder(
             tokenizer,
@@ -87,7 +90,7 @@ class AsyncEngine(AsyncPrompts):
             tool_call_parser=tool_call_parser,
             images=images,
         )
-        super().__init__(prompts)
+        super().__init__(prompts, pairs)
         self._client = client
         self.session_ttl_s = session_ttl_s
         formats = self._prompts.part_formats if part_formats is None else part_formats
@@ -133,7 +136,7 @@ class AsyncEngine(AsyncPrompts):
 
         Raises ModelLoadError if the model reads images, and its directory does not say how.
         """
-        tokenizer, template, default_params = text
+        tokenizer, template, default_params, pairs = text
         return cls(
             client,
             tokenizer,
@@ -145,6 +148,7 @@ class AsyncEngine(AsyncPrompts):
             grammar_limits=GrammarLimits.of(config),
             images=api_arguments.image_reader(config, client.info, tokenizer),
             hub=config.hub,
+            pairs=pairs,
         )
 
     @property
@@ -306,6 +310,28 @@ class AsyncEngine(AsyncPrompts):
         plan = await self.prepare(EMBEDDING, options=options, pooling=pooling)
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
         return EmbeddingRequestOutput.of(await generation.whole(), pooling)
+
+    def scoring(self) -> Scoring:
+        """Return how the model scores pairs of texts. Raises UnsupportedError for one that is no reranker."""
+        return scoring_of(self.pairs, self.info.num_labels, self.info.label_activation)[1]
+
+    async def score(
+        self,
+        text_1: str,
+        text_2: str,
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+    ) -> ScoringRequestOutput:
+        """Return how well a document, text_2, matches a query; as LLM.score, and others and errors as in `generate`."""
+        scoring = self.scoring()
+        (pair,) = pairs_of([text_1], [text_2], instruction)
+        token_ids = await self.encode_pair(pair, truncate_prompt_tokens=truncate_prompt_tokens)
+        plan = await self.prepare(EMBEDDING, options=options, pooling=scoring)
+        generation = self.generation(token_ids, plan, request_id=request_id)
+        return ScoringRequestOutput.of(await generation.whole(), scoring)
 
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter, which requests then name; for engines with enable_lora.

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from pagewick.images.sources import ImageSource
 from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ModelInput, PromptTokens
+from pagewick.text.pair_prompts import Pair, PairPrompts
 from pagewick.text.prompts import ChatEncodeOptions, ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text_threads import TextThreads
@@ -17,7 +18,9 @@ from pagewick.text_threads import TextThreads
 class AsyncPrompts:
     """A PromptEncoder whose methods wait for threads instead of occupying the event loop."""
 
-    def __init__(self, prompts: PromptEncoder) -> None:
+    def __init__(self, prompts: PromptEncoder, pairs: PairPrompts | None = None) -> None:
+        """pairs: None for a model that is no reranker."""
+        self.pairs = pairs
         self.tokenizer = prompts.tokenizer
         self._prompts = prompts
         self._threads = TextThreads()
@@ -39,6 +42,13 @@ class AsyncPrompts:
     async def encode(self, prompt: str, **how: Unpack[EncodeOptions]) -> list[int]:
         """Encode a prompt; see PromptEncoder.encode."""
         return await self._threads.run(partial(self._prompts.encode, prompt, **how))
+
+    async def encode_pair(self, pair: Pair, *, truncate_prompt_tokens: int | None = None) -> list[int]:
+        """Encode the prompt of a query and a document, for a reranker; see PairPrompts.encode."""
+        assert self.pairs is not None, "scoring_of refuses other models"
+        max_len = self._prompts.max_model_len
+        encode = partial(self.pairs.encode, pair, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens)
+        return await self._threads.run(encode)
 
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]

@@ -65,6 +65,7 @@ class EngineConfig:
     quantized_cache_size: int | None = _option(None, "Largest size of this cache (default: a fifth of the free disk).")
     mmproj: str | None = _option(None, "File with the part of a GGUF model that sees (default: one beside the model).")
     language_model_only: bool = _option(False, "Load only the part of the model that reads text, not its images.")
+    rerank: bool = _option(False, "The model is a Qwen3-Reranker, which its files do not say: score with its prompt.")
     max_image_pixels: int | None = _option(None, "Scale larger images down to this number of pixels (the model's).")
     lora: str | None = _option(None, "LoRA adapter for all requests that name no other: a directory, a file, or an id.")
     enable_lora: bool = _option(False, "Make room for LoRA adapters, which requests or programs name later.")

@@ -140,7 +140,7 @@ REFUSED: Lines = (
     ("--tokenizer-config= --tokenizer-revision= --hf-config-path= --code-revision= --skip-tokenizer-init "
      "--tokens-only --model-weights= --model-class-overrides= --disable-sliding-window",
      "--tokenizer replaces the tokenizer, and config.json is the model's; copy the model's directory to change it"),
-    ("--hf-overrides= --override-kv=", "config.json sets this; copy the model's directory and change it there, or give "
+    ("--override-kv=", "config.json sets this; copy the model's directory and change it there, or give "
      "--rope-scaling and --rope-theta if the override is for these"),
     ("--rope-scale= --rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "use --rope-scaling: "
      "JSON with rope_type, factor and original_max_position_embeddings"),
@@ -172,8 +172,8 @@ REFUSED: Lines = (
      "--io-processor-plugin= --additional-config=", _NO_PLUGINS),
     ("--pooling= --pooler-config= --override-pooler-config=", "a request for embeddings says how they are made: send "
      "pooling (last or mean), dimensions and normalize to POST /v1/embeddings"),
-    ("--rerank --reranking --task=generate|auto|embed|embedding --runner=generate|auto|pooling "
-     "--convert=none|auto|embed", "reranking, scoring and classification are not supported yet"),
+    ("--task=generate|auto|embed|embedding|score --runner=generate|auto|pooling --convert=none|auto|embed|classify",
+     "classification and rewards are not supported yet; rerankers need no flag, or --rerank"),
     ("--enable-return-routed-experts --return-sampling-mask --enable-trace-replay --enable-prompt-embeds "
      "--enable-sleep-mode --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names= --weight-transfer-config= "
      "--kv-events-config= --watermark-config= --diffusion-config= --engram-config= --aux-output-config= "

@@ -25,7 +25,6 @@ from pagewick.api_arguments import (
     image_reader,
     is_conversation,
     load_text,
-    refuse_images,
     request_arguments,
 )
 from pagewick.config import EngineConfig
@@ -38,8 +37,8 @@ from pagewick.local_models import with_local_models
 from pagewick.lora_request import LoRARequest
 from pagewick.offline import Job, OfflineRunner, OnStep, progress_bar
 from pagewick.offline_jobs import Adapters, JobMaker, OfflineAdapters, Options
-from pagewick.outputs import EmbeddingRequestOutput, RequestOutput
-from pagewick.pooling_params import EMBEDDING, PoolingParams
+from pagewick.outputs import RequestOutput
+from pagewick.pooled_calls import PooledCalls
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.content_parts import Message
 from pagewick.text.grammars.constraint import GrammarCompiler
@@ -51,7 +50,7 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.checks import checked_offer
 
 
-class LLM:
+class LLM(PooledCalls):
     """An engine, its tokenizer and its chat template.
 
     model: a directory, a GGUF file, an id (Qwen/Qwen3-0.6B, unsloth/Qwen3-8B-GGUF:Q8_0), or an EngineConfig; None: the
@@ -76,7 +75,7 @@ class LLM:
         models = check_models(config)
         self._is_closed = False
         with starting(config, models) as weights:
-            self._tokenizer, template, self._default_params = load_text(config, chat_template)
+            self._tokenizer, template, self._default_params, self._pairs = load_text(config, chat_template)
             # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 
@@ -163,33 +162,6 @@ class LLM:
             encoded, sampling_params, options, priority=priority, lora_request=lora_request, fields=fields
         )
         return self._run(jobs, use_tqdm)
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
-        *,
-        use_tqdm: bool = False,
-        priority: int | Sequence[int] | None = None,
-        options: Options = None,
-        lora_request: Adapters = None,
-        **others: Any,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of one prompt or of many; parameters as in `generate`.
-
-        pooling_params: None: the hidden state that the model was trained for, or the last one, normalized.
-        """
-        request_arguments("LLM.embed", others, ("use_tqdm", "priority", "options", "lora_request"))
-        self._check_open()
-        given = all_prompts(prompts)
-        refuse_images(given)
-        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
-        encoded = [self._maker.encode(prompt) for prompt in given]
-        fields = PlanFields(pooling=pooling)
-        jobs = self._maker.jobs(
-            encoded, EMBEDDING, options, priority=priority, lora_request=lora_request, fields=fields
-        )
-        return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
 
     def stream(
         self,

@@ -85,6 +85,27 @@ def _without_images(value: str) -> Any:
     return "image" in limits
 
 
+def _reranker(value: str) -> Any:
+    """vLLM's entries in place of config.json's, as an object or its JSON: those that make a model a Qwen3-Reranker."""
+    try:
+        entries = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        entries = value
+    if entries == {}:
+        return {}
+    if entries == _QWEN3_RERANKER or entries == {**_QWEN3_RERANKER, "classifier_from_token": ("no", "yes")}:
+        return True
+    raise ConfigError(
+        "config.json sets other entries; copy the model's directory and change it there, or give --rope-scaling and "
+        "--rope-theta if the override is for these"
+    )
+
+
+_QWEN3_RERANKER = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["no", "yes"],
+    "is_original_qwen3_reranker": True,
+}
 # Name -> (field, conversion). The conversion's annotation gives the type of its input.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "m": ("model", None),
@@ -103,6 +124,8 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "limit_mm_per_prompt": ("language_model_only", _without_images),
     "no_mmproj": ("language_model_only", None),
     "mmproj_auto": ("language_model_only", opposite),
+    "reranking": ("rerank", None),
+    "hf_overrides": ("rerank", _reranker),
     "quant": ("quantization", None),
     "cpu": ("device", _cpu),
     "n_gpu_layers": ("device", _layers_on_gpu),

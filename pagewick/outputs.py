@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from pagewick.pooling_params import PoolingParams
+from pagewick.pooling_params import PoolingParams, Scoring
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -165,7 +165,8 @@ class RequestOutput:
     num_cached_tokens: number of prompt tokens found in the prefix cache.
     prompt_logprobs: for each prompt token a map as in CompletionOutput.logprobs; None for the first token.
     prefix_miss: where the prompt departs from the prefix cache; None if the cache was not searched, or had it all.
-    pooled: float32 numbers that the engine has made of the prompt's hidden states, if an embedding is wanted.
+    pooled: float32 numbers that the engine has made of the prompt's hidden states, if an embedding or a
+    score is wanted.
     queue_s: seconds until the request was first scheduled. prefill_s: seconds from then to the first token. decode_s:
     seconds from there to the latest token. The engine measures them; when its tokens arrive here does not matter.
     """
@@ -207,3 +208,27 @@ class EmbeddingRequestOutput:
         """output: of a finished request that wanted an embedding."""
         embedding = EmbeddingOutput(params.vector(output.pooled).tolist())
         return cls(output.request_id, output.prompt, output.prompt_token_ids, embedding, output.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """score: how well a document matches a query; of most rerankers, a probability."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The score of a pair of texts, in the form of vLLM's class of that name. prompt_token_ids: those of the pair."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput, scoring: Scoring) -> Self:
+        """output: of a finished request that wanted a score."""
+        score = ScoringOutput(scoring.score(output.pooled))
+        return cls(output.request_id, score, output.prompt_token_ids, output.num_cached_tokens)

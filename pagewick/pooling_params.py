@@ -1,9 +1,11 @@
-"""PoolingParams: what an embedding is made of, and how it is returned. Imports no torch."""
+"""PoolingParams: what an embedding is made of, and how it is returned. Scoring: the same for a score. No torch."""
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 POOLINGS: Final = ("last", "mean")
-# A request that wants an embedding samples nothing.
+# A request that wants an embedding or a score samples nothing.
 EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
 
 
@@ -55,3 +57,28 @@ class PoolingParams:
         length = float(np.linalg.norm(numbers)) if self.normalize else 1.0
         # A vector of zeros has no direction.
         return (numbers / (length or 1.0)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How the logits after a prompt become its score.
+
+    label_ids: the tokens whose logits count, the wanted answer first; empty: those of the model's head of labels.
+    activation: softmax: the probability of the first; sigmoid: that of the only one; none: its logit.
+    """
+
+    pooling: ClassVar[str] = "score"
+
+    label_ids: tuple[int, ...] = ()
+    activation: str = "softmax"
+
+    def score(self, pooled: bytes) -> float:
+        """Return the score. pooled: the engine's float32 logits, little-endian."""
+        logits = struct.unpack(f"<{len(pooled) // 4}f", pooled)
+        if self.activation == "none":
+            return float(logits[0])
+        others = (0.0,) if self.activation == "sigmoid" else logits[1:]
+        # No power is of a number above 0, so that none overflows.
+        highest = max(logits[0], *others, -math.inf)
+        powers = [math.exp(logit - highest) for logit in (logits[0], *others)]
+        return powers[0] / math.fsum(powers)

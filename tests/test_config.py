@@ -110,7 +110,21 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "disable_prefix_cache": (True, False),
     "limit_mm_per_prompt": ({"image": 0, "video": 0}, True),
     "mmproj_auto": (False, True),
+    "hf_overrides": (
+        '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
+        '"is_original_qwen3_reranker": true}',
+        True,
+    ),
 }
+
+
+def test_overrides_only_make_a_reranker() -> None:
+    for value in ({}, "{}", None):
+        assert EngineConfig.from_options(hf_overrides=value) == EngineConfig()
+    swapped = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["yes", "no"]}
+    for other in ('{"max_position_embeddings": 7}', "rope", swapped):
+        with pytest.raises(ConfigError, match=r"config\.json sets other entries; copy the model's directory"):
+            EngineConfig.from_options(hf_overrides=other)
 
 
 def test_limits_of_media_only_leave_images_out() -> None:
@@ -132,6 +146,7 @@ GIVEN: dict[str, Any] = {
     "enable_prefix_caching": False,
     "enforce_eager": True,
     "language_model_only": True,
+    "rerank": True,
     "kv_cache_dtype": "float16",
     "gpu_memory_utilization": 0.5,
     "weight_file": "m.gguf",

@@ -38,7 +38,7 @@ def unreadable(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(model: Path, tokenizer: Path | None, chat_template: str | None = None) -> tuple[Tokenizer, str]:
     """Return the tokenizer, and a prompt."""
     config = EngineConfig(model=str(model), tokenizer=None if tokenizer is None else str(tokenizer))
-    found, template, _ = load_text(config, chat_template)
+    found, template, *_ = load_text(config, chat_template)
     assert isinstance(template, ChatTemplate)
     return found, template.render(MESSAGES).text
 

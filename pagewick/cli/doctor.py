@@ -162,7 +162,7 @@ def chat_findings(found: Checkpoint) -> list[Finding]:
     if found.is_only_described or not found.verdict.runs or not place.exists():
         return []
     try:
-        tokenizer, template, _ = load_text(EngineConfig(model=found.where), None)
+        tokenizer, template, *_ = load_text(EngineConfig(model=found.where), None)
     except PagewickError as error:
         refused = refusal(error)
         return [problem("files", refused.reason, refused.fix)]

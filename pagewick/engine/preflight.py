@@ -34,6 +34,9 @@ from pagewick.weights.tensor_headers import TensorInfo, in_formats, kept_blocks
 
 logger = get_logger(__name__)
 
+# Architectures of Qwen3-Reranker: as published, and with a head of labels in place of the rows for "yes" and "no".
+QWEN3_RERANKERS = ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification")
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
@@ -136,6 +139,11 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     model = found[0].config
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
     config.check_max_model_len(model.longest_context)
+    if config.rerank and model.architecture not in QWEN3_RERANKERS:
+        raise ConfigError(
+            f"--rerank is for Qwen3-Reranker, and {model.architecture} is none; leave it out: other rerankers, whose "
+            "architecture ends in ForSequenceClassification, need no flag"
+        )
     if config.speculative_model is not None:
         check_vocabulary(found[1].config, model)
         check_same_tokens(Path(config.speculative_model), Path(config.model))

@@ -53,13 +53,12 @@ DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, Ad
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
-_NO_SCORES = "reranking and scoring are not supported yet: this server only generates text"
 _NO_BATCHES = "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests"
 _NO_UPDATES = "adapters stay as they were at the start; start the server with --allow-runtime-lora-updating"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
-    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _NO_SCORES),
+    **dict.fromkeys(("/classify", "/v1/classify"), "classification is not supported yet; rerankers have /v1/rerank"),
     "/v1/responses/": "responses run in the foreground only; close the connection of one to cancel it",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "this server only generates text; models that read images find them in the messages of a chat",
@@ -203,7 +202,8 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
         usual += "the base URL of a client ends in /v1"
         if path.startswith("/v1/"):
             usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
-            usual += "/v1/embeddings, /v1/responses, /v1/messages, /v1/models and /v1/sessions/{id}"
+            usual += "/v1/embeddings, /v1/rerank, /v1/score, /v1/responses, /v1/messages, /v1/models and "
+            usual += "/v1/sessions/{id}"
         found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))
     return await _answer_error(request, error)

@@ -40,6 +40,8 @@ RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "d
 # Marks the end of a message that the model should continue; no valid text has a lone surrogate. A template that trims
 # the message removes the space that follows the mark.
 END_OF_MESSAGE = "\udfff"
+# The name of a GGUF file's template for a query and a document, which is none for chats: see pair_prompts.py.
+PAIR_TEMPLATE = "rerank"
 # The names that templates use for a message's thoughts. Clients send thoughts back under any of them.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -241,6 +243,7 @@ def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]
             templates[name] = file.read_text(encoding="utf-8")
         except ValueError:
             raise ModelLoadError(f"{file} is not UTF-8 text; download the model again") from None
+    templates.pop(PAIR_TEMPLATE, None)
     if templates and "default" not in templates:
         raise ModelLoadError(f"{directory} has chat templates, but none named default")
     return templates

@@ -174,6 +174,7 @@ def engine_request(
     constraint: Any = None,
     opening_ids: Sequence[int] = (),
     pooling: str = "",
+    label_ids: Sequence[int] = (),
     images: Sequence[ImageInput] = (),
     adapter: str = "",
 ) -> EngineRequest:
@@ -198,6 +199,7 @@ def engine_request(
         constraint=constraint,
         opening_ids=list(opening_ids),
         pooling=pooling,
+        label_ids=list(label_ids),
         images=list(images),
         adapter=adapter,
     )

@@ -126,6 +126,13 @@ def test_every_size_is_shown_with_a_unit() -> None:
     assert "[default: 16GiB]" in " ".join(call("--help")[0].output.split())
 
 
+# vLLM's, of Qwen3-Reranker.
+OVERRIDES = (
+    '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
+    '"is_original_qwen3_reranker": true}'
+)
+
+
 def _number(value: Any) -> Any:
     return float(value) if value == "0.5" else value
 
@@ -140,13 +147,14 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     elif "mmproj" in alias:
         switch = flag if convert is None else "--no-" + flag.removeprefix("--")
         assert config_of(switch).language_model_only
-    elif target == "enforce_eager":
-        assert config_of(flag).enforce_eager
+    elif target == "enforce_eager" or alias == "reranking":
+        assert getattr(config_of(flag), target)
     elif target == "enable_prefix_caching":
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
         texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
         texts |= {"device": "0", "language_model_only": '{"image": 0}'}  # of -ngl, and of vLLM's limits of media
+        texts |= {"rerank": OVERRIDES}
         texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
         partner = {"num_speculative_tokens": {"speculative_method": "ngram"}}.get(target, {})

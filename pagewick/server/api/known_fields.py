@@ -23,6 +23,10 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
     },
+    "is not supported: truncate_prompt_tokens limits the tokens of a document's prompt": {
+        "max_tokens_per_doc": (0,),
+        "max_chunks_per_doc": (),
+    },
     "is not supported: name the LoRA adapter as the model; GET /v1/models lists them": {"lora": ([],)},
     "is not a field of this route": {
         "add_generation_prompt": (True,),

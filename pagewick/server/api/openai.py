@@ -1,4 +1,4 @@
-"""The OpenAI API: chat completions, completions, embeddings, models, and recorded conversations."""
+"""The OpenAI API: chat completions, completions, embeddings, models; scores; and recorded conversations."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.logprobs import EchoedPrompt
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from pagewick.server.api.reranking import (
+    PairFields,
+    PairsResponse,
+    RerankList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from pagewick.server.api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -43,8 +51,13 @@ from pagewick.server.core.request_context import RequestContext
 from pagewick.server.errors import ApiError
 
 _GENERATING = Operation(tag="OpenAI's API", known=OPENAI_FIELDS, errors=(404, 409, 429, 500, 504))
+_SCORING = replace(_GENERATING, tag="Reranking")
 _MODELS = Operation(tag="OpenAI's API")
 _SESSIONS = Operation(tag="Recorded conversations", errors=(404,))
+
+# Jina's and Cohere's, and those of vLLM and llama.cpp.
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
+SCORE_PATHS = ("/v1/score", "/score")
 
 OPENAI_EVENTS = EventFraming(error_body=attrgetter("body"), end=b"data: [DONE]\n\n")
 
@@ -60,6 +73,8 @@ class OpenAIApi(Dialect):
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
+            *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.get_model, methods=["GET"]),
             Route("/v1/sessions/{id:path}", self.get_session, methods=["GET"]),
@@ -94,6 +109,20 @@ class OpenAIApi(Dialect):
         """Return a vector for each of some texts, or of some lists of tokens."""
         body, ignored = await self.read(request, EmbeddingRequest)
         start = partial(self._start_embeddings, RequestContext.of(request), body)
+        return await self.whole(request, await self.admission.run(request, start), ignored)
+
+    @describes(replace(_SCORING, request=RerankRequest, response=RerankList))
+    async def rerank(self, request: Request) -> Response:
+        """Order documents by how well they match a query."""
+        body, ignored = await self.read(request, RerankRequest)
+        start = partial(self._start_pairs, RequestContext.of(request), body, "documents")
+        return await self.whole(request, await self.admission.run(request, start), ignored)
+
+    @describes(replace(_SCORING, request=ScoreRequest, response=ScoreList))
+    async def score(self, request: Request) -> Response:
+        """Return how well texts match each other."""
+        body, ignored = await self.read(request, ScoreRequest)
+        start = partial(self._start_pairs, RequestContext.of(request), body, body.names[1])
         return await self.whole(request, await self.admission.run(request, start), ignored)
 
     @describes(replace(_MODELS, response=ModelList))
@@ -137,6 +166,11 @@ class OpenAIApi(Dialect):
     async def _start_embeddings(self, context: RequestContext, body: EmbeddingRequest) -> EmbeddingResponse:
         generations = await self.core.start_prompts(context, body.prompts_request())
         return EmbeddingResponse(generations, body, self.shown_model(body.model))
+
+    async def _start_pairs(self, context: RequestContext, body: PairFields, documents: str) -> PairsResponse:
+        scoring = self.core.engine.scoring()
+        generations = await self.core.start_prompts(context, body.prompts_request(scoring, documents))
+        return PairsResponse(generations, body, scoring, self.settings.model_name)
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]

@@ -15,6 +15,7 @@ from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
+from pagewick.pooling_params import PoolingParams, Scoring
 from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
 from pagewick.server.core.field_names import renamed
 from pagewick.server.core.limits import check_prompt_logprobs
@@ -27,10 +28,14 @@ from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.pair_prompts import Pair
 from pagewick.text.prompts import ChatEncodeOptions
 from pagewick.text.request_maker import PlanFields, RequestPlan
 from pagewick.text.tool_calls.checks import checked_offer
 from pagewick.text.tool_calls.offer import ToolOffer
+
+# The log's words for requests of prompts, by the type of what is pooled.
+_ROUTES = {type(None): "completion", PoolingParams: "embedding", Scoring: "score"}
 
 
 class Core:
@@ -134,14 +139,17 @@ class Core:
         """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""
         with _naming_fields(request.names):
             info, pooling = self.engine.info, request.pooling
-            pooling = pooling and pooling.checked(info.hidden_size, info.embedding)
+            if isinstance(pooling, PoolingParams):
+                pooling = pooling.checked(info.hidden_size, info.embedding)
             plan = await self._plan(context, request, pooling=pooling)
-            route = "completion" if pooling is None else "embedding"
+            route = _ROUTES[type(pooling)]
             generations = []
             for place, prompt in enumerate(request.prompts):
                 with _naming_prompt(place, len(request.prompts)):
                     token_ids = await self._prompt_token_ids(prompt, request, plan)
                     text = prompt if isinstance(prompt, str) else None
+                    if isinstance(prompt, Pair) and self.settings.log_prompts:
+                        text = self.engine.decode(token_ids)
                     generations.append(self._generation(context, route, request, plan, token_ids, text))
             num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
             for name, num_logprobs in request.num_prompt_logprobs.items():
@@ -216,7 +224,11 @@ class Core:
         )
         return seen.generation
 
-    async def _prompt_token_ids(self, prompt: str | list[int], request: PromptsRequest, plan: RequestPlan) -> list[int]:
+    async def _prompt_token_ids(
+        self, prompt: str | list[int] | Pair, request: PromptsRequest, plan: RequestPlan
+    ) -> list[int]:
+        if isinstance(prompt, Pair):
+            return await self.engine.encode_pair(prompt, truncate_prompt_tokens=request.truncate_prompt_tokens)
         if request.suffix:
             if not isinstance(prompt, str):
                 raise InvalidRequestError("suffix needs a prompt that is a text", param="suffix")

@@ -64,8 +64,7 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/batches", "pagewick complete --batch FILE"),
         ("/api/chat", "with a base URL that ends in /v1"),
         ("/completion", "send POST /v1/completions"),
-        ("/v1/score", "reranking and scoring are not supported yet"),
-        ("/rerank", "reranking and scoring are not supported yet"),
+        ("/classify", "classification is not supported yet"),
     ],
 )
 def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: str, words: str) -> None:
