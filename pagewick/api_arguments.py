@@ -146,6 +146,7 @@ def load_text(
         template,
         pair_text_of(tokenizer.config if config.tokenizer is None else settings),
         is_qwen3_reranker=config.rerank,
+        is_whole=is_gguf(path),
     )
     return tokenizer, template, default_params, pairs
 

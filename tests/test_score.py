@@ -118,6 +118,7 @@ def test_minus_1_cuts_to_the_context(llm: LLM) -> None:
         ((["a", "b"], ["c", "d", "e"]), {}, "text_1"),
         ((["a", "b"], "c"), {}, "text_1"),
         (("a", [5]), {}, "text_2"),
+        (("a", "b"), {"instruction": 5}, "instruction"),
         (("a", "b"), {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (("a", "b"), {"truncate_prompt_tokens": True}, "truncate_prompt_tokens"),
         (("a", "b"), {"truncate_prompt_tokens": 20}, "truncate_prompt_tokens"),

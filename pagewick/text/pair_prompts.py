@@ -32,6 +32,8 @@ QWEN3_RERANKER: Final = (
     "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
+# The same in GGUF files, in which the instruction is fixed.
+_USUAL: Final = QWEN3_RERANKER.replace("{instruction}", INSTRUCTION)
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 # In the source of a Jinja template, the roles of a pair.
 _ROLES: Final = (re.compile("""["']query["']"""), re.compile("""["']document["']"""))
@@ -77,13 +79,16 @@ class PairPrompts:
         template: ChatTemplate | None,
         pair_text: str | None,
         *,
-        is_qwen3_reranker: bool,
+        is_qwen3_reranker: bool = False,
+        is_whole: bool = False,
     ) -> PairPrompts | None:
         """Return the prompts of a model; None if nothing says that it is a reranker.
 
         architecture: that of config.json. template: the user's chat template, or the model's. pair_text: a text with
         {query} and {document} that the model's file has. is_qwen3_reranker: the user's word that the model is one.
-        Raises ModelLoadError for a tokenizer without the answers of Qwen3-Reranker, or a text that cannot be used.
+        is_whole: the file is one of those that have such a text, so that queries and documents are not just joined.
+        Raises ModelLoadError for a tokenizer without the answers of Qwen3-Reranker, or a text that is missing or cannot
+        be used.
         """
         is_labelled = architecture.endswith(LABELLED)
         if not is_labelled and not is_qwen3_reranker:
@@ -91,10 +96,16 @@ class PairPrompts:
         form: _Form
         if template is not None and (source := next(filter(is_for_pairs, template.sources), None)) is not None:
             form = _JinjaForm(ChatTemplate({"default": source}, tokenizer), tokenizer)
+        elif (is_qwen3_reranker and pair_text is None) or pair_text == _USUAL:
+            form = _TextForm(QWEN3_RERANKER, tokenizer)
         elif pair_text is not None:
             form = _TextForm(pair_text, tokenizer)
-        elif is_qwen3_reranker:
-            form = _TextForm(QWEN3_RERANKER, tokenizer)
+        elif is_whole:
+            raise ModelLoadError(
+                "the model's file has no template for pairs of texts, tokenizer.chat_template.rerank\n"
+                "  give --rerank if it is a Qwen3-Reranker, or a template that reads messages of the roles query and "
+                "document: --chat-template FILE"
+            )
         else:
             form = _JoinedForm(tokenizer)
         return cls(form, () if is_labelled else _answers_of(tokenizer))
@@ -145,6 +156,8 @@ def pairs_of(
     names: those of the two fields. Raises InvalidRequestError for numbers that do not fit, and for empty or other
     values.
     """
+    if instruction is not None and not isinstance(instruction, str):
+        raise InvalidRequestError(f"instruction must be a text; got {instruction!r}"[:200], param="instruction")
     queries, documents = _texts(names[0], text_1), _texts(names[1], text_2)
     if len(queries) == 1:
         queries *= len(documents)

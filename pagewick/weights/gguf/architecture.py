@@ -106,6 +106,8 @@ WITHOUT_ENDING: Final = {
 # The convolution of linear attention, [channels, 1, tokens] in checkpoints and [channels, tokens] in files.
 CONVOLUTION: Final = "ssm_conv1d"
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# The head of labels, which rerankers have.
+LABELS: Final = {"cls.output": "score"}
 # Granite's factors.
 FACTORS: Final = {
     "attention.scale": "attention_multiplier",

@@ -17,6 +17,7 @@ from pagewick.weights.gguf.architecture import (
     FACTORS,
     GATED_MLP,
     HEAD_NORMS,
+    LABELS,
     LATENT,
     LATENT_ENTRIES,
     LAYER,
@@ -78,7 +79,9 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         is_permuted=True,
     ),
     "qwen2": GgufArchitecture(name="Qwen2ForCausalLM"),
-    "qwen3": GgufArchitecture(name="Qwen3ForCausalLM", has=BIAS, layer={**LAYER, **HEAD_NORMS}),
+    "qwen3": GgufArchitecture(
+        name="Qwen3ForCausalLM", has=BIAS, whole={**WHOLE, **LABELS}, layer={**LAYER, **HEAD_NORMS}
+    ),
     "qwen2moe": GgufArchitecture(
         name="Qwen2MoeForCausalLM",
         entries={**EXPERT_ENTRIES, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},

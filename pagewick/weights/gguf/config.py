@@ -34,6 +34,11 @@ _WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 # pooling_type of embedding models -> PoolingParams.pooling.
 _POOLINGS: Final = {1: "mean", 3: "last"}
+# pooling_type of rerankers. llama.cpp's score is the probability of the first label, for the architectures here, which
+# its converter writes for Qwen3-Reranker; of others it reads the first token of a prompt, which has not seen the rest.
+_RANK: Final = 4
+_RERANKERS: Final = {"qwen3": "Qwen3ForSequenceClassification"}
+_LABELS: Final = "cls.output.weight"
 # general.sampling.* -> entry of generation_config.json.
 SAMPLING: Final = {
     "temp": "temperature",
@@ -99,12 +104,22 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= special_entries(metadata, found, read_numbers)
     if pooling := _POOLINGS.get(metadata.values.get(f"{metadata.kind}.pooling_type", 0)):
         found["embedding_pooling"] = pooling
+    if metadata.values.get(f"{metadata.kind}.pooling_type", 0) == _RANK:
+        found |= {"architectures": [_RERANKERS[metadata.kind]], "label_activation": "softmax"}
+        found["num_labels"] = shapes[_LABELS][0]
     return found
 
 
 def _check_effects(metadata: Metadata, harmless: Collection[str]) -> None:
     """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
-    if (pooling := metadata.values.get(f"{metadata.kind}.pooling_type", 0)) not in (0, *_POOLINGS):
+    pooling = metadata.values.get(f"{metadata.kind}.pooling_type", 0)
+    if pooling == _RANK and metadata.kind in _RERANKERS:
+        if metadata.shapes.get(_LABELS, (0,))[0] < 2:
+            raise ModelLoadError(
+                f"{metadata.where} holds a reranker, by its {metadata.kind}.pooling_type, without {_LABELS}\n"
+                "  use a file of the model that llama.cpp's converter has written as a reranker"
+            )
+    elif pooling not in (0, *_POOLINGS):
         raise ModelLoadError(
             f"{metadata.where} holds an embedding model or a reranker whose {metadata.kind}.pooling_type is {pooling}\n"
             "  Pagewick makes embeddings of the last token or of the mean; give another model"

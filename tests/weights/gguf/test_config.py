@@ -62,10 +62,15 @@ def test_what_would_compute_something_else_is_refused(kind: str, key: str, value
     assert config_of({key: harmless}, kind) == config_of({}, kind)
 
 
-@pytest.mark.parametrize("pooling", [2, 4])
-def test_a_reranker_is_refused_although_its_tensors_are_those_of_another(pooling: int) -> None:
-    with pytest.raises(ModelLoadError, match=rf"or a reranker whose qwen3\.pooling_type is {pooling}\n.*of the mean"):
-        config_of({"pooling_type": pooling}, "qwen3")
+@pytest.mark.parametrize(("kind", "pooling"), [("qwen3", 2), ("qwen3", 5), ("llama", 4), ("qwen2", 4)])
+def test_other_poolings_are_refused_although_the_tensors_are_those_of_another_model(kind: str, pooling: int) -> None:
+    with pytest.raises(ModelLoadError, match=rf"or a reranker whose {kind}\.pooling_type is {pooling}\n.*of the mean"):
+        config_of({"pooling_type": pooling}, kind)
+
+
+def test_a_reranker_without_its_head_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"a reranker, by its qwen3\.pooling_type, without cls\.output\.weight"):
+        config_of({"pooling_type": 4}, "qwen3")
 
 
 def test_an_embedding_model_says_how_it_pools() -> None:
