@@ -96,8 +96,8 @@ def _reranker(value: str) -> Any:
     if entries == _QWEN3_RERANKER or entries == {**_QWEN3_RERANKER, "classifier_from_token": ("no", "yes")}:
         return True
     raise ConfigError(
-        "config.json sets other entries; copy the model's directory and change it there, or give --rope-scaling and "
-        "--rope-theta if the override is for these"
+        "the only overrides of config.json are those for Qwen3-Reranker; copy the model's directory and change it "
+        "there, or give --rope-scaling and --rope-theta if the override is for these"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.config import ModelConfig, architecture_of
-from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
+from pagewick.models.registry import known_as, nearest_to, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def read_model(config: Mapping[str, Any]) -> tuple[ModelConfig | None, Verdict]:
     """The model that a config.json describes; None, with the reason, if Pagewick does not run such a model."""
     try:
         architecture = architecture_of(config)
-        if architecture not in ARCHITECTURES:
+        if known_as(architecture) is None:
             kind = config.get("model_type")
             named = f"{architecture} (model_type {kind})" if isinstance(kind, str) else architecture
             nearest = nearest_to(architecture)

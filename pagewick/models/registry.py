@@ -158,18 +158,24 @@ def read_config(
 
 
 def _architecture_of(values: Mapping[str, Any]) -> str:
-    """Return the name in the table. A model without its output layer, such as MistralModel, makes embeddings, and one
-    with a head of labels in its place, such as MistralForSequenceClassification, rates texts.
-
-    Raises ModelLoadError.
-    """
+    """Return the name in the table. Raises ModelLoadError."""
     architecture = architecture_of(values)
+    if (known := known_as(architecture)) is None:
+        check_architecture(architecture)
+    return known or architecture
+
+
+def known_as(architecture: str) -> str | None:
+    """Return the name in the table of an architecture; None: it is not supported.
+
+    A model without its output layer, such as MistralModel, makes embeddings, and one with a head of labels in its
+    place, such as MistralForSequenceClassification, rates texts.
+    """
     for ending in ("Model", ENDING):
         whole = f"{architecture.removesuffix(ending)}ForCausalLM"
         if architecture.endswith(ending) and whole in ARCHITECTURES:
             return whole
-    check_architecture(architecture)
-    return architecture
+    return architecture if architecture in ARCHITECTURES else None
 
 
 def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:

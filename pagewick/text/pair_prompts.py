@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError, UnsupportedError
+from pagewick.log import get_logger
 from pagewick.pooling_params import Scoring
 from pagewick.text.chat_template import PAIR_TEMPLATE, ChatTemplate
 from pagewick.text.control_tokens import CUT, Cutter
@@ -37,6 +38,9 @@ _USUAL: Final = QWEN3_RERANKER.replace("{instruction}", INSTRUCTION)
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 # In the source of a Jinja template, the roles of a pair.
 _ROLES: Final = (re.compile("""["']query["']"""), re.compile("""["']document["']"""))
+
+
+_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class PairPrompts:
                 "document: --chat-template FILE"
             )
         else:
+            _logger.info("a document follows its query as it is: the files have no template for pairs of texts")
             form = _JoinedForm(tokenizer)
         return cls(form, () if is_labelled else _answers_of(tokenizer))
 
@@ -120,7 +125,9 @@ class PairPrompts:
         ContextLengthError, and InvalidRequestError if nothing of the document would be left.
         """
         if pair.instruction is not None and not self._form.reads_instruction:
-            message = "this model's prompt has no place for an instruction; leave it out, or make it part of the query"
+            message = (
+                "this model's prompts have no place for an instruction; leave it out, or make it part of the query"
+            )
             raise UnsupportedError(message, param="instruction")
         limit = truncate_prompt_tokens
         is_number = isinstance(limit, int) and not isinstance(limit, bool)

@@ -421,6 +421,13 @@ class TestVerdicts:
             model, verdict = read_model(self.CONFIG | change)
             assert model is None and word in verdict.reason
 
+    @pytest.mark.parametrize("name", ["Qwen3ForSequenceClassification", "LlamaForSequenceClassification", "Qwen3Model"])
+    def test_rerankers_and_embedding_models_run(self, name: str) -> None:
+        config = {**json.loads((MODEL_DIR / "config.json").read_text()), "architectures": [name]}
+        model, verdict = read_model(config)
+        assert verdict == Verdict(True) and model is not None and model.architecture == name
+        assert (model.labels is not None) is name.endswith("Classification")
+
     @pytest.mark.parametrize(
         ("name", "nearest"),
         [

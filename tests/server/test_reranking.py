@@ -120,6 +120,8 @@ def test_an_instruction_and_truncation(server: Server, reranker: tuple[Server, n
         ("/v1/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "instruction": "c", "instruct": "d"}, "instruct"),
         ("/v1/rerank", {"query": "a", "documents": ["b", "c " * 900]}, "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["c " * 900]}, "documents"),
+        ("/v1/score", {"text_1": "a", "data_2": ["c " * 900]}, "data_2"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("/v1/score", {"text_1": "a"}, "text_2"),

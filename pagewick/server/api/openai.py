@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from pagewick.errors import InvalidRequestError
 from pagewick.generation import Generation
 from pagewick.server.api.chat_response import ChatForm, ChatResponse
 from pagewick.server.api.completion_response import CompletionForm, CompletionResponse
@@ -169,7 +170,12 @@ class OpenAIApi(Dialect):
 
     async def _start_pairs(self, context: RequestContext, body: PairFields, documents: str) -> PairsResponse:
         scoring = self.core.engine.scoring()
-        generations = await self.core.start_prompts(context, body.prompts_request(scoring, documents))
+        try:
+            generations = await self.core.start_prompts(context, body.prompts_request(scoring, documents))
+        except InvalidRequestError as error:
+            # Messages about the prompt of a pair are right; the client has sent its document.
+            error.param = documents if error.param == "prompt" else error.param
+            raise
         return PairsResponse(generations, body, scoring, self.settings.model_name)
 
     def _completion_form(

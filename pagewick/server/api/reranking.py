@@ -53,7 +53,7 @@ class PairFields(Struct, kw_only=True):
             serving=Serving(self.priority, self.cache_salt, timeout_s=self.timeout),
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             sampling={"max_tokens": 0, "temperature": 0.0, "seed": 0},
-            names={"prompt": documents, "prompt[]": f"{documents}[]", "messages": documents},
+            names={"prompt[]": f"{documents}[]"},
             prompts=self.pairs(),
             pooling=scoring,
         )
