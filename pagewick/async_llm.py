@@ -20,7 +20,7 @@ from typing import Any, Self, Unpack
 
 from pagewick import api_arguments
 from pagewick.api_arguments import Model, check_sampling_params, engine_config, load_text
-from pagewick.async_prompts import AsyncPrompts
+from pagewick.async_pooled_calls import AsyncPooledCalls
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
@@ -32,14 +32,13 @@ from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.local_models import local_adapter, with_local_models
 from pagewick.lora_request import LoRARequest
-from pagewick.outputs import EmbeddingRequestOutput, PartKind, RequestOutput, ScoringRequestOutput
-from pagewick.pooling_params import EMBEDDING, PoolingParams, Scoring
+from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.content_parts import Message
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.image_prompts import ImageReader
-from pagewick.text.pair_prompts import PairPrompts, pairs_of, scoring_of
+from pagewick.text.pair_prompts import PairPrompts
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
@@ -59,7 +58,7 @@ async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call
     return await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
 
 
-class AsyncEngine(AsyncPrompts):
+class AsyncEngine(AsyncPooledCalls):
     """An engine process with its tokenizer and chat template. Created by `start`."""
 
     def __init__(
@@ -293,45 +292,6 @@ class AsyncEngine(AsyncPrompts):
         if wanted.name not in self.info.adapters and wanted.path:
             await self.load_adapter(wanted.name, wanted.path)
         return wanted.name
-
-    async def embed(
-        self,
-        prompt: str | Sequence[int] | Mapping[str, Any],
-        pooling_params: PoolingParams | None = None,
-        *,
-        request_id: str | None = None,
-        options: RequestOptions | None = None,
-    ) -> EmbeddingRequestOutput:
-        """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
-        api_arguments.refuse_images([prompt])
-        text, given = api_arguments.prompt_parts(prompt)
-        token_ids = await self.encode(text or "") if given is None else given
-        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
-        plan = await self.prepare(EMBEDDING, options=options, pooling=pooling)
-        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
-        return EmbeddingRequestOutput.of(await generation.whole(), pooling)
-
-    def scoring(self) -> Scoring:
-        """Return how the model scores pairs of texts. Raises UnsupportedError for one that is no reranker."""
-        return scoring_of(self.pairs, self.info.num_labels, self.info.label_activation)[1]
-
-    async def score(
-        self,
-        text_1: str,
-        text_2: str,
-        *,
-        instruction: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-        request_id: str | None = None,
-        options: RequestOptions | None = None,
-    ) -> ScoringRequestOutput:
-        """Return how well a document, text_2, matches a query; as LLM.score, and others and errors as in `generate`."""
-        scoring = self.scoring()
-        (pair,) = pairs_of([text_1], [text_2], instruction)
-        token_ids = await self.encode_pair(pair, truncate_prompt_tokens=truncate_prompt_tokens)
-        plan = await self.prepare(EMBEDDING, options=options, pooling=scoring)
-        generation = self.generation(token_ids, plan, request_id=request_id)
-        return ScoringRequestOutput.of(await generation.whole(), scoring)
 
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter, which requests then name; for engines with enable_lora.

@@ -1,0 +1,88 @@
+"""AsyncPooledCalls: the methods of AsyncEngine that make numbers of texts, embeddings and scores, in place of text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from pagewick import api_arguments
+from pagewick.async_prompts import AsyncPrompts
+from pagewick.engine.messages import RequestOptions
+from pagewick.engine.model_info import ModelInfo
+from pagewick.generation import Generation
+from pagewick.lora_request import LoRARequest
+from pagewick.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+from pagewick.pooling_params import EMBEDDING, PoolingParams, Scoring
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.pair_prompts import pairs_of, scoring_of
+from pagewick.text.request_maker import PlanFields, RequestPlan
+
+
+class AsyncPooledCalls(AsyncPrompts, ABC):
+    """The methods, over those of AsyncEngine that run prompts."""
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo: ...
+
+    @abstractmethod
+    async def prepare(
+        self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
+    ) -> RequestPlan: ...
+
+    @abstractmethod
+    def generation(
+        self,
+        prompt_token_ids: list[int],
+        plan: RequestPlan,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+    ) -> Generation: ...
+
+    @abstractmethod
+    async def _adapter(self, wanted: LoRARequest | None) -> str: ...
+
+    async def embed(
+        self,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        pooling_params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> EmbeddingRequestOutput:
+        """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
+        api_arguments.refuse_images([prompt])
+        text, given = api_arguments.prompt_parts(prompt)
+        token_ids = await self.encode(text or "") if given is None else given
+        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
+        adapter = await self._adapter(lora_request)
+        plan = await self.prepare(EMBEDDING, options=options, pooling=pooling, adapter=adapter)
+        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
+        return EmbeddingRequestOutput.of(await generation.whole(), pooling)
+
+    def scoring(self) -> Scoring:
+        """Return how the model scores pairs of texts. Raises UnsupportedError for one that is no reranker."""
+        return scoring_of(self.pairs, self.info.num_labels, self.info.label_activation)[1]
+
+    async def score(
+        self,
+        text_1: str,
+        text_2: str,
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> ScoringRequestOutput:
+        """Return how well a document, text_2, matches a query; as LLM.score, and others and errors as in `generate`."""
+        scoring = self.scoring()
+        (pair,) = pairs_of([text_1], [text_2], instruction)
+        token_ids = await self.encode_pair(pair, truncate_prompt_tokens=truncate_prompt_tokens)
+        adapter = await self._adapter(lora_request)
+        plan = await self.prepare(EMBEDDING, options=options, pooling=scoring, adapter=adapter)
+        generation = self.generation(token_ids, plan, request_id=request_id)
+        return ScoringRequestOutput.of(await generation.whole(), scoring)
