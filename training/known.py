@@ -36,6 +36,7 @@ def values() -> dict[str, str]:
         "default_host": server.host,
         "default_port": str(server.port),
         "max_body_size": _mebibytes(server.body_limit(reads_images=False)),
+        "max_image_body_size": _mebibytes(server.body_limit(reads_images=True)),
         "max_num_seqs": str(engine.max_num_seqs),
         "max_num_batched_tokens": str(engine.max_num_batched_tokens),
         "block_size": str(default_block_size(torch.device("cpu"))),
