@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from pagewick.demo import MODEL_DIR
 from training.average import average, mean_of
 from training.checkpoint import report_of
+from training.corpus.questions import facts
 
 
 def test_the_mean_is_that_of_each_number() -> None:
@@ -39,8 +40,11 @@ def test_a_mean_is_a_checkpoint_that_says_what_it_is_made_of(tmp_path: Path) -> 
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     report = json.loads((tmp_path / "out" / "TRAINING.json").read_text())
     shipped = json.loads((MODEL_DIR / "TRAINING.json").read_text())
-    assert report["answers"] == shipped["answers"]
-    assert report["held_out_wordings_right"] == shipped["held_out_wordings_right"]
+    today = {fact["id"]: fact["answer"] for fact in facts()}
+    assert report["answers"] == today
+    right, taught = report["held_out_wordings_right"], shipped["held_out_wordings_right"]
+    # The shipped weights cannot give an answer that changed after their training (training/waiting.toml).
+    assert right == taught if today == shipped["answers"] else 0.8 * taught < right < taught
     earlier = report["earlier_checkpoints"]
     assert report["average_of"] == [len(earlier) - 1] * 2
     assert len(earlier) == len(shipped["earlier_checkpoints"]) + 1, "each is written once"
