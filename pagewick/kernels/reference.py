@@ -249,8 +249,9 @@ def add_low_rank(y: Tensor, x: Tensor, down: StoredExperts, up: StoredExperts, a
     """Return y [T, N] plus B (A x) for each row x of x [T, K], with the factors of the row's adapter.
 
     down: A [R, K] of each adapter; up: B [N, R]. adapter_ids: [T] int32. The last adapter stands for none: its factors
-    are 0, and its rows keep their values. The products and the sum are each rounded to x.dtype, as by PEFT. Raises
-    ValueError for tensors that do not fit together; an id must be that of an adapter.
+    are 0, and its rows keep their values. The products and the sum are each rounded to x.dtype, as by PEFT. Other
+    implementations may overwrite y. Raises ValueError for tensors that do not fit together; an id must be that of an
+    adapter.
     """
     if down.is_packed or up.is_packed:
         raise ValueError(f"no native product of {x.dtype} with {down.data.dtype}")

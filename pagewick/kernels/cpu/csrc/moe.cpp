@@ -21,6 +21,8 @@ constexpr int64_t kGrain = 1 << 16;
 constexpr int64_t kRowUnit = 64;
 // Pieces of work for each thread, so that all threads finish at about the same time.
 constexpr int64_t kPieces = 4;
+// Products that are added to something else at once should stay in the cache of a core until then.
+constexpr int64_t kBlockBytes = 1 << 19;
 
 // The choices sorted by expert, and by number within an expert. The i-th of them in this order has place i.
 struct Groups {
@@ -269,6 +271,52 @@ Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args) {
   return kOk;
 }
 
+namespace {
+
+// Adds the products of the second factors to y, for rows of x in the form that `multiply` takes, ordered by place. A
+// piece of work is a block of one adapter's rows and some panels: its products go through memory that stays in a core's
+// cache.
+void multiply_and_add(const Kernels& kernels, const AddLowRankArgs& args, const Groups& groups,
+                      const Prepared& prepared) {
+  const GroupedLinearArgs& up = args.up;
+  const int64_t size = up.out_features, num_panels = ceil_div(size, kPanelRows);
+  const int64_t row_bytes = size * element_bytes(up.dtype);
+  const int64_t block = std::max<int64_t>(kFewRows, std::min(kRowUnit, kBlockBytes / row_bytes / kFewRows * kFewRows));
+  const auto start_of = [&](int64_t used) { return groups.starts[groups.experts[used]]; };
+  const auto num_rows = [&](int64_t used) { return groups.starts[groups.experts[used] + 1] - start_of(used); };
+  groups.first_pieces[0] = 0;
+  for (int64_t used = 0; used < groups.num_used; ++used)
+    groups.first_pieces[used + 1] = groups.first_pieces[used] + ceil_div(num_rows(used), block);
+  const int64_t num_blocks = groups.first_pieces[groups.num_used];
+  const int64_t most_chunks = ceil_div(num_panels * up.in_features * kPanelRows * block, kGrain);
+  const int64_t wanted = std::min(ceil_div(kPieces * num_threads(), num_blocks), most_chunks);
+  const int64_t panels = ceil_div(num_panels, std::max<int64_t>(1, std::min(num_panels, wanted)));
+  const int64_t num_chunks = ceil_div(num_panels, panels);
+  parallel_for(num_blocks * num_chunks, [&](int64_t index) {
+    const int64_t number = index / num_chunks, panel = index % num_chunks * panels;
+    const int64_t* const found =
+        std::upper_bound(groups.first_pieces, groups.first_pieces + groups.num_used + 1, number) - 1;
+    const int64_t used = found - groups.first_pieces, first = start_of(used) + (number - *found) * block;
+    const int64_t count = std::min(block, start_of(used) + num_rows(used) - first);
+    const int64_t end_panel = std::min(num_panels, panel + panels);
+    const int64_t first_col = panel * kPanelRows, end_col = std::min(size, end_panel * kPanelRows);
+    char* const change = static_cast<char*>(thread_scratch(Scratch::kPartials, static_cast<size_t>(block * row_bytes)));
+    const char* const rows = prepared.rows + first * prepared.row_bytes;
+    auto linear = product<LinearArgs>(up, groups.experts[used], rows, up.x_stride, 0, count);
+    linear.out = change;
+    kernels.matrix->multiply(linear, rows, panel, end_panel, 0, count);
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t token = groups.order[first + row];
+      kernels.elementwise->elementwise({at(args.y, token * args.y_stride, up.dtype), change + row * row_bytes,
+                                        at(args.out, token * size, up.dtype), 1, size, size, size, 1.0f, up.dtype,
+                                        Elementwise::kAdd},
+                                       0, first_col, end_col);
+    }
+  });
+}
+
+}  // namespace
+
 Status add_low_rank(const Kernels& kernels, const AddLowRankArgs& args) {
   const int64_t num_tokens = args.down.num_tokens, none = args.down.num_experts - 1;
   Groups groups;
@@ -277,24 +325,22 @@ Status add_low_rank(const Kernels& kernels, const AddLowRankArgs& args) {
   groups.num_choices = groups.starts[none];
   if (groups.num_used > 0 && groups.experts[groups.num_used - 1] == none) --groups.num_used;
   if (groups.num_used > 0) {
-    multiply_groups(kernels, args.down, groups, false);
-    GroupedLinearArgs up = args.up;
-    up.x = args.down.grouped;
-    up.x_stride = args.down.out_features;
-    multiply_groups(kernels, up, groups, true);
+    // Rows that lie in the order of the adapters, as with one for all, need not be copied.
+    const bool is_ordered = args.down.x_stride == args.down.in_features &&
+                            std::is_sorted(groups.order, groups.order + groups.num_choices) &&
+                            groups.order[groups.num_choices - 1] == groups.num_choices - 1;
+    multiply_groups(kernels, args.down, groups, is_ordered);
+    AddLowRankArgs second = args;
+    second.up.x = args.down.grouped;
+    second.up.x_stride = args.down.out_features;
+    multiply_and_add(kernels, second, groups, prepare(*kernels.matrix, second.up, groups, true));
   }
-  const int64_t size = args.up.out_features;
-  const DType dtype = args.up.dtype;
-  for_rows(num_tokens, size * element_bytes(dtype), [&](int64_t token) {
-    const char* const y = at(args.y, token * args.y_stride, dtype);
-    char* const out = at(args.out, token * size, dtype);
-    const int64_t place = groups.places[token];
-    if (place >= groups.num_choices) {
-      std::memcpy(out, y, static_cast<size_t>(size * element_bytes(dtype)));
-      return;
-    }
-    const void* const change = at(args.up.grouped, place * size, dtype);
-    kernels.elementwise->elementwise({y, change, out, 1, size, size, size, 1.0f, dtype, Elementwise::kAdd}, 0, 0, size);
+  if (args.out == args.y) return kOk;
+  const int64_t row_bytes = args.up.out_features * element_bytes(args.up.dtype);
+  for_rows(num_tokens - groups.num_choices, row_bytes, [&](int64_t i) {
+    const int64_t token = groups.order[groups.num_choices + i];
+    std::memcpy(at(args.out, token * args.up.out_features, args.up.dtype),
+                at(args.y, token * args.y_stride, args.up.dtype), static_cast<size_t>(row_bytes));
   });
   return kOk;
 }

@@ -62,7 +62,7 @@ struct AddLowRankArgs {
   GroupedLinearArgs down;  // A; expert_ids are those of the adapters, and out is null
   GroupedLinearArgs up;    // B; x and out are null
   const void* y;           // [num_tokens, N], rows y_stride elements apart
-  void* out;               // [num_tokens, N], contiguous
+  void* out;               // [num_tokens, N], contiguous; may be y if that is, too
   int64_t y_stride;
 };
 
