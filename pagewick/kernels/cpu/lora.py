@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, as_rows, current, empty
+from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, as_rows, empty
 from pagewick.kernels.cpu.moe import linear_args
+from pagewick.kernels.cpu.recorded_calls import current
 from pagewick.kernels.cpu.structs import AddLowRankArgs
 from pagewick.kernels.options import StoredExperts
 
