@@ -115,6 +115,11 @@ class Adapters:
         return found
 
 
+def num_adapters_of(max_loras: int | None, paths: Mapping[str, str]) -> int:
+    """Return the number of adapters for which layers need room. max_loras: as the user chose."""
+    return max_loras or max(DEFAULT_MAX_LORAS, len(paths))
+
+
 def read_room(max_loras: int | None, max_rank: int | None, paths: Mapping[str, str]) -> tuple[int, int]:
     """Return the number of adapters and the rank for which layers need room.
 
@@ -123,7 +128,6 @@ def read_room(max_loras: int | None, max_rank: int | None, paths: Mapping[str, s
     """
     from pagewick.weights.lora.reading import adapter_rank
 
-    number = max_loras or max(DEFAULT_MAX_LORAS, len(paths))
     if max_rank is None:
         max_rank = max([DEFAULT_MAX_RANK, *(adapter_rank(Path(path)) for path in paths.values())])
-    return number, max_rank
+    return num_adapters_of(max_loras, paths), max_rank

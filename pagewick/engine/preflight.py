@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, Self
 
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
+from pagewick.engine.adapters import DEFAULT_MAX_RANK, num_adapters_of
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.log import get_logger
+from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import ModelTensor, model_tensors
@@ -186,9 +188,9 @@ def num_tensor_ranks(topology: Topology) -> int:
 class WeightBytes:
     """Memory for the weights of one rank.
 
-    all: those of a draft model included. expert: this rank's share of one expert of every layer; 0 without experts.
-    step: memory that the largest step needs beside them on a GPU. quantizing: memory that quantizing them at load needs
-    there, before there are steps; 0 if nothing is quantized.
+    all: those of a draft model and room for LoRA adapters included. expert: this rank's share of one expert of every
+    layer; 0 without experts. step: memory that the largest step needs beside them on a GPU. quantizing: memory that
+    quantizing them at load needs there, before there are steps; 0 if nothing is quantized.
     """
 
     all: int
@@ -204,7 +206,7 @@ class WeightBytes:
         """
         if models is None:
             models = [FoundModel.of(describe(one.path, one.mmproj), one.mix, **one.changes) for one in _models(config)]
-        num_bytes, num_expert_bytes = 0, 0
+        num_bytes, num_expert_bytes = _adapter_bytes(config, num_ranks, models[0]), 0
         for model in models:
             dtype = model.config.dtype if config.dtype == "auto" else config.dtype
             for tensor, kept in model.kept_bytes(dtype, num_ranks):
@@ -214,6 +216,16 @@ class WeightBytes:
         step = max(gpu_step_bytes(found.config, StepLimits.of(config, found.config), num_ranks) for found in models)
         quantizing = max(found.quantizing_bytes(num_ranks) for found in models)
         return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step, quantizing)
+
+
+def _adapter_bytes(config: EngineConfig, num_ranks: int, model: FoundModel) -> int:
+    """Return the bytes of a rank's room for adapters; for the default rank if it follows from adapters not read yet."""
+    if not config.enable_lora:
+        return 0
+    number = num_adapters_of(config.max_loras, config.adapter_paths)
+    tensors = model_tensors(model.config, model.names, num_ranks=num_ranks)
+    dtype = model.config.dtype if config.dtype == "auto" else config.dtype
+    return adapter_bytes(tensors, number, config.max_lora_rank or DEFAULT_MAX_RANK, dtype)
 
 
 def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: WeightBytes | None = None) -> None:

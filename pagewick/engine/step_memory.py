@@ -11,6 +11,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        gated delta rule          (3 channels + 2 value heads * value_dim) / R
                        MLP                       3 I / R
                        experts                   3 (A * I + shared I) / R + A * H
+    adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
@@ -75,7 +76,8 @@ GPU_MEMORY_UTILIZATION: Final = 0.9
 class StepLimits:
     """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
 
-    element_bytes: bytes of a number of the activations. image_pixels: those of the largest image.
+    element_bytes: bytes of a number of the activations. image_pixels: those of the largest image. has_adapters: whether
+    there is room for LoRA adapters.
     """
 
     num_tokens: int
@@ -83,6 +85,7 @@ class StepLimits:
     context: int
     element_bytes: int
     image_pixels: int = 0
+    has_adapters: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
@@ -98,6 +101,7 @@ class StepLimits:
             context=context,
             image_pixels=pixels,
             element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
+            has_adapters=config.enable_lora,
         )
 
 
@@ -147,7 +151,8 @@ def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: in
     size = limits.element_bytes
     # Ranks exchange parts of float32 logits; the parts of all of them are there before they are put together.
     per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
-    return activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
+    used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
+    return used + limits.has_adapters * num_tokens * _widest_layer(model, num_ranks) * size
 
 
 def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
@@ -162,11 +167,15 @@ def activation_bytes(
     model: ModelConfig, num_tokens: int, num_logits: int, element_bytes: int, logit_bytes: int, num_ranks: int = 1
 ) -> int:
     """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each."""
-    width = 4 * model.hidden_size + max(_layer_width(layer, model.hidden_size, num_ranks) for layer in model.layers)
+    width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
     num_logits = min(num_logits, num_tokens)
     return num_tokens * width * element_bytes + num_logits * model.vocab_size * logit_bytes
+
+
+def _widest_layer(model: ModelConfig, num_ranks: int) -> int:
+    return max(_layer_width(layer, model.hidden_size, num_ranks) for layer in model.layers)
 
 
 def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:

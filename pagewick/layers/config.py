@@ -14,6 +14,9 @@ TILED: Final = "layers of linear attention: the file has their heads in llama.cp
 CLIP_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 """The tensors of a checkpoint that limit the inputs and outputs of a product (layers.clipped)."""
 
+# Products on a GPU need inner sizes that are multiples of this number.
+_RANK_STEP: Final = 16
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 
@@ -191,3 +194,8 @@ class MoeConfig:
             f"host memory, and {top_k} must stay, as many as a token uses; give at most "
             f"{(self.num_experts - top_k) // num_ranks}"
         )
+
+
+def padded_rank(rank: int) -> int:
+    """Return the rank with which the factors of LoRA adapters of up to `rank` are stored; the rest is 0."""
+    return -(-rank // _RANK_STEP) * _RANK_STEP

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagewick.attention.backend import AttentionBackend
+from pagewick.layers.config import padded_rank
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.method import LinearMethod
 from pagewick.quantization.share import Share
 from pagewick.quantization.weight import Weight
-
-# Products on a GPU need inner sizes that are multiples of this number.
-_RANK_STEP: Final = 16
 
 
 class LayerBatch(Protocol):
@@ -62,8 +60,7 @@ class LoraRoom:
 
     @property
     def padded_rank(self) -> int:
-        """The rank with which factors are stored; the rest is 0."""
-        return -(-self.max_rank // _RANK_STEP) * _RANK_STEP
+        return padded_rank(self.max_rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class LoraLayer:
         self._used: set[int] = set()
 
     @property
+    def num_numbers(self) -> int:
+        """Numbers in the room for all adapters, that for none included."""
+        return sum(one.num_experts * one.num_rows * one.num_columns for one in (self._down, self._up))
+
+    @property
     def is_used(self) -> bool:
         """Whether any adapter changes this layer."""
         return bool(self._used)

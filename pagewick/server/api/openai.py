@@ -176,7 +176,7 @@ class OpenAIApi(Dialect):
             # Messages about the prompt of a pair are right; the client has sent its document.
             error.param = documents if error.param == "prompt" else error.param
             raise
-        return PairsResponse(generations, body, scoring, self.settings.model_name)
+        return PairsResponse(generations, body, scoring, self.shown_model(body.model))
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]

@@ -1,0 +1,47 @@
+"""The arithmetic of memory for adapters, beside what layers allocate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
+from pagewick.layers.context import LayerContext, LoraRoom
+from pagewick.layers.linear import Linear
+from pagewick.models.adapter_memory import adapter_bytes
+from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
+from tests.layers.ranks import on_ranks
+from tests.models.by_hand import build, make_checkpoint
+
+ROOM = LoraRoom(num_adapters=3, max_rank=17)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "phi-3-mini-4k", "starcoder", "qwen2-moe", "qwen3.5", "deepseek-v2"])
+def test_room_for_adapters(name: str, num_ranks: int, tmp_path: Path) -> None:
+    entries, tensors = make_checkpoint(name, tmp_path)
+
+    def count(context: LayerContext) -> int:
+        model = build(replace(context, lora=ROOM), entries, tensors)
+        layers = [layer.lora for layer in model.modules() if isinstance(layer, Linear) and layer.lora is not None]
+        return sum(layer.num_numbers for layer in layers)
+
+    found = on_ranks(num_ranks, count)
+    for rank, numbers in enumerate(found):
+        table = model_tensors(read_config(entries), list(tensors), rank=rank, num_ranks=num_ranks)
+        # MLA multiplies with kv_b_proj in another way, and the table has it.
+        listed = [tensor for tensor in table if "kv_b_proj" not in tensor.path]
+        assert adapter_bytes(listed, ROOM.num_adapters, ROOM.max_rank, "float32") == 4 * numbers > 0
+
+
+def test_a_step_with_adapters_needs_more(tmp_path: Path) -> None:
+    config = read_config(make_checkpoint("llama", tmp_path)[0])
+    limits = StepLimits(num_tokens=2048, num_logits=32, context=96, element_bytes=2)
+    more = gpu_step_bytes(config, replace(limits, has_adapters=True)) - gpu_step_bytes(config, limits)
+    # 6 heads and 2 KV heads of 16 numbers each, before and after they are rotated.
+    widest = 2 * (6 + 2) * 16
+    # For the step and an eighth for gaps, and for the graphs of up to 512 tokens.
+    assert more == int(2048 * widest * 2 * 9 / 8) + 512 * widest * 2
