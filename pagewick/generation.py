@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
+
+from msgspec import structs
 
 from pagewick.delta_queue import DeltaQueue, Growing, joined
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
+from pagewick.errors import DeadlineExceededError
 from pagewick.outputs import RequestOutput
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_stream import RequestStream, failure_of
@@ -100,8 +105,26 @@ class Generation:
         self._has_failed = False
 
     @property
+    def adapter(self) -> str:
+        """The name of the request's LoRA adapter; empty: none."""
+        return self._request.adapter
+
+    @property
     def output(self) -> RequestOutput:
         return self.stream.output
+
+    def begin_late(self, waited_s: float) -> None:
+        """Count the seconds that the request has waited, before it is entered, towards its timeout.
+
+        Raises DeadlineExceededError if nothing of the timeout is left.
+        """
+        options = self._request.options
+        if options.timeout_s is None:
+            return
+        if options.timeout_s <= waited_s:
+            raise DeadlineExceededError(f"the request was not finished within its timeout of {options.timeout_s:g} s")
+        left = structs.replace(options, timeout_s=options.timeout_s - waited_s)
+        self._request = structs.replace(self._request, options=left)
 
     async def whole(self) -> RequestOutput:
         """Run the request to its end, and return its output. Raises what iterating would raise."""
@@ -198,13 +221,30 @@ class Generation:
                 self._on_delta(delta)
 
 
-async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
-    """Yield the deltas of several requests, each with its request's index. Closing the iterator aborts all requests."""
+async def run_all(generations: Sequence[Generation], at_once: int) -> None:
+    """Run several requests to their ends. at_once: see interleave. Raises the first error, and aborts the others."""
+    async with aclosing(interleave(generations, at_once)) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def interleave(
+    generations: Sequence[Generation], at_once: int | None = None
+) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
+    """Yield the deltas of several requests, each with its request's index. Closing the iterator aborts all requests.
+
+    at_once: the number of requests that the engine has at the same time, so that many of them do not fill its queue;
+    None: all. The timeouts of the others run meanwhile.
+    """
+    places = asyncio.Semaphore(at_once or len(generations))
+    began = time.monotonic()
     # Further deltas wait in the Generations, which join and pack them.
     queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue(1)
 
     async def follow(position: int, generation: Generation) -> None:
         try:
+            await places.acquire()
+            generation.begin_late(time.monotonic() - began)
             async with generation:
                 try:
                     async for delta in generation:
@@ -213,6 +253,7 @@ async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[
                     # Before leaving, which takes a moment in which later errors of other requests would come first.
                     await queue.put(error)
                     raise
+            places.release()
             await queue.put(None)
         # As in Generation: the iterator must raise every error.
         except Exception as error:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pagewick.delta_queue import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS
-from pagewick.engine.messages import EngineRequest, RequestDelta, TokenLogprobs
-from pagewick.errors import EngineError, InvalidRequestError
-from pagewick.generation import Listener, interleave
+from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions, TokenLogprobs
+from pagewick.errors import DeadlineExceededError, EngineError, InvalidRequestError
+from pagewick.generation import Generation, Listener, interleave, run_all
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import END, NAN_ROW, FakeClient, fake_engine, spell
@@ -336,5 +336,56 @@ def test_a_refused_request_leaves_the_running_one_of_its_id_in_the_list() -> Non
         client.aborted.clear()
         await engine.abort("mine")
         assert client.aborted == []
+
+    asyncio.run(main())
+
+
+class Counting(FakeClient):
+    """Counts the requests that have not left it, and remembers their timeouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_open = self.most = 0
+        self.timeouts: list[float] = []
+
+    def open(self, request: EngineRequest, take: Any) -> Callable[[], None]:
+        leave = super().open(request, take)
+        self.num_open += 1
+        self.most = max(self.most, self.num_open)
+        self.timeouts.append(request.options.timeout_s or 0.0)
+
+        def count_and_leave() -> None:
+            self.num_open -= 1
+            leave()
+
+        return count_and_leave
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (3, 3), (None, 8), (20, 8)])
+def test_only_some_of_many_requests_are_in_the_engine_at_once(at_once: int | None, most: int) -> None:
+    async def main() -> None:
+        client = Counting()
+        engine = fake_engine(client)
+        generations = [engine.request(spell("abc"), SamplingParams()) for _ in range(8)]
+        places = [place async for place, delta in interleave(generations, at_once) if delta.finish_reason is not None]
+        assert sorted(places) == list(range(8)) and client.most == most
+        assert all(generation.output.finished for generation in generations)
+
+    asyncio.run(main())
+
+
+def test_the_timeouts_of_requests_that_are_not_in_the_engine_yet_run_on() -> None:
+    async def main() -> None:
+        client = Counting()
+        engine = fake_engine(client)
+
+        def request(timeout_s: float) -> Generation:
+            return engine.request(spell("abc"), SamplingParams(), options=RequestOptions(timeout_s=timeout_s))
+
+        await run_all([request(60.0) for _ in range(3)], at_once=1)
+        assert 60 >= client.timeouts[0] > client.timeouts[1] > client.timeouts[2] > 50
+        with pytest.raises(DeadlineExceededError, match="not finished within its timeout of 1e-06 s"):
+            await run_all([request(60.0), request(1e-6)], at_once=1)
+        assert len(client.timeouts) == 4 and not client.num_open
 
     asyncio.run(main())

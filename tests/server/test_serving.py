@@ -170,3 +170,13 @@ def test_a_full_queue(http: httpx.Client, stream: bool) -> None:
     metrics = http.get("/metrics").text
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "pagewick:kv_blocks_leaked"):
         assert re.search(rf"^{name}\S* 0\.0$", metrics, re.MULTILINE), name
+
+
+def test_a_request_may_have_more_inputs_than_may_wait(http: httpx.Client) -> None:
+    inputs = [f"text number {number}" for number in range(4 * (MAX_WAITING + MAX_NUM_SEQS))]
+    response = http.post("/v1/embeddings", json={"input": inputs})
+    assert response.status_code == 200, response.text
+    vectors = [tuple(one["embedding"]) for one in response.json()["data"]]
+    assert len(set(vectors)) == len(inputs)
+    (alone,) = http.post("/v1/embeddings", json={"input": inputs[-1]}).json()["data"]
+    assert tuple(alone["embedding"]) == vectors[-1]

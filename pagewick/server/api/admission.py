@@ -15,6 +15,9 @@ from pagewick.server.tally import Tally
 
 _Result = TypeVar("_Result")
 
+# More than a step has, so that there is always a next one.
+MAX_AT_ONCE = 256
+
 
 class Admission:
     """The requests of one server whose texts are being read.
@@ -35,6 +38,11 @@ class Admission:
         self._max_waiting = max_waiting_requests
         self._max_jobs = max_text_jobs
         self._jobs = text_jobs or Tally()
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of a request's prompts the engine should have at the same time, so that there is room for others."""
+        return MAX_AT_ONCE if self._max_waiting is None else max(1, min(MAX_AT_ONCE, self._max_waiting // 2))
 
     def check_queue(self) -> None:
         """Raises QueueFullError if the engine would refuse any further request."""

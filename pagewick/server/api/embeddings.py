@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
@@ -12,7 +11,7 @@ from typing import Literal, cast
 from msgspec import Raw, Struct
 
 from pagewick.errors import InvalidRequestError
-from pagewick.generation import Generation, interleave
+from pagewick.generation import Generation, run_all
 from pagewick.pooling_params import PoolingParams
 from pagewick.server.api.json_response import encoded
 from pagewick.server.api.request_fields import one_of
@@ -105,12 +104,11 @@ class EmbeddingResponse:
     generations: Sequence[Generation]
     body: EmbeddingRequest
     model: str
+    at_once: int
 
     async def whole(self) -> EmbeddingList:
         """Run the requests to their end. Each embedding is encoded by itself, since together they may be large."""
-        async with aclosing(interleave(self.generations)) as deltas:
-            async for _ in deltas:
-                pass
+        await run_all(self.generations, self.at_once)
         data = [
             await encoded(partial(self._embedding, place), is_large=False) for place in range(len(self.generations))
         ]

@@ -166,7 +166,7 @@ class OpenAIApi(Dialect):
 
     async def _start_embeddings(self, context: RequestContext, body: EmbeddingRequest) -> EmbeddingResponse:
         generations = await self.core.start_prompts(context, body.prompts_request())
-        return EmbeddingResponse(generations, body, self.shown_model(body.model))
+        return EmbeddingResponse(generations, body, self.shown_model(body.model), self.admission.num_at_once)
 
     async def _start_pairs(self, context: RequestContext, body: PairFields, documents: str) -> PairsResponse:
         scoring = self.core.engine.scoring()
@@ -176,7 +176,7 @@ class OpenAIApi(Dialect):
             # Messages about the prompt of a pair are right; the client has sent its document.
             error.param = documents if error.param == "prompt" else error.param
             raise
-        return PairsResponse(generations, body, scoring, self.shown_model(body.model))
+        return PairsResponse(generations, body, scoring, self.shown_model(body.model), self.admission.num_at_once)
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]

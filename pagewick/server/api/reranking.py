@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from pagewick.errors import InvalidRequestError
-from pagewick.generation import Generation, interleave
+from pagewick.generation import Generation, run_all
 from pagewick.pooling_params import Scoring
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.core.limits import MAX_INPUTS, check_count
@@ -166,11 +165,10 @@ class PairsResponse:
     body: PairFields
     scoring: Scoring
     model: str
+    at_once: int
 
     async def whole(self) -> RerankList | ScoreList:
-        async with aclosing(interleave(self.generations)) as deltas:
-            async for _ in deltas:
-                pass
+        await run_all(self.generations, self.at_once)
         scores = [self.scoring.score(one.output.pooled) for one in self.generations]
         num_tokens = sum(len(one.output.prompt_token_ids) for one in self.generations)
         usage = ScoreUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)

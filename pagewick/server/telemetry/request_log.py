@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Upper limit for a logged prompt or response.
 MAX_LOGGED_CHARS = 2000
+MAX_LOGGED_NAME = 100
 # A request with several choices ends as the worst of them does.
 _WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
 
@@ -167,10 +168,13 @@ class Observation:
 def request_line(seen: Observation, request: FinishedRequest) -> str:
     """Return a line with the numbers of a request, and none of its text."""
     stream = " stream" if seen.is_stream else ""
+    adapter = "" if seen.generation is None else seen.generation.adapter
+    adapter = adapter and f" with {printable(adapter[:MAX_LOGGED_NAME])}"
     reasoning = f" ({request.num_reasoning_tokens} reasoning)" if request.num_reasoning_tokens else ""
     line = (
-        f"request {seen.request_id} {seen.route}{stream} {request.reason}: {request.num_prompt_tokens} prompt tokens "
-        f"({request.num_cached_tokens} cached), {request.num_generation_tokens} generated{reasoning}, "
+        f"request {seen.request_id} {seen.route}{stream}{adapter} {request.reason}: "
+        f"{request.num_prompt_tokens} prompt tokens ({request.num_cached_tokens} cached), "
+        f"{request.num_generation_tokens} generated{reasoning}, "
         f"queue {request.queue_s:.3f} s, prefill {request.prefill_s:.2f} s, decode {request.decode_s:.2f} s"
     )
     if request.decode_s > 0:

@@ -37,7 +37,9 @@ class Bench:
     def lines(self) -> list[str]:
         return self._caplog.messages
 
-    def run(self, *, leave_after: int | None = None, stream: bool = False, **params: Any) -> Generation:
+    def run(
+        self, *, leave_after: int | None = None, stream: bool = False, adapter: str = "", **params: Any
+    ) -> Generation:
         """Run one request as a handler does. leave_after: number of deltas after which the client leaves."""
 
         async def run() -> Generation:
@@ -56,7 +58,8 @@ class Bench:
                 max_tokens=sampling.max_tokens,
                 prompt=SECRET,
             )
-            generation = engine.request(prompt, sampling, request_id=request_id, on_delta=seen.on_delta)
+            plan = await engine.prepare(sampling, adapter=adapter)
+            generation = engine.generation(prompt, plan, request_id=request_id, on_delta=seen.on_delta)
             seen.generation = generation
             if leave_after == 0:
                 return generation
@@ -217,6 +220,14 @@ def test_every_request_ends_once_whatever_happens(bench: Bench) -> None:
     assert reasons(bench) == {"stop": 1, "length": 1, "abort": 2, "error": 8}
     said = [line.partition(":")[0].split()[-1] for line in bench.lines]
     assert said == ["stop", "length", "abort", "abort", *["error"] * 8]
+
+
+def test_the_adapter_is_named(bench: Bench) -> None:
+    bench.client.info.adapters = {"a\nb": "/path"}
+    bench.run(stream=True, adapter="a\nb")
+    bench.run(stream=True)
+    assert bench.lines[0].startswith("request r1 chat stream with a\\nb stop: ")
+    assert bench.lines[1].startswith("request r2 chat stream stop: ")
 
 
 def test_one_that_left_before_the_first_token_was_aborted(bench: Bench) -> None:
