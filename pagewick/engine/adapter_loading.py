@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pagewick.config import EngineConfig
 from pagewick.engine.batch import AdapterLoad, StepOutput
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.adapters import AdaptedWeight, adapted_weights, lora_layers, short_name
@@ -17,13 +18,15 @@ from pagewick.weights.lora.reading import read_adapter
 
 
 class AdapterLoader:
-    """model: this rank's share, whose layers have room for adapters of at most `max_rank`; config: the model's."""
+    """model: this rank's share, whose layers have room for adapters. options: resolved."""
 
-    def __init__(self, model: Decoder, config: ModelConfig, max_rank: int, collectives: Collectives) -> None:
+    def __init__(self, model: Decoder, config: ModelConfig, options: EngineConfig, collectives: Collectives) -> None:
+        assert options.max_lora_rank is not None, "loading the model resolves it"
         self._config = config
+        self._paths = options.adapter_paths
+        self._max_rank = options.max_lora_rank
         self._weights = adapted_weights(model)
         self._layers = lora_layers(self._weights)
-        self._max_rank = max_rank
         self._collectives = collectives
 
     @property
@@ -33,10 +36,12 @@ class AdapterLoader:
 
     def load(self, wanted: AdapterLoad) -> StepOutput:
         """Load an adapter on all ranks, each of which must call this, or on none; return why not, or its digest."""
-        problem = ""
+        problem, path = "", wanted.path
+        if not Path(path).exists():
+            path = self._paths.get(wanted.name, path)
         try:
-            adapter = read_adapter(Path(wanted.path), self._config.num_heads, self._config.num_kv_heads)
-            factors = self._check(adapter, wanted.path)
+            adapter = read_adapter(Path(path), self._config.num_heads, self._config.num_kv_heads)
+            factors = self._check(adapter, path)
         except PagewickError as error:
             problem = str(error)
         (is_fine,) = self._collectives.minimum([int(not problem)])

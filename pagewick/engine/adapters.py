@@ -77,7 +77,7 @@ class Adapters:
                 "--max-loras",
                 param="lora_name",
             )
-        output = self._run(StepPlan(adapter=AdapterLoad(free[0], path)))
+        output = self._run(StepPlan(adapter=AdapterLoad(free[0], path, name)))
         if output.adapter_error:
             raise ModelLoadError(output.adapter_error)
         self._loaded[name] = _Loaded(free[0], output.adapter_digest, path)

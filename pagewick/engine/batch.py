@@ -141,10 +141,14 @@ class Transfer(msgspec.Struct, array_like=True):
 
 
 class AdapterLoad(msgspec.Struct, array_like=True):
-    """Loads the LoRA adapter at `path` as adapter `number`, which no sequence in a slot uses."""
+    """Loads the LoRA adapter at `path` as adapter `number`, which no sequence in a slot uses.
+
+    name: with it, a rank on another machine finds in its own config where the adapter lies there.
+    """
 
     number: int
     path: str
+    name: str = ""
 
 
 class StepPlan(msgspec.Struct):

@@ -91,6 +91,8 @@ class Engine:
             self._ranks.close()
             raise
         self._has_failed = False
+        # Deltas of steps that were finished before their turn.
+        self._held: list[RequestDelta] = []
         self._checked_at = -_CHECK_INTERVAL_S
         self.info = self._describe()
         loading_s = sum(seconds for _, seconds in self.info.timeline)
@@ -104,7 +106,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._loop.has_steps
+        return self._scheduler.has_work or self._loop.has_steps or bool(self._held)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -127,6 +129,8 @@ class Engine:
     def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter, which requests then name; see Adapters.load. Its errors leave the engine as it was."""
         select_device(self._ranks.runner.device)
+        # Ranks may wait for the masks of a step in flight, and no other plan may come before these.
+        self._held += self._loop.finish()
         self._adapters.load(name, path, replaces=replaces)
         self.info.adapters = dict(self._adapters.paths)
 
@@ -152,7 +156,9 @@ class Engine:
         self._has_failed = True
         # LLM may be called from one thread and then from another.
         select_device(self._ranks.runner.device)
-        deltas = self._loop.advance()
+        deltas, self._held = self._held, []
+        if self._scheduler.has_work or self._loop.has_steps:
+            deltas += self._loop.advance()
         self._has_failed = False
         return deltas
 
@@ -196,7 +202,7 @@ class Engine:
                 return
             self._has_failed = True
             # The other ranks may wait for the masks of these steps.
-            self._loop.drain()
+            self._loop.finish()
             if directory and (plan := self._scheduler.save_cache()).transfers:
                 logger.info("writing %d blocks to %s", len(plan.transfers), directory)
                 self._ranks.submit(plan).result()

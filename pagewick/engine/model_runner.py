@@ -99,8 +99,7 @@ class ModelRunner:
         self.experts = ExpertCache(self.model)
         self._adapters: AdapterLoader | None = None
         if self.config.num_adapters:
-            assert self.config.max_lora_rank is not None, "loading resolves it"
-            self._adapters = AdapterLoader(self.model, self.model_config, self.config.max_lora_rank, collectives)
+            self._adapters = AdapterLoader(self.model, self.model_config, self.config, collectives)
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:
             self.draft_model = DraftModel(

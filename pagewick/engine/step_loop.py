@@ -79,11 +79,13 @@ class StepLoop:
             pass
         return self._finish_oldest()
 
-    def drain(self) -> None:
-        """Finish the steps in flight, discard their deltas, and begin no other step."""
+    def finish(self) -> list[RequestDelta]:
+        """Finish the steps in flight, and begin no other step; return their deltas."""
+        deltas: list[RequestDelta] = []
         while self._in_flight:
             self._sample(self._in_flight[0])
-            self._finish_oldest()
+            deltas += self._finish_oldest()
+        return deltas
 
     def close(self) -> None:
         """End the thread that computes masks; may be called twice."""

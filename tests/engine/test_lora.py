@@ -14,6 +14,7 @@ from torch import nn
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.kernels import cpu
+from tests.engine.exactness import EvenTokens
 from tests.engine.serving import Answers, answers_of, assert_same, record_plans, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 from tests.models.lora_adapters import adapted, write_adapters
@@ -179,6 +180,33 @@ def test_adapters_come_and_go(directory: Path, alone: Answers) -> None:
         engine.load_adapter("wide", str(directory / "narrow"), replaces=True)
         found = serve(engine, [msgspec.structs.replace(narrow, adapter="wide")])
         assert_same(found, {("r2", 0): alone["r2", 0]})
+
+
+@pytest.mark.parametrize(("num_ranks", "depth"), [(1, 1), (1, 2), (2, 2)])
+def test_an_adapter_comes_between_the_steps_of_constrained_requests(
+    num_ranks: int, depth: int, directory: Path
+) -> None:
+    """Steps in flight are finished before: other ranks wait for their masks. Nobody misses a delta."""
+    options = {**OPTIONS, "tensor_parallel_size": num_ranks, "max_steps_in_flight": depth, "enable_lora": True}
+    options |= {"constraint_factory": lambda _: EvenTokens(193), "max_loras": 1}
+    wanted = [
+        request(prompt, f"r{number}", temperature=0.0, max_tokens=20, ignore_eos=True, constraint="even" * (number % 2))
+        for number, prompt in enumerate(prompts())
+    ]
+    with running(directory / "model", **options) as engine:
+        expected = serve(engine, wanted)
+        deltas = []
+        for one in wanted:
+            engine.add(one)
+        for _ in range(8):
+            deltas += engine.step()
+            engine.load_adapter("wide", str(directory / "wide"))
+            engine.unload_adapter("wide")
+        while engine.has_work:
+            deltas += engine.step()
+        found = answers_of(deltas)
+    assert found == expected
+    assert all(token_id % 2 == 0 for token_id in found["r1", 0].token_ids)
 
 
 @exact
