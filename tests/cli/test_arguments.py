@@ -60,6 +60,9 @@ CONFIGS = st.builds(
     dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
     device=st.sampled_from(["auto", "cpu", "cuda:1"]),
     batch_invariant=st.booleans(),
+    lora=st.none() | st.just("./an adapter"),
+    lora_modules=st.sampled_from([(), ("a=/x",), ("a=/x", "b=owner/name")]),
+    max_lora_rank=st.none() | SIZES,
     max_model_len=st.none() | SIZES,
     max_num_seqs=SIZES,
     max_num_batched_tokens=SIZES,
@@ -91,6 +94,8 @@ def as_flags(config: EngineConfig) -> list[str]:
         name, value = option.name.replace("_", "-"), getattr(config, option.name)
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, tuple):
+            flags += [f"--{name}", *value] if value else []
         elif value is not None:
             flags += [f"--{name}", str(value)]
     return flags
@@ -101,9 +106,9 @@ def as_flags(config: EngineConfig) -> list[str]:
 def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
     assert config_of(*as_flags(config)) == config
     environment = {
-        f"PAGEWICK_{option.name.upper()}": str(getattr(config, option.name))
+        f"PAGEWICK_{option.name.upper()}": " ".join(value) if isinstance(value, tuple) else str(value)
         for option in fields(EngineConfig)
-        if getattr(config, option.name) is not None
+        if (value := getattr(config, option.name)) not in (None, ())
     }
     assert config_of(environment=environment) == config
 

@@ -129,7 +129,7 @@ MISTAKES = [
     # The command line is wrong.
     serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
     serve("flag twice", "--seed", "1", "--seed", "2", words=("--seed is given twice", "leave one out")),
-    serve("flag of other programs", "--enable-lora", words=("--enable-lora", "not supported yet")),
+    serve("flag of other programs", "--enable-moe-shared-loras", words=("--enable-moe", "not supported yet")),
     serve("format of checkpoints", "--quant", "aqlm", words=("--quantization aqlm", "cannot be loaded yet")),
     serve("another format of checkpoints", "--quant", "awq",
           words=("--quantization awq: pagewick-demo holds safetensors that are not quantized", "leave the flag out")),
