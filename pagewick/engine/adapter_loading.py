@@ -8,6 +8,7 @@ from pathlib import Path
 from pagewick.config import EngineConfig
 from pagewick.engine.batch import AdapterLoad, StepOutput
 from pagewick.errors import ModelLoadError, PagewickError
+from pagewick.log import get_logger
 from pagewick.models.adapters import AdaptedWeight, adapted_weights, lora_layers, short_name
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
@@ -15,6 +16,8 @@ from pagewick.parallel.collectives import Collectives
 from pagewick.weights.files import name_some
 from pagewick.weights.lora.adapter import Adapter, Factors
 from pagewick.weights.lora.reading import read_adapter
+
+logger = get_logger(__name__)
 
 
 class AdapterLoader:
@@ -37,13 +40,17 @@ class AdapterLoader:
     def load(self, wanted: AdapterLoad) -> StepOutput:
         """Load an adapter on all ranks, each of which must call this, or on none; return why not, or its digest."""
         problem, path = "", wanted.path
-        if not Path(path).exists():
-            path = self._paths.get(wanted.name, path)
         try:
+            if not Path(path).exists():
+                path = self._paths.get(wanted.name, path)
             adapter = read_adapter(Path(path), self._config.num_heads, self._config.num_kv_heads)
             factors = self._check(adapter, path)
         except PagewickError as error:
             problem = str(error)
+        except Exception as error:
+            # Nothing has changed yet, and the other ranks wait below: whatever the files hold, the engine goes on.
+            logger.exception("reading the LoRA adapter %s failed", path)
+            problem = f"reading the LoRA adapter {path} failed: {type(error).__name__}: {error}\n  check its files"
         (is_fine,) = self._collectives.minimum([int(not problem)])
         if not is_fine:
             return StepOutput([], adapter_error=problem or f"another rank cannot load the adapter {wanted.path}")

@@ -182,6 +182,25 @@ def test_adapters_come_and_go(directory: Path, alone: Answers) -> None:
         assert_same(found, {("r2", 0): alone["r2", 0]})
 
 
+@exact
+def test_the_engine_goes_on_when_an_adapter_cannot_be_read(
+    directory: Path, alone: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of a kind that no check has foreseen")
+
+    with running(directory / "model", **OPTIONS, enable_lora=True) as engine:
+        engine.load_adapter("wide", str(directory / "wide"))
+        engine.add(requests()[0])
+        deltas = engine.step()
+        monkeypatch.setattr("pagewick.engine.adapter_loading.read_adapter", fail)
+        with pytest.raises(ModelLoadError, match="narrow failed: RuntimeError: of a kind that no check has foreseen\n"):
+            engine.load_adapter("narrow", str(directory / "narrow"))
+        while engine.has_work:
+            deltas += engine.step()
+    assert_same(answers_of(deltas), {("r0", 0): alone["r0", 0]})
+
+
 @pytest.mark.parametrize(("num_ranks", "depth"), [(1, 1), (1, 2), (2, 2)])
 def test_an_adapter_comes_between_the_steps_of_constrained_requests(
     num_ranks: int, depth: int, directory: Path

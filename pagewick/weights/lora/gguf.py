@@ -48,7 +48,13 @@ def read_gguf(path: Path, num_heads: int, num_kv_heads: int) -> Adapter:
         name = architecture.layer_prefix.format(match["layer"]) + name
         numbers = _numbers(path, tensor)
         if match["factor"] == "b" and match["stem"] in heads:
-            numbers = separate_halves(numbers, heads[match["stem"]])
+            num_heads = heads[match["stem"]]
+            if len(numbers) % (2 * num_heads):
+                raise ModelLoadError(
+                    f"{path}: {tensor.name} has {len(numbers)} rows, which are not those of {num_heads} heads\n"
+                    "  is it an adapter of this model?"
+                )
+            numbers = separate_halves(numbers, num_heads)
         (a if match["factor"] == "a" else b)[name] = numbers
     scales = {name: alpha / max(1, len(factor)) if alpha else 1.0 for name, factor in a.items()}
     return Adapter(paired(str(path), a, b, scales), digest_of([path]), is_gguf=True)

@@ -94,8 +94,10 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
 
 def _scale(name: str, a: Tensor, config: Mapping[str, Any], directory: Path) -> float:
     """Return the factor of B A for a weight. alpha_pattern has names, or ends of names, as regular expressions."""
-    alpha = config.get("lora_alpha")
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelLoadError(f"alpha_pattern in {directory / CONFIG_NAME} is {patterns!r}; it must be an object")
+    for pattern, value in patterns.items():
         try:
             if re.fullmatch(rf"(.*\.)?({pattern})", name):
                 alpha = value
@@ -104,7 +106,7 @@ def _scale(name: str, a: Tensor, config: Mapping[str, Any], directory: Path) -> 
             raise ModelLoadError(f"{directory}: {pattern!r} in alpha_pattern is no regular expression") from error
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ModelLoadError(f"lora_alpha in {directory / CONFIG_NAME} is {alpha!r}; it must be a number")
-    rank = max(1, len(a))
+    rank = max(1, a.shape[0] if a.ndim else 1)
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -114,6 +114,10 @@ def test_names_of_a_state_dict(directory: Path) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, r"trained with init_lora_weights='pissa_niter_4', which changes the"),
         ({"lora_alpha": "3"}, r"lora_alpha in .*adapter_config.json is '3'; it must be a number"),
         ({"lora_alpha": True}, r"lora_alpha in .* is True"),
+        (
+            {"alpha_pattern": ["o_proj"]},
+            r"alpha_pattern in .*adapter_config.json is \['o_proj'\]; it must be an object",
+        ),
         ({"alpha_pattern": {"(": 3}}, r"'\(' in alpha_pattern is no regular expression"),
     ],
 )
@@ -132,6 +136,10 @@ def add_a_bias(tensors: dict[str, torch.Tensor]) -> None:
     tensors["base_model.model.lm_head.weight"] = torch.zeros(3, 3)
 
 
+def flatten(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"] = torch.tensor(1.0)
+
+
 def swap_shapes(tensors: dict[str, torch.Tensor]) -> None:
     name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
     tensors[name] = tensors[name].t().contiguous()
@@ -143,6 +151,7 @@ def swap_shapes(tensors: dict[str, torch.Tensor]) -> None:
         (remove_one, r"has only one of the two factors of model.layers.1.mlp.down_proj; copy it again"),
         (add_a_bias, r"has tensors beside the factors lora_A and lora_B: base_model.model.lm_head.weight\n"),
         (swap_shapes, r"have the shapes \[2, \d+\] and \[2, \d+\], and must have \[r, in\] and \[out, r\]"),
+        (flatten, r"have the shapes \[\] and \[\d+, 2\], and must have"),
         (lambda tensors: tensors.clear(), r"holds no factors"),
     ],
 )
@@ -220,6 +229,10 @@ def test_the_scale_of_a_gguf_file(tmp_path: Path, alpha: float | None, scale: fl
         (
             {"tensors": {f"blk.0.ffn_up.weight.lora_{factor}": np.ones((2, 4, 4)) for factor in "ab"}},
             r"has blk.0.ffn_up.weight.lora_a in F32 with 3 dimensions; factors are matrices",
+        ),
+        (
+            {"tensors": {f"blk.0.attn_q.weight.lora_{factor}": np.ones((2, 2)) for factor in "ab"}},
+            r"blk.0.attn_q.weight.lora_b has 2 rows, which are not those of 6 heads\n  is it an adapter of this model",
         ),
     ],
 )
