@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.example_requests import KEY_VARIABLE, curl_line, python_snippet
 from pagewick.cli.process_arguments import hide_values
 from pagewick.config import EngineConfig
 from pagewick.server.settings import ServerSettings
@@ -18,10 +17,6 @@ from pagewick.server.settings import ServerSettings
 if TYPE_CHECKING:
     from pagewick.server.run import ReadyServer
 
-QUESTION = "What is Pagewick?"
-BEGINNING = "Pagewick is"
-# The commands name this variable, so that no key stands on a terminal or in a log.
-KEY_VARIABLE = "PAGEWICK_API_KEY"
 KEY_NOTE = f"Clients need an API key; these commands take it from {KEY_VARIABLE}:\n\n"
 
 
@@ -62,34 +57,3 @@ def announce(served_model_name: str, server: ReadyServer) -> None:
         f"{python_snippet(served_model_name, server)}\n\n"
         "Ctrl-C stops the server."
     )
-
-
-def curl_line(served_model_name: str, server: ReadyServer) -> str:
-    """Return a shell command that asks the model a question, or lets a model without a chat template go on."""
-    route = "chat/completions" if server.has_chat_template else "completions"
-    headers = "-H 'content-type: application/json'"
-    if server.needs_key:
-        headers += f' -H "authorization: Bearer ${KEY_VARIABLE}"'
-    body = {"model": served_model_name, **_input(server)}
-    return f"curl {server.address}/v1/{route} {headers} -d {shlex.quote(json.dumps(body))}"
-
-
-def python_snippet(served_model_name: str, server: ReadyServer) -> str:
-    """Return a program that does the same with the openai package."""
-    key = f'os.environ["{KEY_VARIABLE}"]' if server.needs_key else '"none"'
-    resource, answer = ("chat.completions", "message.content") if server.has_chat_template else ("completions", "text")
-    arguments = "".join(f", {name}={json.dumps(value)}" for name, value in _input(server).items())
-    return (
-        f"{'import os' + chr(10) if server.needs_key else ''}"
-        "from openai import OpenAI\n"
-        f'client = OpenAI(base_url="{server.address}/v1", api_key={key})\n'
-        f"response = client.{resource}.create(model={json.dumps(served_model_name)}{arguments})\n"
-        f"print(response.choices[0].{answer})"
-    )
-
-
-def _input(server: ReadyServer) -> dict[str, Any]:
-    """Return the fields of the request beside the model."""
-    if server.has_chat_template:
-        return {"messages": [{"role": "user", "content": QUESTION}]}
-    return {"prompt": BEGINNING, "max_tokens": 40}

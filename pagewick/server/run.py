@@ -37,12 +37,13 @@ MAX_WAITING_REQUESTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadyServer:
-    """A server that serves requests. needs_key: clients must send an API key."""
+    """A server that serves requests. needs_key: clients must send an API key. is_reranker: the model rates texts."""
 
     address: str
     info: ModelInfo
     needs_key: bool
     has_chat_template: bool
+    is_reranker: bool = False
 
 
 OnReady = Callable[[ReadyServer], None]
@@ -83,7 +84,8 @@ def run_server(
             host, port = listener.getsockname()[:2]
             address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             if on_ready is not None:
-                on_ready(ReadyServer(address, info, bool(keys), has_chat_template))
+                is_reranker = config.rerank or info.num_labels > 0
+                on_ready(ReadyServer(address, info, bool(keys), has_chat_template, is_reranker))
 
         if settings.api_server_count == 1:
             server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing)

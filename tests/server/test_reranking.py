@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from pagewick.cli.example_requests import KEY_VARIABLE
 from tests.conformance.servers import Server
 from tests.models.rerankers import DOCUMENTS, QUERY, card_prompt, card_score, write_reranker
 from tests.server.api_routes import Api
@@ -45,6 +46,17 @@ def post(server: Server, path: str, **fields: Any) -> Any:
     response = server.http.post(path, json=fields)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_the_printed_program_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server.process.stdout is not None
+    printed = "".join(iter(server.process.stdout.readline, "Ctrl-C stops the server.\n"))
+    assert f"curl {server.url}/v1/rerank " in printed
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    exec(printed[printed.index("import os") :], {})
+    assert capsys.readouterr().out.count("'relevance_score': ") == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagewick.cli.serve import QUESTION
+from pagewick.cli.example_requests import QUESTION
 from tests.demo.grading import is_refusal
 from tests.demo.held_out import load_exam
 from training.batches import ROWS, UNLEARNT, Example, Group, micro_batches, to_micro_batch
