@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -62,7 +63,9 @@ def test_they_can_be_pasted(
     assert response.status_code == 200, response.text
 
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    exec(python_snippet(NAME, is_one), {})
+    names: dict[str, Any] = {}
+    exec(python_snippet(NAME, is_one), names)
+    names["client"].close()
     assert printed in capsys.readouterr().out
 
 

@@ -52,64 +52,64 @@ def options(**others: Any) -> dict[str, Any]:
 
 
 def test_openais_client_sees_what_transformers_sees(address: str, reference: nn.Module, directory: Path) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-    question = [{"type": "text", "text": "What is "}, LARGE_PART, {"type": "text", "text": "?"}]
-    messages: Any = [{"role": "user", "content": question}]
-    answer = client.chat.completions.create(messages=messages, **options())
-    expected = text_of(reference, directory, LARGE_PIECES)
-    assert answer.choices[0].message.content == expected
-    assert answer.usage is not None and answer.usage.prompt_tokens > 50
-    chunks = client.chat.completions.create(messages=messages, stream=True, **options())
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
-    # A second question about the picture finds its keys and values.
-    again = client.chat.completions.create(messages=messages, **options())
-    assert again.usage is not None and again.usage.prompt_tokens_details is not None
-    assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 40
-    assert again.choices[0].message.content == expected
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        question = [{"type": "text", "text": "What is "}, LARGE_PART, {"type": "text", "text": "?"}]
+        messages: Any = [{"role": "user", "content": question}]
+        answer = client.chat.completions.create(messages=messages, **options())
+        expected = text_of(reference, directory, LARGE_PIECES)
+        assert answer.choices[0].message.content == expected
+        assert answer.usage is not None and answer.usage.prompt_tokens > 50
+        chunks = client.chat.completions.create(messages=messages, stream=True, **options())
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
+        # A second question about the picture finds its keys and values.
+        again = client.chat.completions.create(messages=messages, **options())
+        assert again.usage is not None and again.usage.prompt_tokens_details is not None
+        assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 40
+        assert again.choices[0].message.content == expected
 
 
 def test_two_images_in_two_turns(address: str, reference: nn.Module, directory: Path) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-    messages: Any = [
-        {"role": "user", "content": [SMALL_PART]},
-        {"role": "assistant", "content": "a fox"},
-        {"role": "user", "content": [LARGE_PART, {"type": "text", "text": "And this?"}]},
-    ]
-    answer = client.chat.completions.create(messages=messages, **options())
-    pieces = [
-        START + "<|vision_start|>", SMALL, "<|vision_end|><|im_end|>\n<|im_start|>assistant\na fox<|im_end|>\n",
-        START + "<|vision_start|>", LARGE, "<|vision_end|>And this?" + END,
-    ]  # fmt: skip
-    assert answer.choices[0].message.content == text_of(reference, directory, pieces)
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        messages: Any = [
+            {"role": "user", "content": [SMALL_PART]},
+            {"role": "assistant", "content": "a fox"},
+            {"role": "user", "content": [LARGE_PART, {"type": "text", "text": "And this?"}]},
+        ]
+        answer = client.chat.completions.create(messages=messages, **options())
+        pieces = [
+            START + "<|vision_start|>", SMALL, "<|vision_end|><|im_end|>\n<|im_start|>assistant\na fox<|im_end|>\n",
+            START + "<|vision_start|>", LARGE, "<|vision_end|>And this?" + END,
+        ]  # fmt: skip
+        assert answer.choices[0].message.content == text_of(reference, directory, pieces)
 
 
 def test_responses_and_messages_take_images_too(address: str, reference: nn.Module, directory: Path) -> None:
     expected = text_of(reference, directory, LARGE_PIECES)
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-    content: Any = [
-        {"type": "input_text", "text": "What is "},
-        {"type": "input_image", "image_url": LARGE_PART["image_url"]["url"], "detail": "auto"},  # type: ignore[index]
-        {"type": "input_text", "text": "?"},
-    ]
-    response = client.responses.create(
-        model="vlm", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=NUM_TOKENS,
-        extra_body={"ignore_eos": True},
-    )  # fmt: skip
-    assert response.output_text == expected
-    other = anthropic.Anthropic(base_url=address, api_key="none")
-    source = {"type": "base64", "media_type": "image/png", "data": address_of(file_of(LARGE)).partition(",")[2]}
-    blocks: Any = [
-        {"type": "text", "text": "What is "},
-        {"type": "image", "source": source},
-        {"type": "text", "text": "?"},
-    ]
-    messages: Any = [{"role": "user", "content": blocks}]
-    message = other.messages.create(
-        model="vlm", messages=messages, max_tokens=NUM_TOKENS, extra_body={"ignore_eos": True, "temperature": 0}
-    )
-    assert [block.text for block in message.content if block.type == "text"] == [expected]
-    counted = other.messages.count_tokens(model="vlm", messages=messages)
-    assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        content: Any = [
+            {"type": "input_text", "text": "What is "},
+            {"type": "input_image", "image_url": LARGE_PART["image_url"]["url"], "detail": "auto"},  # type: ignore[index]
+            {"type": "input_text", "text": "?"},
+        ]
+        response = client.responses.create(
+            model="vlm", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=NUM_TOKENS,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        assert response.output_text == expected
+        source = {"type": "base64", "media_type": "image/png", "data": address_of(file_of(LARGE)).partition(",")[2]}
+        blocks: Any = [
+            {"type": "text", "text": "What is "},
+            {"type": "image", "source": source},
+            {"type": "text", "text": "?"},
+        ]
+        messages: Any = [{"role": "user", "content": blocks}]
+        with anthropic.Anthropic(base_url=address, api_key="none") as other:
+            message = other.messages.create(
+                model="vlm", messages=messages, max_tokens=NUM_TOKENS, extra_body={"ignore_eos": True, "temperature": 0}
+            )
+            assert [block.text for block in message.content if block.type == "text"] == [expected]
+            counted = other.messages.count_tokens(model="vlm", messages=messages)
+            assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,14 @@ def address(directory: Path, answers: dict[str, list[int]]) -> Iterator[str]:
 
 
 def complete(address: str, model: str) -> list[int]:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-    extra = {"ignore_eos": True, "return_token_ids": True}
-    answer = client.completions.create(
-        model=model, prompt=PROMPT, temperature=0, max_tokens=NUM_TOKENS, extra_body=extra
-    )
-    assert answer.model == model
-    token_ids: list[int] = answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
-    return token_ids
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        extra = {"ignore_eos": True, "return_token_ids": True}
+        answer = client.completions.create(
+            model=model, prompt=PROMPT, temperature=0, max_tokens=NUM_TOKENS, extra_body=extra
+        )
+        assert answer.model == model
+        token_ids: list[int] = answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
+        return token_ids
 
 
 def test_a_request_names_its_adapter_as_the_model(address: str, answers: dict[str, list[int]]) -> None:
@@ -97,32 +97,35 @@ def test_a_request_names_its_adapter_as_the_model(address: str, answers: dict[st
 
 
 def test_the_models_are_listed(address: str) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-    cards = {card.id: card for card in client.models.list()}
-    assert set(cards) == {"base", "red", "blue"}
-    assert [getattr(cards[name], "parent", "") for name in ("base", "red")] == [None, "base"]
-    assert client.models.retrieve("blue").id == "blue"
-    with pytest.raises(openai.NotFoundError, match="this server has 'base' and 'red' and 'blue'"):
-        complete(address, "green")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        cards = {card.id: card for card in client.models.list()}
+        assert set(cards) == {"base", "red", "blue"}
+        assert [getattr(cards[name], "parent", "") for name in ("base", "red")] == [None, "base"]
+        assert client.models.retrieve("blue").id == "blue"
+        with pytest.raises(openai.NotFoundError, match="this server has 'base' and 'red' and 'blue'"):
+            complete(address, "green")
 
 
 def test_other_apis_name_the_adapter_too(address: str) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-    chats = {}
-    for model in ("base", "blue"):
-        chat = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=16)
-        response = client.responses.create(model=model, input=PROMPT, temperature=0, max_output_tokens=16)
-        message = anthropic.Anthropic(base_url=address, api_key="none").messages.create(
-            model=model, messages=MESSAGES, max_tokens=16, extra_body={"temperature": 0}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        chats = {}
+        for model in ("base", "blue"):
+            chat = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=16)
+            response = client.responses.create(model=model, input=PROMPT, temperature=0, max_output_tokens=16)
+            with anthropic.Anthropic(base_url=address, api_key="none") as other:
+                message = other.messages.create(
+                    model=model, messages=MESSAGES, max_tokens=16, extra_body={"temperature": 0}
+                )
+            assert chat.model == response.model == message.model == model
+            assert chat.choices[0].message.content == response.output_text == message.content[0].text  # type: ignore[union-attr]
+            chats[model] = response.output_text
+            (vector,) = client.embeddings.create(model=model, input=[PROMPT]).data
+            chats[f"{model} embedding"] = str(vector.embedding)
+        assert len(set(chats.values())) == 4
+        chunks = client.chat.completions.create(
+            model="blue", messages=MESSAGES, temperature=0, max_tokens=16, stream=True
         )
-        assert chat.model == response.model == message.model == model
-        assert chat.choices[0].message.content == response.output_text == message.content[0].text  # type: ignore[union-attr]
-        chats[model] = response.output_text
-        (vector,) = client.embeddings.create(model=model, input=[PROMPT]).data
-        chats[f"{model} embedding"] = str(vector.embedding)
-    assert len(set(chats.values())) == 4
-    chunks = client.chat.completions.create(model="blue", messages=MESSAGES, temperature=0, max_tokens=16, stream=True)
-    assert {chunk.model for chunk in chunks} == {"blue"}
+        assert {chunk.model for chunk in chunks} == {"blue"}
 
 
 def test_adapters_cannot_be_loaded_unless_that_is_allowed(address: str, directory: Path) -> None:

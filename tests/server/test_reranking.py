@@ -55,7 +55,9 @@ def test_the_printed_program_runs(
     printed = "".join(iter(server.process.stdout.readline, "Ctrl-C stops the server.\n"))
     assert f"curl {server.url}/v1/rerank " in printed
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    exec(printed[printed.index("import os") :], {})
+    names: dict[str, Any] = {}
+    exec(printed[printed.index("import os") :], names)
+    names["client"].close()
     assert capsys.readouterr().out.count("'relevance_score': ") == 2
 
 
