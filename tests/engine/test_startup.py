@@ -126,10 +126,10 @@ def test_the_collector_rests_and_does_not_look_at_all_afterwards() -> None:
 def test_what_the_program_has_frozen_stays_frozen() -> None:
     gc.enable()
     gc.freeze()
-    count = gc.get_freeze_count()
     with starting(config_of(device="cuda")):
         pass
-    assert gc.get_freeze_count() == count
+    # Not their number: frozen objects that nothing refers to any more are freed. `unfreeze` leaves none.
+    assert gc.get_freeze_count() > 0
 
 
 def test_a_collector_that_was_off_stays_off() -> None:
