@@ -19,8 +19,6 @@ from random import Random
 from typing import Any
 
 import click
-import torch
-from safetensors.torch import save_file
 
 from pagewick import LLM, LoRARequest, SamplingParams
 from pagewick.cli.random_model import SHAPES, Shape, cached_random_model, tensor_shapes
@@ -31,6 +29,10 @@ NUM_NEW_TOKENS = {1: 64, NUM_STREAMS: 24}
 
 def write_adapter(directory: Path, shape: Shape, rank: int) -> None:
     """Write an adapter of PEFT's form for all projections of attention and MLPs."""
+    # Here, so that pagewick is imported before torch and can set up its threads.
+    import torch
+    from safetensors.torch import save_file
+
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, size in tensor_shapes(shape).items():

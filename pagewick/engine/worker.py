@@ -204,7 +204,7 @@ def _take_part(
             decided = replace(decided, model=config.model)
         if decided.speculative_model is not None and not Path(decided.speculative_model).is_dir():
             decided = replace(decided, speculative_model=config.speculative_model)
-        # The same adapters may lie elsewhere here.
+        # This machine may have the adapters at other paths than rank 0's.
         decided = replace(decided, lora=config.lora, lora_modules=config.lora_modules)
         runner = ModelRunner(decided, collectives, topology.local_rank)
         _set_up(runner, collectives)

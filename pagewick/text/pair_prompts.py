@@ -33,7 +33,7 @@ QWEN3_RERANKER: Final = (
     "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-# The same in GGUF files, in which the instruction is fixed.
+# GGUF files have the same prompt with a fixed instruction.
 _USUAL: Final = QWEN3_RERANKER.replace("{instruction}", INSTRUCTION)
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 # In the source of a Jinja template, the roles of a pair.

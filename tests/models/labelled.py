@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
 from pagewick.engine.engine import Engine
-from pagewick.engine.messages import EngineRequest, RequestOptions
-from pagewick.pooling_params import EMBEDDING
 from tests.models.checkpoints import _reinitialise, save
+from tests.models.pooled import pooled
 from tests.models.variants import VARIANTS
 
 
@@ -36,17 +34,4 @@ def scored(
     engine: Engine, prompts: Sequence[list[int]], label_ids: Sequence[int] = (), *, salt: str | None = None
 ) -> list[Tensor]:
     """Give all prompts to the engine at once; return the logits of their labels, or of tokens."""
-    ids = [f"{salt}-{index}" for index in range(len(prompts))]
-    for request_id, prompt in zip(ids, prompts, strict=True):
-        engine.add(EngineRequest(
-            request_id=request_id, prompt_token_ids=prompt, params=EMBEDDING, seed=0, pooling="score",
-            label_ids=list(label_ids), options=RequestOptions(cache_salt=salt),
-        ))  # fmt: skip
-    found: dict[str, bytes] = {}
-    while engine.has_work:
-        for delta in engine.step():
-            assert delta.error is None and not delta.token_ids
-            if delta.embedding:
-                assert delta.finish_reason == "length" and delta.request_id not in found
-                found[delta.request_id] = delta.embedding
-    return [torch.from_numpy(np.frombuffer(found[request_id], "<f4").copy()) for request_id in ids]
+    return pooled(engine, prompts, "score", cache_salt=salt, label_ids=list(label_ids))

@@ -7,42 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pagewick.engine.admission import check_request
-from pagewick.engine.engine import Engine
-from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ModelLoadError, UnsupportedError
 from pagewick.pooling_params import EMBEDDING
 from pagewick.sampling_params import SamplingParams
 from tests.models.answers import make_prompts, running
 from tests.models.checkpoints import write_checkpoint
+from tests.models.pooled import pooled
 
 PROMPTS = make_prompts((1, 33, 7, 64, 40))
-
-
-def pooled(
-    engine: Engine, prompts: Sequence[list[int]], pooling: str, *, cache_salt: str | None = None
-) -> list[Tensor]:
-    """Give all prompts to the engine at once, and return their embeddings."""
-    ids = [f"{pooling}-{cache_salt}-{index}" for index in range(len(prompts))]
-    for request_id, prompt in zip(ids, prompts, strict=True):
-        options = RequestOptions(cache_salt=cache_salt)
-        engine.add(EngineRequest(
-            request_id=request_id, prompt_token_ids=prompt, params=EMBEDDING, seed=0, pooling=pooling, options=options,
-        ))  # fmt: skip
-    found: dict[str, bytes] = {}
-    while engine.has_work:
-        for delta in engine.step():
-            assert delta.error is None and not delta.token_ids
-            if delta.embedding:
-                assert delta.finish_reason == "length" and delta.request_id not in found
-                found[delta.request_id] = delta.embedding
-    return [torch.from_numpy(np.frombuffer(found[request_id], "<f4").copy()) for request_id in ids]
 
 
 def expected(model: nn.Module, prompts: Sequence[list[int]], pooling: str) -> list[Tensor]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from pagewick.demo import MODEL_DIR
 from pagewick.quantization.mixes import MixedModel
 from tests.weights.gguf.mixes import quantize_rows, types_of
+from tests.weights.gguf.vocabulary import add_vocabulary
 
 ARCHITECTURE = "qwen3"
 
@@ -36,7 +37,12 @@ def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False, cont
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    _add_vocabulary(writer, config)
+    add_vocabulary(
+        writer, json.loads((MODEL_DIR / "tokenizer.json").read_text()), config["vocab_size"], pre_tokenizer="qwen2"
+    )
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_chat_template(json.loads((MODEL_DIR / "tokenizer_config.json").read_text())["chat_template"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
     tensors = load_file(MODEL_DIR / "model.safetensors")
     tensors = {names.get_name(name, try_suffixes=(".weight", ".bias")): tensor for name, tensor in tensors.items()}
@@ -57,24 +63,3 @@ def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False, cont
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add_vocabulary(writer: Any, config: dict[str, Any]) -> None:
-    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text())
-    settings = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
-    tokens = [f"[PAD{token_id}]" for token_id in range(config["vocab_size"])]
-    types = [gguf.TokenType.UNUSED] * len(tokens)
-    for text, token_id in tokenizer["model"]["vocab"].items():
-        tokens[token_id], types[token_id] = text, gguf.TokenType.NORMAL
-    for token in tokenizer["added_tokens"]:
-        tokens[token["id"]] = token["content"]
-        types[token["id"]] = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(settings["chat_template"])

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.models.rerankers import BACKEND, CONTROL, NO, PREFIX, SUFFIX, YES
 from tests.weights.gguf.mixes import quantize_rows
+from tests.weights.gguf.vocabulary import add_vocabulary
 
 TEMPLATE = (
     f"{PREFIX}<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
@@ -38,7 +39,8 @@ def write_gguf(path: Path, model: nn.Module, *, kind: str = "F32", template: str
     writer.add_classifier_output_labels(["yes", "no"])
     if template is not None:
         writer.add_chat_template([{"name": "rerank", "template": template}])
-    _add_vocabulary(writer, config.vocab_size)
+    add_vocabulary(writer, json.loads(BACKEND.to_str()), config.vocab_size, pre_tokenizer="gpt-2")
+    writer.add_eos_token_id(BACKEND.token_to_id(CONTROL[2]))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     tensors = {"cls.output.weight": head[[YES, NO]]}
@@ -58,22 +60,3 @@ def write_gguf(path: Path, model: nn.Module, *, kind: str = "F32", template: str
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add_vocabulary(writer: Any, vocab_size: int) -> None:
-    state = json.loads(BACKEND.to_str())
-    tokens = [f"[PAD{token_id}]" for token_id in range(vocab_size)]
-    types = [gguf.TokenType.UNUSED] * vocab_size
-    for text, token_id in state["model"]["vocab"].items():
-        tokens[token_id], types[token_id] = text, gguf.TokenType.NORMAL
-    for token in state["added_tokens"]:
-        tokens[token["id"]] = token["content"]
-        types[token["id"]] = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    merges = state["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    writer.add_eos_token_id(BACKEND.token_to_id(CONTROL[2]))
-    writer.add_add_bos_token(False)
