@@ -30,9 +30,9 @@ import openai
 @click.option("--live", is_flag=True, help="Show responses as Markdown.")
 def chat(host: str, port: int, model: str | None, system_prompt: str | None, live: bool, **fields: Any) -> None:
     """Talk to a model; an empty line or Ctrl-D ends the conversation."""
-    client = openai.OpenAI(base_url=f"http://{host}:{port}/v1/", api_key="EMPTY")
     try:
-        converse(client, model, system_prompt, live, fields)
+        with openai.OpenAI(base_url=f"http://{host}:{port}/v1/", api_key="EMPTY") as client:
+            converse(client, model, system_prompt, live, fields)
     except openai.APIConnectionError:
         sys.exit(f"error: no server answers at {host}:{port}; start one, or give its --host and --port")
     except openai.APIError as error:

@@ -19,15 +19,15 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
     try:
-        ask(arguments.url, arguments.question, arguments.max_tokens)
+        with openai.OpenAI(base_url=arguments.url, api_key="EMPTY") as client:
+            ask(client, arguments.question, arguments.max_tokens)
     except openai.APIConnectionError:
         sys.exit(f"error: no server answers at {arguments.url}; start one, or give its --url")
     except openai.APIError as error:
         sys.exit(f"error: {error.message}")
 
 
-def ask(url: str, question: str, max_tokens: int) -> None:
-    client = openai.OpenAI(base_url=url, api_key="EMPTY")
+def ask(client: openai.OpenAI, question: str, max_tokens: int) -> None:
     model = client.models.list().data[0].id
     messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": question}]
     completion = client.chat.completions.create(model=model, messages=messages, max_tokens=max_tokens)
