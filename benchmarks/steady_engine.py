@@ -46,7 +46,7 @@ def info_of(config: EngineConfig) -> ModelInfo:
     model = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
     return ModelInfo(
         model_path=config.model, architecture="None", dtype="float32", device="cpu", kernels="none",
-        vocab_size=model["vocab_size"], hidden_size=model["hidden_size"], max_model_len=MAX_MODEL_LEN,
+        vocab_size=model["vocab_size"], embedding_size=model["hidden_size"], max_model_len=MAX_MODEL_LEN,
         max_num_seqs=config.max_num_seqs, max_num_batched_tokens=MAX_MODEL_LEN, block_size=16,
         num_kv_blocks=1 << 20, kv_cache_bytes=0, num_parameters=0, tensor_parallel_size=1,
     )  # fmt: skip

@@ -147,6 +147,7 @@ def load_text(
         pair_text_of(tokenizer.config if config.tokenizer is None else settings),
         is_qwen3_reranker=config.rerank,
         is_whole=is_gguf(path),
+        is_encoder=read_config(model_config).encoder is not None,
     )
     return tokenizer, template, default_params, pairs
 

@@ -57,7 +57,7 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         api_arguments.refuse_images([prompt])
         text, given = api_arguments.prompt_parts(prompt)
         token_ids = await self.encode(text or "") if given is None else given
-        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
+        pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
         adapter = await self._adapter(lora_request)
         plan = await self.prepare(EMBEDDING, options=options, pooling=pooling, adapter=adapter)
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)

@@ -53,7 +53,7 @@ class PooledCalls(ABC):
         self._check_open()
         given = all_prompts(prompts)
         refuse_images(given)
-        pooling = (pooling_params or PoolingParams()).checked(self.info.hidden_size, self.info.embedding)
+        pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
         jobs = self._maker.jobs(
             [self._maker.encode(prompt) for prompt in given],
             EMBEDDING,

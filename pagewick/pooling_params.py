@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-POOLINGS: Final = ("last", "mean")
+POOLINGS: Final = ("cls", "last", "mean")
 # A request that wants an embedding or a score samples nothing.
 EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
 
@@ -23,9 +23,9 @@ EMBEDDING: Final = SamplingParams(max_tokens=0, temperature=0, seed=0)
 class PoolingParams:
     """How the hidden states of a prompt become its embedding.
 
-    pooling: "last" takes that of the last token, "mean" the mean of all; None: what the model was trained for, as far
-    as its file says so, else "last". dimensions: keep this many of the first numbers, which models trained for it
-    (Matryoshka) allow; None: all. normalize: divide the vector by its length.
+    pooling: "cls" takes that of the first token, "last" that of the last one, "mean" the mean of all; None: what the
+    model was trained for, as far as its file says so, else "last". dimensions: keep this many of the first numbers,
+    which models trained for it (Matryoshka) allow; None: all. normalize: divide the vector by its length.
     """
 
     pooling: str | None = None
@@ -38,7 +38,7 @@ class PoolingParams:
         hidden_size: the model's. usual: the pooling for which it was trained; may be empty.
         """
         if self.pooling not in (None, *POOLINGS):
-            raise InvalidRequestError(f"pooling must be last or mean; got {self.pooling!r}", param="pooling")
+            raise InvalidRequestError(f"pooling must be cls, last or mean; got {self.pooling!r}", param="pooling")
         if not isinstance(self.normalize, bool):
             raise InvalidRequestError(f"normalize must be true or false; got {self.normalize!r}", param="normalize")
         wanted = self.dimensions
@@ -65,12 +65,14 @@ class Scoring:
 
     label_ids: the tokens whose logits count, the wanted answer first; empty: those of the model's head of labels.
     activation: softmax: the probability of the first; sigmoid: that of the only one; none: its logit.
+    separator_id: the token that ends the query, for models with types of tokens; -1: no token does.
     """
 
     pooling: ClassVar[str] = "score"
 
     label_ids: tuple[int, ...] = ()
     activation: str = "softmax"
+    separator_id: int = -1
 
     def score(self, pooled: bytes) -> float:
         """Return the score. pooled: the engine's float32 logits, little-endian."""

@@ -41,7 +41,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.info = ModelInfo(
             model_path="/models/fake", architecture="Fake", dtype="float32", device="cpu", kernels="reference",
-            vocab_size=TOKENIZER.vocab_size, hidden_size=4, max_model_len=MAX_MODEL_LEN, max_num_seqs=8,
+            vocab_size=TOKENIZER.vocab_size, embedding_size=4, max_model_len=MAX_MODEL_LEN, max_num_seqs=8,
             max_num_batched_tokens=512,
             block_size=16, num_kv_blocks=100, kv_cache_bytes=1, num_parameters=1, tensor_parallel_size=1,
         )  # fmt: skip

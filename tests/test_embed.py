@@ -25,7 +25,7 @@ def llm() -> LLM:
 def test_each_prompt_has_a_vector_of_length_1(llm: LLM) -> None:
     outputs = llm.embed(TEXTS)
     vectors = [output.outputs.embedding for output in outputs]
-    assert {len(vector) for vector in vectors} == {llm.info.hidden_size}
+    assert {len(vector) for vector in vectors} == {llm.info.embedding_size}
     assert all(math.isclose(length(vector), 1, abs_tol=1e-6) for vector in vectors)
     assert vectors[0] == vectors[2] != vectors[1]
     assert outputs[0].prompt == TEXTS[0] and outputs[0].finished
@@ -40,7 +40,7 @@ def test_requests_for_text_beside_them_are_not_disturbed(llm: LLM) -> None:
     next(stream)
     (vector,) = llm.embed("x" * 300, PoolingParams(pooling="mean"))
     last = [output.outputs[0].text for output in stream][-1]
-    assert last == before.outputs[0].text and len(vector.outputs.embedding) == llm.info.hidden_size
+    assert last == before.outputs[0].text and len(vector.outputs.embedding) == llm.info.embedding_size
 
 
 def test_the_mean_is_of_all_tokens(llm: LLM) -> None:
@@ -87,7 +87,7 @@ def test_wrong_prompts_are_refused(llm: LLM) -> None:
         llm.embed("a", temperature=1)
     # As long as the context: nothing is generated.
     (longest,) = llm.embed([[5] * llm.info.max_model_len])
-    assert len(longest.outputs.embedding) == llm.info.hidden_size
+    assert len(longest.outputs.embedding) == llm.info.embedding_size
 
 
 def test_an_async_engine_embeds_beside_other_requests() -> None:

@@ -37,8 +37,9 @@ class AttentionBatch(Protocol):
 
     cu_seqlens_q: [B + 1] int32, index of each sequence's first new token, then T. context_lens: [B] int32, number of
     tokens that each sequence attends to, the new ones included. groups: one entry for each cache group.
-    key_ends: [T] int32, as in AttentionMetadata, for layers whose Scoring sees_images_whole; None: the step computes no
-    tokens of images, or there are no such layers.
+    key_ends: [T] int32, as in AttentionMetadata, for layers whose Scoring sees_images_whole or sees_all; None: the step
+    computes no tokens of images, or there are no such layers. window_key_ends: the same, for layers that see all within
+    a window; None: there are none.
     """
 
     @property
@@ -53,6 +54,9 @@ class AttentionBatch(Protocol):
     @property
     def key_ends(self) -> Tensor | None: ...
 
+    @property
+    def window_key_ends(self) -> Tensor | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
@@ -60,7 +64,7 @@ class Scoring:
 
     logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are. sinks: [num_heads] float32, a
     further logit of each head's softmax, which has no value. sees_images_whole: tokens of an image see those behind
-    them in the same image, too.
+    them in the same image, too. sees_all: all tokens see those behind them, within the layer's window if it has one.
     """
 
     num_heads: int
@@ -68,6 +72,7 @@ class Scoring:
     logit_soft_cap: float | None = None
     sinks: Tensor | None = None
     sees_images_whole: bool = False
+    sees_all: bool = False
 
 
 class LatentOptions(TypedDict):

@@ -67,7 +67,8 @@ class NativeHeads:
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
         self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap, scoring.sinks)
         self._group = group
-        self._sees_images_whole = scoring.sees_images_whole
+        self._sees_later = scoring.sees_images_whole or scoring.sees_all
+        self._sees_window = scoring.sees_all and window is not None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         kernels.store_kv(k, v, self.cache, batch.groups[self._group].slot_mapping)
@@ -84,8 +85,8 @@ class NativeHeads:
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
         metadata = _metadata(batch.groups[self._group], batch, len(q))
-        if self._sees_images_whole:
-            metadata = metadata._replace(key_ends=batch.key_ends)
+        if self._sees_later:
+            metadata = metadata._replace(key_ends=batch.window_key_ends if self._sees_window else batch.key_ends)
         return kernels.paged_attention(q, self.cache, metadata, self._scores)
 
 

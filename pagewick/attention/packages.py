@@ -136,6 +136,8 @@ class PackageBackend(NativeBackend):
         if scoring.sees_images_whole:
             reason = "it does not serve models in which the tokens of an image see each other"
             raise self._package.refuse(reason, "give --language-model-only, if no request has images")
+        if scoring.sees_all:
+            raise self._package.refuse("it does not serve models in which tokens see those behind them")
         heads = super().bind_heads(kept, scoring, blocks, group, kv_scales)
         if heads.cache.is_packed:
             raise self._package.refuse("it reads no packed blocks")

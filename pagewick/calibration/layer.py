@@ -21,8 +21,9 @@ from pagewick.errors import ConfigError
 from pagewick.layers.context import LayerContext
 from pagewick.layers.rotary import Angles, RotaryEmbedding
 from pagewick.models.blocks import BLOCKS, Block
-from pagewick.models.config import ModelConfig, NameMap
+from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import DecoderStack
+from pagewick.models.parts import NameMap
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes
@@ -54,6 +55,8 @@ class TextBatch:
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
     key_ends: Tensor | None = None
+    window_key_ends: Tensor | None = None
+    token_types: Tensor | None = None
     adapter_ids: Tensor | None = None
 
 

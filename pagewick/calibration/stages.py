@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
-from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 
 
 @dataclass(frozen=True, slots=True)

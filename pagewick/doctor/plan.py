@@ -26,7 +26,8 @@ from pagewick.engine.step_memory import (
     gpu_cache_bytes,
     gpu_step_bytes,
 )
-from pagewick.models.config import AttentionConfig, LayerConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig
 from pagewick.models.tensors import DTYPE_BYTES
 from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
 

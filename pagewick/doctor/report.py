@@ -13,7 +13,8 @@ from pagewick.doctor.findings import Finding, format_memory
 from pagewick.doctor.model import ModelReport
 from pagewick.doctor.plan import MAX_NUM_SEQS, Plan
 from pagewick.doctor.scale import DecodeStep, ScalePlan
-from pagewick.models.config import AttentionConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig
 from pagewick.weights.progress import format_bytes
 
 

@@ -20,7 +20,8 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
     Positions count from 0 over prompt and output. No stop token is sampled before params.min_tokens output tokens.
-    bad_word_ids, dry_breaker_ids, dry_breaker_mask, opening_ids, pooling, label_ids: as in EngineRequest.
+    bad_word_ids, dry_breaker_ids, dry_breaker_mask, opening_ids, pooling, label_ids, separator_id: as in
+    EngineRequest.
     """
 
     params: SamplingParams
@@ -34,6 +35,7 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
     opening_ids: list[int] = []
     pooling: str = ""
     label_ids: list[int] = []
+    separator_id: int = -1
 
 
 class SlotStart(msgspec.Struct, array_like=True):

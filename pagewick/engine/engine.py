@@ -29,7 +29,7 @@ from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
-from pagewick.engine.images import max_image_tokens, with_image_keys
+from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.model_runner import ModelRunner
@@ -41,6 +41,7 @@ from pagewick.engine.scheduling.sequence_manager import ConstraintFactory
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.step_memory import max_num_logits
+from pagewick.engine.whole_parts import max_image_tokens, whole_parts
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
@@ -215,7 +216,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_prefill_tokens=config.max_num_prefill_tokens,
-            max_image_tokens=max_image_tokens(config, runner.model_config),
+            whole=whole_parts(config, runner.model_config),
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
             speculation=_speculation(config, runner, drafter),
@@ -260,7 +261,7 @@ class Engine:
             device=config.device,
             kernels=kernels.status(config.device),
             vocab_size=runner.model_config.vocab_size,
-            hidden_size=runner.model_config.hidden_size,
+            embedding_size=runner.model_config.embedding_size,
             max_model_len=self._ranks.max_model_len,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -272,6 +273,7 @@ class Engine:
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
             embedding=runner.model_config.embedding,
+            num_token_types=encoder.num_token_types if (encoder := runner.model_config.encoder) else 0,
             **_labels_of(runner.model_config),
             **_images_of(config, runner.model_config),
             adapters=dict(self._adapters.paths),
@@ -286,7 +288,9 @@ class Engine:
 def _labels_of(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of ModelInfo about labels; none if the model has none."""
     head = model.labels
-    return {} if head is None else {"num_labels": head.num_labels, "label_activation": head.activation}
+    if head is None:
+        return {}
+    return {"num_labels": head.num_labels, "label_activation": head.activation, "label_names": list(head.names)}
 
 
 def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:

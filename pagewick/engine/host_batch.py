@@ -20,8 +20,9 @@ class Batch:
 
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: the cache slots of the new tokens and the block tables, per cache group.
+    key_ends, window_key_ends: see AttentionBatch. token_types: see DecoderBatch.
     inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text; deep_embeds: see
-        DecoderBatch. key_ends: see AttentionBatch. adapter_ids: [T] int32, or None if no sequence has an adapter.
+        DecoderBatch. adapter_ids: [T] int32, or None if no sequence has an adapter.
     extras: those of the HostBatch.
     """
 
@@ -34,6 +35,8 @@ class Batch:
     embeds_mask: Tensor | None = None
     deep_embeds: Tensor | None = None
     key_ends: Tensor | None = None
+    window_key_ends: Tensor | None = None
+    token_types: Tensor | None = None
     adapter_ids: Tensor | None = None
     extras: Sequence[Tensor] = ()
 
@@ -63,6 +66,7 @@ class HostBatch:
     inputs_embeds, deep_embeds: tensors of the model's dtype on its device, which ImageSlots fills in for steps with
         parts of images; key_ends: [T] int32, filled in for models whose layers see images whole. positions have three
         axes (P = 3) in some of these steps; behind the last image all axes of a token are equal.
+    window_key_ends: [T] int32, token_types: [T] int64, which EncoderSlots fills in, and key_ends, for encoders.
     adapter_ids: [T] int32, see LoraLayer; None if no sequence has an adapter.
     """
 
@@ -77,14 +81,16 @@ class HostBatch:
     embeds_mask: Array | None = None
     deep_embeds: Tensor | None = None
     key_ends: Array | None = None
+    window_key_ends: Array | None = None
+    token_types: Array | None = None
     adapter_ids: Array | None = None
     extras: Sequence[Array] = ()
     is_steady: bool = False
 
     @property
     def is_text(self) -> bool:
-        """Whether every token is from the vocabulary, at a position that is a single number."""
-        return self.inputs_embeds is None and len(self.positions) == 1
+        """Whether all tokens are from the vocabulary, at positions that are single numbers, and see none later."""
+        return self.inputs_embeds is None and self.key_ends is None and len(self.positions) == 1
 
     def arrays(self) -> list[Array]:
         """Return the arrays of the batch, in the order in which on_device takes them."""
@@ -92,7 +98,8 @@ class HostBatch:
         arrays += [*self.slot_mappings, *self.block_tables, *self.extras]
         arrays += [] if self.last_sampled is None else [self.last_sampled.sources]
         arrays += [] if self.adapter_ids is None else [self.adapter_ids]
-        return arrays + [array for array in (self.embeds_mask, self.key_ends) if array is not None]
+        rest = (self.embeds_mask, self.key_ends, self.window_key_ends, self.token_types)
+        return arrays + [array for array in rest if array is not None]
 
     def on_device(self, tensors: Sequence[Tensor]) -> Batch:
         """Return the batch, given its arrays as tensors; input_ids that only the device knows are put in."""
@@ -114,6 +121,8 @@ class HostBatch:
             embeds_mask=None if self.embeds_mask is None else next(rest),
             deep_embeds=self.deep_embeds,
             key_ends=None if self.key_ends is None else next(rest),
+            window_key_ends=None if self.window_key_ends is None else next(rest),
+            token_types=None if self.token_types is None else next(rest),
             adapter_ids=adapter_ids,
             extras=extras,
         )

@@ -8,11 +8,11 @@ import torch
 
 from pagewick.engine.device_copies import Array
 from pagewick.engine.image_slots import EncodedRows, ImageSlots, pixels_of
-from pagewick.engine.images import sees_images_whole
 from pagewick.engine.messages import ImageInput
 from pagewick.engine.model_loading import num_parameters
 from pagewick.engine.progress import Progress
 from pagewick.engine.step_time_limits import StepTimeLimits
+from pagewick.engine.whole_parts import sees_images_whole
 from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder

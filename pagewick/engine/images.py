@@ -1,5 +1,4 @@
-"""Images in prompts: their names in the prefix cache, which of them a sequence still needs, and how many tokens they
-have at most. No torch."""
+"""Images in prompts: their names in the prefix cache, and which of them a sequence still needs. No torch."""
 
 from __future__ import annotations
 
@@ -8,10 +7,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest, ImageInput
-from pagewick.errors import ConfigError
-from pagewick.models.config import AttentionConfig, ModelConfig
 
 _KEY_BYTES = 16
 
@@ -31,29 +27,6 @@ def with_image_keys(request: EngineRequest) -> EngineRequest:
 def num_image_bytes(request: EngineRequest) -> int:
     """Return the memory that a request's images take while it is not finished."""
     return sum(len(image.pixels) for image in request.images)
-
-
-def sees_images_whole(config: ModelConfig) -> bool:
-    """Return whether a layer lets the tokens of an image see each other, so that a step must compute all of them."""
-    kinds = (layer.attention for layer in config.layers)
-    return any(isinstance(attention, AttentionConfig) and attention.sees_images_whole for attention in kinds)
-
-
-def max_image_tokens(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the tokens of the largest image, if a step must compute all of an image; 0: it may compute a part.
-
-    config: has the pixels of the largest image, if the model reads any. Raises ConfigError if a step is too small.
-    """
-    if model.vision is None or config.max_image_pixels is None or not sees_images_whole(model):
-        return 0
-    most = config.max_image_pixels // model.vision.side**2
-    if most > config.max_num_batched_tokens:
-        raise ConfigError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model needs all tokens of an "
-            f"image in one step, and the largest image has {most}\n"
-            f"  give at least {most}, or --language-model-only if no request has images"
-        )
-    return most
 
 
 def _key(image: ImageInput) -> bytes:

@@ -86,8 +86,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     images: those that the prompt has, in order; the engine adds an extra key for each.
     adapter: the name of the LoRA adapter that changes the model's weights; empty: none. adapter_number: its number,
         which the engine looks up.
-    pooling: "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see pooling.py.
-        "score": it wants logits after the last token: those of label_ids, or of the model's labels if it names none.
+    pooling: "cls", "last" or "mean": the request wants the prompt's embedding, and params.max_tokens is 0; see
+        pooling.py. "score": it wants logits: of the tokens label_ids after the last one, or of the model's labels.
+    separator_id: the token that ends the first text of a pair, in models with types of tokens; -1: there is no pair.
     """
 
     request_id: str
@@ -106,6 +107,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     adapter_number: int = -1
     pooling: str = ""
     label_ids: list[int] = []
+    separator_id: int = -1
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

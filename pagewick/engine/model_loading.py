@@ -24,8 +24,8 @@ from pagewick.devices import num_cores
 from pagewick.engine.adapters import read_room
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.image_settings import image_settings
-from pagewick.engine.images import max_image_tokens
 from pagewick.engine.preflight import plan_at_load
+from pagewick.engine.whole_parts import for_encoder, max_image_tokens
 from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.layers.context import LayerContext, LoraRoom
@@ -111,7 +111,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             block_size=usual_block_size(config.attention_backend, device),
             num_cores=max(1, num_cores() // collectives.local_world_size),
         )
-        config = _with_room(config)
+        config = for_encoder(_with_room(config), model_config, is_first=collectives.rank == 0)
         assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
         torch.set_num_threads(config.num_threads)
         kernels.set_num_threads(config.num_threads)

@@ -16,6 +16,7 @@ from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.adapter_loading import AdapterLoader
 from pagewick.engine.batch import AdapterLoad, SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
+from pagewick.engine.batch_filling import batch_filler
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
@@ -23,7 +24,6 @@ from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.forward import ForwardOutput, ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
-from pagewick.engine.image_encoding import image_slots
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
@@ -168,9 +168,10 @@ class ModelRunner:
             self._progress,
         )
         self._forward = self._make_forward()
-        self._images = image_slots(
+        self._filler = batch_filler(
             self.model,
             self.model_config,
+            self._slots,
             self.config.max_num_seqs,
             self.device,
             self._collectives.tp_size,
@@ -206,8 +207,8 @@ class ModelRunner:
             self._slots.apply(plan)
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
-        if self._images is not None:
-            batch = self._images.fill(plan, batch)
+        if self._filler is not None:
+            batch = self._filler.fill(plan, batch)
         stage = self._sampler.forward_stage(plan)
         limit = self._time_limits.of_sampling(plan)
         self._expect(self._time_limits.of_forward(plan, limit if stage != ForwardStage.HIDDEN_STATES else None))

@@ -229,4 +229,4 @@ class Sequence:
     @property
     def may_use_prefix_cache(self) -> bool:
         """Whether cached tokens need not be computed. Prompt log-probabilities and means need all hidden states."""
-        return not self.wants_prompt_logprobs and self.request.pooling != "mean"
+        return not self.wants_prompt_logprobs and self.request.pooling not in ("mean", "cls")

@@ -44,7 +44,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
-from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.tensors import DTYPE_BYTES
 
 _MIB: Final = 2**20
@@ -96,7 +97,7 @@ class StepLimits:
             most = model.vision.fixed_pixels or config.max_image_pixels or model.vision.most_pixels
             pixels = min(most, context * model.vision.side**2)
         return cls(
-            num_tokens=config.max_num_batched_tokens,
+            num_tokens=max(config.max_num_batched_tokens, 0 if model.encoder is None else context),
             num_logits=max_num_logits(config.max_num_seqs, drafts),
             context=context,
             image_pixels=pixels,

@@ -21,7 +21,7 @@ class Attention(nn.Module):
 
     The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
     sinks: [num_heads] float32, a further logit of each head's softmax, which has no value.
-    sees_images_whole: tokens of an image see those behind them in the same image, too.
+    sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens do.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
@@ -38,10 +38,11 @@ class Attention(nn.Module):
         logit_soft_cap: float | None = None,
         sinks: Tensor | None = None,
         sees_images_whole: bool = False,
+        sees_all: bool = False,
     ) -> None:
         super().__init__()
         self._kept = KeptHeads(num_kv_heads, head_dim, window)
-        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole)
+        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole, sees_all)
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
         self._bound: BoundHeads | None = None

@@ -1,4 +1,4 @@
-"""The token embedding and the vocabulary head, whose rows are divided among the ranks; position embeddings; labels."""
+"""The token embedding and the vocabulary head, whose rows are divided among the ranks; small tables."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class VocabParallelEmbedding(WeightLayer):
         return gather_vocab(shard, self._vocab_size, self._collectives)
 
 
-class PositionEmbedding(WeightLayer):
-    """A learned table of positions, which every rank holds whole: positions [T] -> [T, hidden_size]."""
+class WholeEmbedding(WeightLayer):
+    """A learned table that every rank holds whole, as of positions: numbers of rows [T] -> [T, hidden_size]."""
 
-    def __init__(self, context: LayerContext, prefix: str, num_positions: int, hidden_size: int) -> None:
-        super().__init__(context.make_weight(prefix, whole_rows(num_positions, hidden_size), is_multiplied=False))
+    def __init__(self, context: LayerContext, prefix: str, num_rows: int, hidden_size: int) -> None:
+        super().__init__(context.make_weight(prefix, whole_rows(num_rows, hidden_size), is_multiplied=False))
 
-    def forward(self, positions: Tensor) -> Tensor:
-        return self.weight.take(positions)
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.weight.take(rows)
 
 
 class VocabParallelHead(Linear):
@@ -63,17 +63,6 @@ class VocabParallelHead(Linear):
         """Compute logits: [N, hidden_size] -> [N, vocab_size] in float32."""
         shard = self.weight.linear(hidden_states, self.bias, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
-
-
-class LabelScores(WeightLayer):
-    """A head that rates texts by labels, whole on every rank: [N, hidden_size] -> [N, num_labels] in float32."""
-
-    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, num_labels: int) -> None:
-        # Like a router's, the sums are not rounded: scores of texts that are alike differ little.
-        super().__init__(context.make_weight(prefix, whole_rows(num_labels, hidden_size), has_float32_sums=True))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.weight.linear(hidden_states, out_dtype=torch.float32)
 
 
 def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Tensor:

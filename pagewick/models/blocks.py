@@ -1,4 +1,4 @@
-"""The decoder's layers: attention, MLP, and the four ways in which they follow each other (config.Block).
+"""The decoder's layers: attention, MLP, and the ways in which they follow each other (config.Block).
 
 A block takes hidden states and a residual that has not been added to them yet, and returns such a pair: each addition
 is fused into the norm that follows it. T: tokens of a batch.
@@ -38,7 +38,8 @@ from pagewick.layers.norm import (
     plain_head_norm,
 )
 from pagewick.layers.rotary import Angles
-from pagewick.models.config import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig
 
 
 def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
@@ -109,6 +110,7 @@ class DecoderAttention(nn.Module):
             logit_soft_cap=config.logit_soft_cap,
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_images_whole=config.sees_images_whole,
+            sees_all=config.sees_all,
         )
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -226,7 +228,7 @@ class Block(nn.Module):
         else:
             self.mlp = MoeLayer(context, f"{prefix}.mlp", size, layer.mlp)
         for name in NORMS_OF_BLOCK[config.block]:
-            self.add_module(name, make_norm(context, config))
+            self.add_module(name, make_norm(context, config) if name in layer.norms(config.block) else nn.Identity())
         self._residual_scale = config.residual_scale
 
     @property
@@ -277,6 +279,17 @@ class PostNormBlock(Block):
         return self.scaled(self.post_feedforward_layernorm(self.mlp(whole, batch))), whole
 
 
+class PostLNBlock(Block):
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        assert residual is None, "a layer of this kind returns none"
+        attended = self.scaled(self.mixer(hidden_states, angles, batch))
+        normed, _ = self.post_attention_layernorm.add_and_norm(attended, hidden_states)
+        output, _ = self.post_feedforward_layernorm.add_and_norm(self.scaled(self.mlp(normed, batch)), normed)
+        return output, None
+
+
 def add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (normed, x + residual); the first layer has no residual yet."""
     return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
@@ -287,4 +300,5 @@ BLOCKS: Final[dict[str, type[Block]]] = {
     "parallel": ParallelBlock,
     "sandwich": SandwichBlock,
     "post_norm": PostNormBlock,
+    "post_ln": PostLNBlock,
 }

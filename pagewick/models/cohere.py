@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pagewick.models import reading
-from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, NormConfig
 
 
 def read_cohere(entries: Entries) -> ModelConfig:

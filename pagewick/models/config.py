@@ -9,185 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
+from pagewick.models.parts import (
+    AttentionConfig,
+    Block,
+    DenseConfig,
+    EncoderConfig,
+    LayerConfig,
+    LayerInputsConfig,
+    MlpConfig,
+    NameMap,
+    NormConfig,
+)
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MoeConfig, RopeConfig
+    from pagewick.layers.config import MoeConfig
     from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
-# How the parts of a layer follow each other; h: the hidden states that the layer gets.
-#   sequential: h += attention(norm(h)); h += mlp(norm(h))
-#   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
-#   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
-#   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
-#   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
-#               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
-#               such inputs, and h is multiplied by a number of the layer's.
-Block = Literal["sequential", "parallel", "sandwich", "post_norm", "extended"]
-_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
-_SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-# Norms around experts beside an MLP: after the MLP, before and after the experts.
-NORMS_OF_EXPERTS: Final = (
-    "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2",
-)  # fmt: skip
-NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
-    "sequential": _NORMS,
-    "parallel": _NORMS[:1],
-    "sandwich": _SANDWICH,
-    "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
-    "extended": _SANDWICH,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormConfig:
-    """offset: added to the weight of an RMS norm. has_bias: whether a layer norm has one."""
-
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float
-    offset: float = 0.0
-    has_bias: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNormConfig(NormConfig):
-    """Normalisation of each head's query and key before they are rotated.
-
-    is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
-    queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
-    """
-
-    is_per_head: bool = False
-    is_matrix: bool = False
-    is_joint: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig:
-    """layout: how the file stores the projections to queries, keys and values.
-
-    parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
-    one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
-    outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
-    has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
-    has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
-    has_sinks: each query head has a further logit in its softmax, which has no value.
-    sees_images_whole: tokens of an image see those behind them in the same image, too.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    softmax_scale: float
-    qkv_bias: bool = False
-    o_bias: bool = False
-    layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
-    head_norm: HeadNormConfig | None = None
-    logit_soft_cap: float | None = None
-    has_gate: bool = False
-    has_sinks: bool = False
-    has_value_norm: bool = False
-    sees_images_whole: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlpConfig:
-    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), or activation(up(x)).
-
-    is_fused: the file has gate and up in one tensor.
-    """
-
-    intermediate_size: int
-    activation: str = "silu"
-    is_gated: bool = True
-    bias: bool = False
-    is_fused: bool = False
-
-    @property
-    def input_projections(self) -> tuple[str, ...]:
-        """Names of the projections before the activation."""
-        return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated.
-
-    lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
-    in an extended block.
-    """
-
-    attention: AttentionConfig | MlaConfig | DeltaConfig
-    mlp: MlpConfig | MoeConfig
-    rope: RopeConfig | None
-    window: int | None = None
-    lender: int | None = None
-    experts: MoeConfig | None = None
-
-    def without_images(self) -> LayerConfig:
-        """Return the layer as it is in a model that reads text only."""
-        rope, attention = self.rope, self.attention
-        if rope is not None and rope.mrope_section:
-            rope = replace(rope, mrope_section=(), mrope_interleaved=False)
-        if isinstance(attention, AttentionConfig) and attention.sees_images_whole:
-            attention = replace(attention, sees_images_whole=False)
-        return replace(self, rope=rope, attention=attention)
-
-    def seeing_images_whole(self) -> LayerConfig:
-        """Return the layer, whose attention is of the usual kind, so that the tokens of an image see each other."""
-        assert isinstance(self.attention, AttentionConfig), "no other attention can do so"
-        return replace(self, attention=replace(self.attention, sees_images_whole=True))
-
-    @property
-    def state(self) -> DeltaConfig | None:
-        """The attention of a layer that keeps one state of a sequence, and nothing of each token."""
-        return self.attention if isinstance(self.attention, DeltaConfig) else None
-
-    @property
-    def latent(self) -> MlaConfig | None:
-        """The attention of a layer that keeps a latent of each token."""
-        return self.attention if isinstance(self.attention, MlaConfig) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerInputsConfig:
-    """Inputs of each layer's own, `size` numbers of a token: from a table of vocab_size rows, and from its embedding.
-
-    activation: of the gate in each layer. eps: of the norm of what comes from the embedding. image_row: the row of the
-    table that all tokens of images have.
-    """
-
-    vocab_size: int
-    size: int
-    activation: str
-    eps: float
-    image_row: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameMap:
-    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order.
-
-    A part that is replaced by "" is left out.
-    """
-
-    parts: tuple[tuple[str, str], ...] = ()
-
-    def in_file(self, name: str) -> str:
-        dotted = f".{name}."
-        for ours, theirs in self.parts:
-            dotted = dotted.replace(f".{ours}.", f".{theirs}." if theirs else ".")
-        return dotted[1:-1]
-
-    def bare(self) -> NameMap:
-        """Return the names in a file of the model without its output layer, which transformers calls model."""
-        return NameMap(parts=(*self.parts, ("model", "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +45,11 @@ class ModelConfig:
     residual_scale: factor of the outputs of attention and MLP. logit_scale, logit_soft_cap: applied to the logits in
     this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
-    file's names of tensors that the model does not use. embedding: the pooling of a model that was trained to make
-    embeddings; empty for one that writes text. labels: the head of one that rates texts. vision: the encoder of images;
-    None: the model reads none, and no layer has an mrope_section.
+    file's names of tensors that the model does not use. encoder: what makes the model an encoder, whose tokens see
+    those behind them, too; None: it is a decoder. embedding: the pooling of a model that was trained to make
+    embeddings; empty for one that writes text. dense: layers that change the pooled vector, in their order. labels: the
+    head of a model that rates texts. vision: the encoder of images; None: the model reads none, and no layer has an
+    mrope_section.
     """
 
     architecture: str
@@ -226,7 +72,9 @@ class ModelConfig:
     head_bias: bool = False
     names: tuple[NameMap, ...] = (NameMap(),)
     ignored: tuple[str, ...] = ()
+    encoder: EncoderConfig | None = None
     embedding: str = ""
+    dense: tuple[DenseConfig, ...] = ()
     labels: LabelHead | None = None
     vision: VisionConfig | None = None
 
@@ -238,6 +86,11 @@ class ModelConfig:
     def attention(self) -> AttentionConfig | MlaConfig:
         """The attention of the first layer that has queries."""
         return next(layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaConfig))
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of an embedding."""
+        return self.dense[-1].out_features if self.dense else self.hidden_size
 
     @property
     def unshared(self) -> str:
@@ -306,6 +159,8 @@ class ModelConfig:
         """The map for a file with these tensors: the first under which most of a few well-known names exist."""
         known = frozenset(tensor_names)
         sought = ["model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight"]
+        if self.encoder is not None and self.encoder.has_embedding_norm:
+            sought.append("model.embed_norm.weight")
         mixed = next((idx for idx, layer in enumerate(self.layers) if not isinstance(layer.mlp, MlpConfig)), None)
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
@@ -327,7 +182,12 @@ class ModelConfig:
         ):
             return self.without_vision().fitted(tensor_names)
         names = self.name_map(tensor_names)
-        if names in self.names or self.labels is not None or names.in_file("lm_head.weight") in tensor_names:
+        if (
+            self.encoder is not None
+            or names in self.names
+            or self.labels is not None
+            or names.in_file("lm_head.weight") in tensor_names
+        ):
             return self
         return replace(self, tie_word_embeddings=True, embedding=self.embedding or "last")
 

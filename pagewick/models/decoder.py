@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale, soft_cap
-from pagewick.layers.embedding import LabelScores, PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
+from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
+from pagewick.layers.label_head import DenseLayer, LabelScores
+from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.models.blocks import DecoderAttention, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ALL_BLOCKS, LayerInputs
+from pagewick.models.labels import LabelHead
+from pagewick.models.parts import EncoderConfig
 from pagewick.models.vision.building import build_encoder
 
 
@@ -34,6 +38,7 @@ class DecoderBatch(AttentionBatch, Protocol):
     unchanged: the model's embedding scale multiplies only the table's rows, and the caller scales given rows if the
     model wants that. Learned positions are added to all rows. All input_ids are looked up, so they must be ids of the
     vocabulary where the mask is true, too.
+    token_types: [T], rows of the table of types, in models that have one; None: all tokens have the first.
     deep_embeds: [N, T, hidden_size], which are added to the outputs of the first N layers, 0 for tokens of text; None:
     nothing is.
     """
@@ -53,6 +58,9 @@ class DecoderBatch(AttentionBatch, Protocol):
     @property
     def deep_embeds(self) -> Tensor | None: ...
 
+    @property
+    def token_types(self) -> Tensor | None: ...
+
 
 class DecoderStack(nn.Module):
     """Token ids to normalised hidden states: [T] -> [T, hidden_size]."""
@@ -62,11 +70,17 @@ class DecoderStack(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             context, "model.embed_tokens", config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
         )
-        self.embed_positions: PositionEmbedding | None = None
+        self.embed_positions: WholeEmbedding | None = None
         if config.num_position_embeddings is not None:
-            self.embed_positions = PositionEmbedding(
+            self.embed_positions = WholeEmbedding(
                 context, "model.embed_positions", config.num_position_embeddings, config.hidden_size
             )
+        encoder = config.encoder or EncoderConfig()
+        self._position_offset = encoder.position_offset
+        self.embed_types: WholeEmbedding | None = None
+        if encoder.num_token_types:
+            self.embed_types = WholeEmbedding(context, "model.embed_types", encoder.num_token_types, config.hidden_size)
+        self.embed_norm = make_norm(context, config) if encoder.has_embedding_norm else None
         # Layers with equal rotation share their angles, which are computed once per step.
         ropes = dict.fromkeys(layer.rope for layer in config.layers)
         self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
@@ -85,7 +99,9 @@ class DecoderStack(nn.Module):
         self.layer_inputs: LayerInputs | None = None
         if config.layer_inputs is not None:
             self.layer_inputs = LayerInputs(context, config.layer_inputs, config.hidden_size, config.num_layers)
-        self.norm = make_norm(context, config)
+        self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
+        if encoder.has_final_norm:
+            self.norm = make_norm(context, config)
         self._embedding_scale = config.embedding_scale
         if config.is_embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype))
@@ -109,6 +125,7 @@ class DecoderStack(nn.Module):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch, own)
         if residual is None:
             return self.norm(hidden_states)  # type: ignore[no-any-return]
+        assert not isinstance(self.norm, nn.Identity), "blocks without a norm behind them return no residual"
         normed, _ = self.norm.add_and_norm(hidden_states, residual)
         return normed
 
@@ -120,13 +137,22 @@ class DecoderStack(nn.Module):
         if batch.inputs_embeds is not None:
             assert batch.embeds_mask is not None, "rows that are given come with a mask"
             embedded = torch.where(batch.embeds_mask.unsqueeze(-1), batch.inputs_embeds, embedded)
+        if self.embed_types is not None:
+            types = torch.zeros_like(batch.input_ids) if batch.token_types is None else batch.token_types
+            embedded = add(embedded, self.embed_types(types))
         if self.embed_positions is not None:
-            embedded = add(embedded, self.embed_positions(batch.positions[0]))
-        return embedded  # type: ignore[no-any-return]
+            positions = batch.positions[0]
+            rows = positions + self._position_offset if self._position_offset else positions
+            embedded = add(embedded, self.embed_positions(rows))
+        return embedded if self.embed_norm is None else self.embed_norm(embedded)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
-    """A causal language model. visual: its encoder of images, whose output is a part of a batch; None without one."""
+    """A language model, or an encoder, which has the same parts.
+
+    visual: its encoder of images, whose output is a part of a batch; None without one. label_pooling: of what the
+    labels are made, as in LabelHead.
+    """
 
     def __init__(self, context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> None:
         """tensor_names: those of the file, which decide how its names map to the decoder's modules."""
@@ -146,10 +172,26 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             size = config.hidden_size, config.vocab_size
             self.lm_head = VocabParallelHead(context, "lm_head", *size, bias=config.head_bias)
+        self.dense = nn.ModuleList(
+            DenseLayer(context, f"dense.{idx}", one.in_features, one.out_features, one.activation, has_bias=one.bias)
+            for idx, one in enumerate(config.dense)
+        )
+        self.score_dense: DenseLayer | None = None
+        self.score_norm: LayerNorm | RMSNorm | None = None
         self.score: LabelScores | None = None
+        self.label_pooling = "last"
         if config.labels is not None:
-            self.score = LabelScores(context, "score", config.hidden_size, config.labels.num_labels)
+            self._add_labels(context, config, config.labels)
         self._logit_scale, self._logit_soft_cap = config.logit_scale, config.logit_soft_cap
+
+    def _add_labels(self, context: LayerContext, config: ModelConfig, labels: LabelHead) -> None:
+        size = config.hidden_size
+        self.label_pooling = labels.pooling
+        if labels.dense is not None:
+            dense = labels.dense
+            self.score_dense = DenseLayer(context, "score_dense", size, size, dense.activation, has_bias=dense.has_bias)
+            self.score_norm = make_norm(context, config) if dense.has_norm else None
+        self.score = LabelScores(context, "score", size, labels.num_labels, has_bias=labels.has_bias)
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Hidden states [T, hidden_size] of every token of the batch."""
@@ -172,4 +214,14 @@ class Decoder(nn.Module):
     def compute_label_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits [N, num_labels] of the labels in float32 for the rows [N, hidden_size]."""
         assert self.score is not None, "the engine refuses requests for labels that the model lacks"
+        if self.score_dense is not None:
+            hidden_states = self.score_dense(hidden_states)
+        if self.score_norm is not None:
+            hidden_states = self.score_norm(hidden_states)
         return self.score(hidden_states)  # type: ignore[no-any-return]
+
+    def change_pooled(self, pooled: Tensor) -> Tensor:
+        """Return what the layers behind the pooling make of a vector [hidden_size] float32: [embedding_size]."""
+        for layer in self.dense:
+            pooled = layer(pooled)
+        return pooled

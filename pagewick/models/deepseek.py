@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
 from pagewick.models import reading
-from pagewick.models.config import MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.parts import MlpConfig, NameMap, NormConfig
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # The eps of the norms within attention; rms_norm_eps is that of the others.

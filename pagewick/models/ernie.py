@@ -11,8 +11,9 @@ from typing import Final
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
-from pagewick.models.config import MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.parts import MlpConfig, NameMap, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, LayerConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import HeadNormConfig, LayerConfig, NormConfig
 
 
 def read_exaone4(entries: Entries) -> ModelConfig:

@@ -20,7 +20,8 @@ from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import Angles
 from pagewick.models.blocks import BLOCKS, Block, add_and_norm, make_norm
-from pagewick.models.config import NORMS_OF_EXPERTS, LayerConfig, LayerInputsConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import NORMS_OF_EXPERTS, LayerConfig, LayerInputsConfig
 
 
 class LayerInputs(nn.Module):

@@ -14,16 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pagewick.models import reading
-from pagewick.models.config import (
-    AttentionConfig,
-    HeadNormConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-)
+from pagewick.models.config import ModelConfig
+from pagewick.models.encoding import as_encoder
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.vision.siglip_entries import with_siglip
 
 # Defaults of entries that files leave out, even Google's own.
@@ -81,6 +76,15 @@ def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
     return with_siglip(read_text_part(entries, _read_gemma3, is_tied=True), entries)
 
 
+def read_embedding_gemma(entries: Entries) -> ModelConfig:
+    """EmbeddingGemma: Gemma 3 as an encoder, whose file has no name for its being one but this entry."""
+    entries.demand("use_bidirectional_attention", True, False, "other files of this name are refused")
+    # The file's window counts tokens on both sides.
+    size = entries.size("sliding_window", 512) // 2 + 1
+    rest = entries.replaced({"sliding_window": size, "use_bidirectional_attention": False})
+    return as_encoder(read_gemma3(rest), entries)
+
+
 def _read_gemma3(entries: Entries) -> ModelConfig:
     entries = entries.filled(_GEMMA3)
     entries.demand("attn_logit_softcapping", None, None, "queries and keys are normalised instead")
@@ -119,7 +123,7 @@ def _mlp(entries: Entries) -> MlpConfig:
 
 
 def _model(entries: Entries, layers: Sequence[LayerConfig], **fields: Any) -> ModelConfig:
-    entries.demand("use_bidirectional_attention", False, False, "attention to later tokens is not supported")
+    entries.demand("use_bidirectional_attention", False, False, "attention to later tokens is not supported here")
     return reading.model_config(
         entries,
         tie_word_embeddings=True,

@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig, RopeConfig
 from pagewick.models import reading
-from pagewick.models.config import (
+from pagewick.models.config import ModelConfig
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.parts import (
     AttentionConfig,
     HeadNormConfig,
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    ModelConfig,
     NameMap,
     NormConfig,
 )
-from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.rope_entries import read_rope
 from pagewick.models.vision.gemma4_entries import with_gemma4
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from pagewick.models import reading
-from pagewick.models.config import Block, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import Block, NameMap, NormConfig
 
 # Glm4 files call the norm before the MLP post_attention_layernorm, and have names of their own for the others.
 _GLM4_NAMES = NameMap(

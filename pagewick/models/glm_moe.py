@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import (
     SHARED_EXPERTS,
     first_layers_dense,
@@ -22,6 +22,7 @@ from pagewick.models.deepseek import (
     sigmoid_routing,
 )
 from pagewick.models.entries import Entries
+from pagewick.models.parts import HeadNormConfig, NormConfig
 
 # Defaults of entries that files leave out.
 _GLM4_MOE: Final = {

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pagewick.models import reading
-from pagewick.models.config import LayerConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import LayerConfig, NameMap, NormConfig
 
 _DEFAULTS: Final = {
     "head_dim": 64,

@@ -9,7 +9,7 @@ its logit is the score, unless the file names another function, as sentence-tran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pagewick.models.entries import Entries
 
@@ -23,22 +23,52 @@ _MODULE_PREFIX: Final = "torch.nn.modules."
 
 
 @dataclass(frozen=True, slots=True)
+class LabelDense:
+    """A layer before that of the labels: norm(activation(weight x + bias)), without the norm unless has_norm.
+
+    activation: a name in layers.label_head.ACTIVATIONS.
+    """
+
+    activation: str
+    has_bias: bool = True
+    has_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LabelHead:
     """num_labels: rows of score.weight. activation: how a score follows from their logits, as in
     pooling_params.Scoring; empty if the labels are classes of texts, of which none is a score.
+
+    pooling: the hidden state that the head gets, as in pooling_params.PoolingParams. dense: the layer before that of
+    the labels; None: there is none. names: those of the labels, if the file names them.
     """
 
     num_labels: int
     activation: str
+    pooling: str = "last"
+    dense: LabelDense | None = None
+    has_bias: bool = False
+    names: tuple[str, ...] = ()
 
 
-def read_label_head(entries: Entries) -> LabelHead:
-    """Read the head of a config.json. Raises ModelLoadError for an activation that is not supported."""
+def read_label_head(entries: Entries, **fields: Any) -> LabelHead:
+    """Read the head of a config.json; `fields` are those of LabelHead that follow from the family.
+
+    Raises ModelLoadError for an activation that is not supported.
+    """
     num_labels = entries.size("num_labels", _num_named(entries))
     if (activation := entries.get(ACTIVATION_ENTRY)) is not None:
-        return LabelHead(num_labels, str(activation))
+        return LabelHead(num_labels, str(activation), **fields)
     activation = _named_activation(entries) or "sigmoid"
-    return LabelHead(num_labels, activation if num_labels == 1 else "")
+    return LabelHead(num_labels, activation if num_labels == 1 else "", names=_names(entries, num_labels), **fields)
+
+
+def _names(entries: Entries, num_labels: int) -> tuple[str, ...]:
+    """Return the labels' names; empty if the file does not name them all."""
+    named = entries.get("id2label")
+    found = {str(key): value for key, value in named.items()} if isinstance(named, dict) else {}
+    names = [found.get(str(idx)) for idx in range(num_labels)]
+    return tuple(str(name) for name in names) if all(isinstance(name, str) for name in names) else ()
 
 
 def _num_named(entries: Entries) -> int:

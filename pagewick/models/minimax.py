@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import HeadNormConfig, NameMap, NormConfig
 
 _DEFAULTS: Final = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 196608}
 _NAMES: Final = NameMap(

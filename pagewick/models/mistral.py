@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
-from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
+from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
 from pagewick.models.vision.pixtral_entries import with_pixtral
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.

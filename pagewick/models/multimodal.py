@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from pagewick.models.config import ModelConfig, NameMap, architecture_of
+from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.parts import NameMap
 from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS
 from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from pagewick.models import reading
-from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, NormConfig
 
 
 def read_olmo2(entries: Entries) -> ModelConfig:

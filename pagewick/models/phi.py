@@ -10,8 +10,9 @@ layers. longrope has its original length beside rope_scaling; Phi-4-mini rotates
 from __future__ import annotations
 
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, LayerConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import HeadNormConfig, LayerConfig, NameMap, NormConfig
 
 _PHI_NAMES = NameMap(
     parts=(

@@ -18,9 +18,10 @@ from typing import Any
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
-from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_flat, read_text_part, text_entries
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, MlpConfig, NormConfig
 from pagewick.models.vision.entries import (
     read_qwen2_5_vl_vision,
     read_qwen2_vl_vision,

@@ -20,9 +20,10 @@ from typing import Final
 
 from pagewick.layers.config import DeltaConfig, MoeConfig
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.qwen import sparse_layers
 from pagewick.models.vision.entries import read_qwen3_5_vision, with_vision
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.layers.config import MoeConfig
-from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, architecture_of
+from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.rope_entries import read_rope
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ _MAX_EXPERTS: Final = 2**18
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 FULL: Final = "full_attention"
 LINEAR: Final = "linear_attention"
-_KINDS: Final = (FULL, "sliding_attention")
+SLIDING: Final = "sliding_attention"
+_KINDS: Final = (FULL, SLIDING)
 
 
 def read_activation(entries: Entries, default: str = "silu", name: str = "hidden_act") -> str:
@@ -123,7 +125,7 @@ def read_windows(entries: Entries, default: Sequence[bool]) -> tuple[int | None,
             raise entries.wrong(
                 "layer_types", f"a list of {' and '.join(_KINDS)}; {sorted(unknown)[0]} is not supported"
             )
-        slides = [kind == "sliding_attention" for kind in kinds]
+        slides = [kind == SLIDING for kind in kinds]
     if not any(slides):
         return (None,) * len(slides)
     size = entries.size("sliding_window")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig, architecture_of
+from pagewick.models.encoding import POOLING_ENTRY, POOLINGS, as_encoder, with_dense
 from pagewick.models.entries import Entries
 from pagewick.models.labels import ENDING, read_label_head
 from pagewick.models.rope_entries import override_rope, parse_scaling
@@ -73,8 +74,22 @@ ARCHITECTURES: Final = {
     "GraniteMoeForCausalLM": "pagewick.models.granite:read_granite_moe",
     "GraniteMoeHybridForCausalLM": "pagewick.models.granite:read_granite_hybrid",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
+    "Gemma3TextModel": "pagewick.models.gemma:read_embedding_gemma",
+    "BertModel": "pagewick.models.bert:read_bert",
+    "BertForSequenceClassification": "pagewick.models.bert:read_bert",
+    "RobertaModel": "pagewick.models.bert:read_roberta",
+    "RobertaForSequenceClassification": "pagewick.models.bert:read_roberta",
+    "XLMRobertaModel": "pagewick.models.bert:read_xlm_roberta",
+    "XLMRobertaForSequenceClassification": "pagewick.models.bert:read_xlm_roberta",
+    "CamembertModel": "pagewick.models.bert:read_roberta",
+    "CamembertForSequenceClassification": "pagewick.models.bert:read_roberta",
+    "DistilBertModel": "pagewick.models.distilbert:read_distilbert",
+    "DistilBertForSequenceClassification": "pagewick.models.distilbert:read_distilbert",
+    "ModernBertModel": "pagewick.models.modernbert:read_modernbert",
+    "ModernBertForSequenceClassification": "pagewick.models.modernbert:read_modernbert",
+    "NomicBertModel": "pagewick.models.nomic_bert:read_nomic_bert",
 }
-_TASKS: Final = ("ForCausalLM", "ForConditionalGeneration")
+_TASKS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
 # Architectures whose names resemble a supported one, and how they differ.
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
@@ -88,11 +103,16 @@ _REFUSED: Final = {
     "DeepseekV32ForCausalLM": "its attention is sparse",
     "Llama4ForCausalLM": "its attention is cut into chunks",
     "Llama4ForConditionalGeneration": "its attention is cut into chunks",
+    "MPNetModel": "its attention has biases for distances",
+    "MPNetForMaskedLM": "its attention has biases for distances",
+    "DebertaV2ForSequenceClassification": "its attention compares tokens with distances",
+    "JinaBertForMaskedLM": "its attention has slopes for distances",
 }
+_MASKED: Final = "ForMaskedLM"
 # Endings of models that do not generate text, and what they do.
 _OTHER_TASKS: Final = {
     "Model": "it has no output layer, as embedding models have none",
-    "ForMaskedLM": "it fills gaps in a text",
+    _MASKED: "it fills gaps in a text",
     ENDING: "it rates texts",
     "ForTokenClassification": "it rates tokens",
 }
@@ -106,7 +126,7 @@ def check_architecture(architecture: str) -> None:
     if reason := _REFUSED.get(architecture):
         lines[0] += f": {reason}"
     elif other := next((what for end, what in _OTHER_TASKS.items() if architecture.endswith(end)), ""):
-        lines[0] += f": {other}, and Pagewick only runs decoders of the kinds below"
+        lines[0] += f": {other}, and Pagewick only runs models of the kinds below"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
     # Full names would fill a terminal.
@@ -171,11 +191,16 @@ def known_as(architecture: str) -> str | None:
     A model without its output layer, such as MistralModel, makes embeddings, and one with a head of labels in its
     place, such as MistralForSequenceClassification, rates texts.
     """
+    if architecture in ARCHITECTURES:
+        return architecture
+    # An encoder that was trained to fill gaps in texts makes embeddings without the head that does so.
+    if (encoder := architecture.replace(_MASKED, "Model")) in ARCHITECTURES:
+        return encoder
     for ending in ("Model", ENDING):
         whole = f"{architecture.removesuffix(ending)}ForCausalLM"
         if architecture.endswith(ending) and whole in ARCHITECTURES:
             return whole
-    return architecture if architecture in ARCHITECTURES else None
+    return None
 
 
 def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,13 +214,18 @@ def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:
 def _read(architecture: str, entries: Entries) -> ModelConfig:
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
-    entries.demand("is_causal", True, True, "attention to later tokens is not supported")
-    if architecture_of(entries.values).endswith(ENDING):
+    model = read(entries)
+    if model.labels is None and architecture_of(entries.values).endswith(ENDING):
         # Nothing multiplies by the table of embeddings then, whether a head of a vocabulary was tied to it or not.
-        return replace(read(entries), labels=read_label_head(entries), tie_word_embeddings=True, head_bias=False)
-    # Some files say how the model's embeddings are made.
-    pooling = entries.get("embedding_pooling")
-    return replace(read(entries), embedding=pooling) if isinstance(pooling, str) else read(entries)
+        model = replace(model, labels=read_label_head(entries), tie_word_embeddings=True, head_bias=False)
+    elif model.encoder is None and POOLING_ENTRY in entries:
+        # Some files say how the model's embeddings are made.
+        model = replace(model, embedding=entries.choice(POOLING_ENTRY, POOLINGS))
+    if model.encoder is None and not entries.flag("is_causal", True):
+        if any(layer.window is not None for layer in model.layers):
+            raise entries.wrong("is_causal", "true: windows to later tokens are not supported here")
+        model = as_encoder(model, entries)
+    return with_dense(model, entries)
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:

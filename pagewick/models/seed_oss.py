@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pagewick.models import reading
-from pagewick.models.config import ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import NormConfig
 
 
 def read_seed_oss(entries: Entries) -> ModelConfig:

@@ -6,8 +6,9 @@ no_rope_layers has a 1 for each layer that rotates. If windows are used, the oth
 from __future__ import annotations
 
 from pagewick.models import reading
-from pagewick.models.config import LayerConfig, ModelConfig, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import LayerConfig, NormConfig
 
 
 def read_smollm3(entries: Entries) -> ModelConfig:

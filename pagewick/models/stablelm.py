@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from pagewick.models import reading
-from pagewick.models.config import HeadNormConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import HeadNormConfig, NameMap, NormConfig
 
 
 def read_stablelm(entries: Entries) -> ModelConfig:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Final
 
 from pagewick.models import reading
-from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
 
 _GPT2_ENTRIES: Final = {
     "hidden_size": "n_embd",

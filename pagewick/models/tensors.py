@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pagewick.models.config import (
-    NORMS_OF_BLOCK,
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
     AttentionConfig,
+    EncoderConfig,
     HeadNormConfig,
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    ModelConfig,
     NameMap,
 )
 from pagewick.models.vision.tensors import Shared, vision_tensors
@@ -27,6 +27,7 @@ from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
     from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
+    from pagewick.models.labels import LabelHead
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -107,6 +108,8 @@ class _Table:
         if config.num_position_embeddings is not None:
             positions = _whole(config.num_position_embeddings)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
+        if config.encoder is not None:
+            yield from self._encoder_inputs(config.encoder, hidden)
         if config.layer_inputs is not None:
             yield from self._layer_inputs("model.layer_inputs", config.layer_inputs)
         for layer_idx, layer in enumerate(config.layers):
@@ -121,18 +124,35 @@ class _Table:
                 yield from self._mlp(f"{path}.mlp", layer.mlp)
             else:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
-            for name in NORMS_OF_BLOCK[config.block]:
+            for name in layer.norms(config.block):
                 yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.has_bias)
             if config.block == "extended":
                 yield from self._extension(path, layer)
-        yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
+        if config.encoder is None or config.encoder.has_final_norm:
+            yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
         if config.labels is not None:
-            yield self._tensor("score.weight", "labels", _whole(config.labels.num_labels), hidden)
+            yield from self._labels(config.labels, hidden)
+        for idx, dense in enumerate(config.dense):
+            sizes = _whole(dense.out_features), _whole(dense.in_features)
+            yield from self._linear(f"dense.{idx}", "labels", *sizes, has_bias=dense.bias)
         if config.vision is not None:
             for path, dimensions in vision_tensors(config.vision):
                 yield self._tensor(f"visual.{path}", "vision", *map(self._dimension, dimensions))
+
+    def _encoder_inputs(self, config: EncoderConfig, hidden: _Size) -> Iterator[ModelTensor]:
+        if config.num_token_types:
+            yield self._tensor("model.embed_types.weight", "embedding", _whole(config.num_token_types), hidden)
+        if config.has_embedding_norm:
+            yield from self._norm("model.embed_norm", hidden.whole, has_bias=self.config.norm.has_bias)
+
+    def _labels(self, head: LabelHead, hidden: _Size) -> Iterator[ModelTensor]:
+        if head.dense is not None:
+            yield from self._linear("score_dense", "labels", hidden, hidden, has_bias=head.dense.has_bias)
+            if head.dense.has_norm:
+                yield from self._norm("score_norm", hidden.whole, has_bias=self.config.norm.has_bias)
+        yield from self._linear("score", "labels", _whole(head.num_labels), hidden, has_bias=head.has_bias)
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = _whole(self.config.hidden_size), config.num_heads

@@ -1,11 +1,11 @@
 """PairPrompts: the prompts from which a reranker reads a query and a document.
 
-Four forms: that of Qwen3-Reranker, as its model card describes it (huggingface.co/Qwen/Qwen3-Reranker-0.6B); a text
-with `{query}` and `{document}` in a GGUF file (llama.cpp's tokenizer.chat_template.rerank); a Jinja template that reads
-messages with the roles `query` and `document`, as vLLM's score templates do; and without any of them the document
-behind the query, as vLLM joins them.
+Five forms: that of encoders, which have tokens before, between and behind two texts; that of Qwen3-Reranker, as its
+model card describes it (huggingface.co/Qwen/Qwen3-Reranker-0.6B); a text with `{query}` and `{document}` in a GGUF file
+(llama.cpp's tokenizer.chat_template.rerank); a Jinja template that reads messages with the roles `query` and
+`document`, as vLLM's score templates do; and without any of them the document behind the query, as vLLM joins them.
 
-Text of a query, a document or an instruction never becomes a control token of the first three forms: chat_template.py
+Text of a query, a document or an instruction never becomes a control token of the first four forms: chat_template.py
 explains how.
 """
 
@@ -69,11 +69,13 @@ class PairPrompts:
     """Makes the prompts of one reranker; may be used by several threads at once.
 
     label_ids: the tokens whose logits give the score, the wanted answer first; empty for a model with a head of labels.
+    separator_id: the token that ends the query in the prompts of an encoder; -1: none does.
     """
 
     def __init__(self, form: _Form, label_ids: Sequence[int] = ()) -> None:
         self._form = form
         self.label_ids = tuple(label_ids)
+        self.separator_id = form.separator_id if isinstance(form, _EncoderForm) else -1
 
     @classmethod
     def find(
@@ -85,12 +87,14 @@ class PairPrompts:
         *,
         is_qwen3_reranker: bool = False,
         is_whole: bool = False,
+        is_encoder: bool = False,
     ) -> PairPrompts | None:
         """Return the prompts of a model; None if nothing says that it is a reranker.
 
         architecture: that of config.json. template: the user's chat template, or the model's. pair_text: a text with
         {query} and {document} that the model's file has. is_qwen3_reranker: the user's word that the model is one.
         is_whole: the file is one of those that have such a text, so that queries and documents are not just joined.
+        is_encoder: the model is one.
         Raises ModelLoadError for a tokenizer without the answers of Qwen3-Reranker, or a text that is missing or cannot
         be used.
         """
@@ -98,6 +102,8 @@ class PairPrompts:
         if not is_labelled and not is_qwen3_reranker:
             return None
         form: _Form
+        if is_encoder:
+            return cls(_EncoderForm(tokenizer))
         if template is not None and (source := next(filter(is_for_pairs, template.sources), None)) is not None:
             form = _JinjaForm(ChatTemplate({"default": source}, tokenizer), tokenizer)
         elif (is_qwen3_reranker and pair_text is None) or pair_text == _USUAL:
@@ -152,7 +158,7 @@ def scoring_of(pairs: PairPrompts | None, num_labels: int, activation: str) -> t
         return pairs, Scoring(label_ids=pairs.label_ids)
     if not activation:
         raise UnsupportedError(f"this model sorts texts into {num_labels} classes, and none of them is a score")
-    return pairs, Scoring(activation=activation)
+    return pairs, Scoring(activation=activation, separator_id=pairs.separator_id)
 
 
 def pairs_of(
@@ -246,6 +252,31 @@ class _TextForm:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_pieces(text.split(CUT))
+
+
+class _EncoderForm:
+    """A query and a document, with the tokens around them that the tokenizer adds to a pair of texts."""
+
+    reads_instruction = False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before, self._between, self._behind = tokenizer.pair_edges
+        self._cutter = Cutter([token for token, is_special in tokenizer.added_tokens.items() if is_special])
+        self.separator_id = self._between[0] if self._between else -1
+
+    def token_ids(self, pair: Pair, limit: int | None, max_len: int) -> list[int]:
+        if limit is not None:
+            _check_num_chars(pair, limit)
+        length = max_len if limit is None else None
+        query, document = (
+            self._tokenizer.encode_pieces(self._cutter.cut(text).split(CUT), max_len=length)
+            for text in (pair.query, pair.document)
+        )
+        head = [*self._before, *query, *self._between]
+        if limit is None:
+            return [*head, *document, *self._behind]
+        return _shortened([*head, *document], self._behind, limit, len(head))
 
 
 class _JoinedForm:

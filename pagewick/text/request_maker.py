@@ -180,7 +180,7 @@ class RequestMaker:
             constraint=self._constraint(plan, reasoning),
             opening_ids=self._opening_ids if _may_open(plan, reasoning) else (),
             pooling=(plan.pooling and plan.pooling.pooling) or "",
-            label_ids=plan.pooling.label_ids if isinstance(plan.pooling, Scoring) else (),
+            scoring=plan.pooling if isinstance(plan.pooling, Scoring) else None,
             images=images,
             adapter=plan.adapter,
         )

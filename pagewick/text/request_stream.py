@@ -12,6 +12,7 @@ from pagewick.engine.messages import EngineRequest, ImageInput, RequestDelta, Re
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError, QueueFullError
 from pagewick.log import get_logger
 from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
+from pagewick.pooling_params import Scoring
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta, OutputStream, logprob_map
 from pagewick.text.part_splitter import Splitting
@@ -174,7 +175,7 @@ def engine_request(
     constraint: Any = None,
     opening_ids: Sequence[int] = (),
     pooling: str = "",
-    label_ids: Sequence[int] = (),
+    scoring: Scoring | None = None,
     images: Sequence[ImageInput] = (),
     adapter: str = "",
 ) -> EngineRequest:
@@ -199,7 +200,8 @@ def engine_request(
         constraint=constraint,
         opening_ids=list(opening_ids),
         pooling=pooling,
-        label_ids=list(label_ids),
+        label_ids=[] if scoring is None else list(scoring.label_ids),
+        separator_id=-1 if scoring is None else scoring.separator_id,
         images=list(images),
         adapter=adapter,
     )

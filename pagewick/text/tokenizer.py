@@ -106,6 +106,18 @@ class Tokenizer:
         starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
         return whole[: next(starts, 0)]
 
+    @functools.cached_property
+    def pair_edges(self) -> tuple[list[int], list[int], list[int]]:
+        """The tokens that the model expects before, between and behind the two texts of a pair."""
+        encoding = self._backend.encode("a", "a", add_special_tokens=True)
+        # None stands for a token of neither text.
+        places = encoding.sequence_ids
+        first, second = places.index(0), places.index(1)
+        end = len(places) - places[::-1].index(0)
+        behind = len(places) - places[::-1].index(1)
+        ids: list[int] = encoding.ids
+        return ids[:first], ids[end:second], ids[behind:]
+
     def encode(self, text: str, *, add_special_tokens: bool, max_len: int | None = None) -> list[int]:
         """Encode a text. Special tokens written in it are recognised.
 

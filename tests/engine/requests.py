@@ -17,6 +17,7 @@ from pagewick.engine.scheduling.scheduler import DEFAULT_SESSION_TTL_S, Schedule
 from pagewick.engine.sequence import Request
 from pagewick.engine.sequence import Sequence as TokenSequence
 from pagewick.engine.step_loop import StepLoop
+from pagewick.engine.whole_parts import NO_PARTS, WholeParts
 from pagewick.sampling_params import SamplingParams
 from tests.engine.jobs import EOS_TOKEN_IDS, Expected, Job, MadeUpConstraint
 from tests.engine.simulation import Disk, Oracle, SimulatedRunner
@@ -116,7 +117,7 @@ class Simulation:
         max_num_seqs: int = 8,
         budget: int = 64,
         max_num_prefill_tokens: int | None = None,
-        max_image_tokens: int = 0,
+        whole: WholeParts = NO_PARTS,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         host: Sequence[int] = (),
@@ -132,7 +133,7 @@ class Simulation:
         self.max_num_seqs = max_num_seqs
         self.budget = budget
         self.max_num_prefill_tokens = max_num_prefill_tokens
-        self.max_image_tokens = max_image_tokens
+        self.whole = whole
         self.max_model_len = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
@@ -174,7 +175,7 @@ class Simulation:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
             max_num_prefill_tokens=self.max_num_prefill_tokens,
-            max_image_tokens=self.max_image_tokens,
+            whole=self.whole,
             max_model_len=self.max_model_len,
             eos_token_ids=EOS_TOKEN_IDS,
             speculation=self.speculation,

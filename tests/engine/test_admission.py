@@ -24,7 +24,7 @@ from tests.engine.requests import request
 
 INFO = ModelInfo(
     model_path="model", architecture="LlamaForCausalLM", dtype="float32", device="cpu", kernels="", vocab_size=100,
-    hidden_size=8, max_model_len=10, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8,
+    embedding_size=8, max_model_len=10, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8,
     kv_cache_bytes=0, num_parameters=0, tensor_parallel_size=1,
 )  # fmt: skip
 

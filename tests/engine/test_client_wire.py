@@ -37,9 +37,9 @@ from pagewick.sampling_params import SamplingParams
 from tests.engine.deltas import deltas_of
 
 INFO = ModelInfo(
-    model_path="model", architecture="Fake", dtype="float32", device="cpu", kernels="", vocab_size=100, hidden_size=8,
-    max_model_len=50, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8, kv_cache_bytes=0,
-    num_parameters=0, tensor_parallel_size=1,
+    model_path="model", architecture="Fake", dtype="float32", device="cpu", kernels="", vocab_size=100,
+    embedding_size=8, max_model_len=50, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8,
+    kv_cache_bytes=0, num_parameters=0, tensor_parallel_size=1,
 )  # fmt: skip
 NUMBERS = {field.name: number for number, field in enumerate(structs.fields(EngineStats), start=1)}
 LISTS = {name: [7, 0, 5] for name in NUMBERS if isinstance(getattr(EngineStats(), name), list)}

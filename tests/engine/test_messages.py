@@ -35,7 +35,7 @@ from pagewick.sampling_params import SamplingParams
 
 INFO = ModelInfo(
     model_path="/some/Größe", architecture="Llama", dtype="float32", device="cpu", kernels="", vocab_size=100,
-    hidden_size=8, max_model_len=10, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8,
+    embedding_size=8, max_model_len=10, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8,
     kv_cache_bytes=2**40, num_parameters=0, tensor_parallel_size=1,
 )  # fmt: skip
 TO_ENGINE: list[ToEngine] = [

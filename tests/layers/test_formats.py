@@ -15,7 +15,7 @@ from torch.nn import functional
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels import cpu, recorded_steps
 from pagewick.layers.context import LayerContext
-from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
+from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer, Router
@@ -198,7 +198,7 @@ def test_vocabulary(world_size: int) -> None:
 
 def test_positions() -> None:
     weight, scale, meant = quantize(random(9, IN_FEATURES))
-    layer = PositionEmbedding(all_int8(single_context()), "wpe", 9, IN_FEATURES)
+    layer = WholeEmbedding(all_int8(single_context()), "wpe", 9, IN_FEATURES)
     fill(layer, {"weight": weight, "weight_scale": scale})
     positions = torch.tensor([8, 0, 3])
     torch.testing.assert_close(layer(positions), meant[positions], rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.models.blocks import BLOCKS
-from pagewick.models.config import Block as BlockName
+from pagewick.models.parts import Block as BlockName
 from pagewick.models.registry import read_config
 from tests.layers.ranks import single_context
 

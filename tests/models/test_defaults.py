@@ -9,7 +9,7 @@ import transformers
 
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig
-from pagewick.models.config import AttentionConfig
+from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import ARCHITECTURES, read_config
 from tests.models.checkpoints import VARIANTS
 from tests.models.test_tensors import VARIANT_OF

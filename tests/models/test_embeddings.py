@@ -113,9 +113,10 @@ def test_an_embedding_model_has_no_output_layer(is_tied: bool, architecture: str
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_attention_to_later_tokens_is_refused(tmp_path: Path) -> None:
-    write_checkpoint("qwen3", tmp_path)
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "is_causal": False}))
-    with pytest.raises(ModelLoadError, match=r"is_causal.*attention to later tokens"), running(tmp_path):
-        pass
+def test_attention_to_later_tokens_needs_attention_of_the_usual_kind(tmp_path: Path) -> None:
+    for name, message in (("qwen3.5", "cannot see later tokens"), ("gemma-2", "windows to later tokens")):
+        write_checkpoint(name, tmp_path / name)
+        config = tmp_path / name / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "is_causal": False}))
+        with pytest.raises(ModelLoadError, match=message), running(tmp_path / name):
+            pass

@@ -14,7 +14,8 @@ import pytest
 
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, MoeConfig
-from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 from tests.models.published_2025 import FACTS_2025

@@ -135,7 +135,7 @@ SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.lin
     ("entries", "head"),
     [
         ({}, LabelHead(2, "")),
-        ({"id2label": {"0": "LABEL_0"}}, LabelHead(1, "sigmoid")),
+        ({"id2label": {"0": "relevance"}}, LabelHead(1, "sigmoid", names=("relevance",))),
         ({"num_labels": 1, "problem_type": "regression"}, LabelHead(1, "sigmoid")),
         ({"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}}, LabelHead(1, "none")),
         ({"num_labels": 1, "sentence_transformers": {"version": "5.0"}}, LabelHead(1, "sigmoid")),
@@ -164,9 +164,3 @@ def test_a_head_of_another_size_than_the_config_says_is_refused(tmp_path: Path) 
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_labels": 3}))
     with pytest.raises(ModelLoadError, match=r"score\.weight.*shape"), running(tmp_path):
         pass
-
-
-def test_encoders_stay_refused() -> None:
-    for name in ("BertForSequenceClassification", "XLMRobertaForSequenceClassification"):
-        with pytest.raises(ModelLoadError, match=f"{name} is not supported: it rates texts"):
-            read_config({"architectures": [name]})

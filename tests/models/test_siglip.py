@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.models.config import AttentionConfig
 from pagewick.models.decoder import Decoder
+from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import SiglipConfig
 from pagewick.models.vision.pixels import PatchReader

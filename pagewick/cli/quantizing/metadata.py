@@ -17,7 +17,8 @@ from pagewick.cli.quantizing.value_heads import state_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
-from pagewick.models.config import AttentionConfig, ModelConfig, architecture_of
+from pagewick.models.config import ModelConfig, architecture_of
+from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.naming import architecture_named
 

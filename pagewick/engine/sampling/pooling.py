@@ -33,11 +33,16 @@ class _Scored:
 
 
 class Pooler:
-    """Keeps a running sum for each slot whose request wants a mean, and hidden states to score. slots: see Slots."""
+    """Keeps a running sum for each slot whose request wants a mean, and hidden states to score. slots: see Slots.
 
-    def __init__(self, slots: Slots) -> None:
+    model: changes the vectors, if it has layers for this.
+    """
+
+    def __init__(self, model: Decoder, slots: Slots) -> None:
+        self._model = model
         self._slots = slots
         self._sums: dict[int, Array] = {}
+        self._firsts: dict[int, Array] = {}
         self._scored: list[_Scored] = []
 
     def take(self, work: SlotWork, hidden_states: Tensor, result: SlotResult, place: int) -> None:
@@ -49,18 +54,33 @@ class Pooler:
         sampling = self._slots.sampling(work.slot)
         is_last = work.start + work.num_tokens == sampling.num_prompt_tokens
         if sampling.pooling == "score":
+            pooling = "last" if sampling.label_ids else self._model.label_pooling
+            found = self._pool(pooling, work, hidden_states, sampling.num_prompt_tokens)
             if is_last:
-                self._scored.append(_Scored(work, result, place, hidden_states[-1:]))
+                row = torch.from_numpy(found)[None].to(hidden_states)
+                self._scored.append(_Scored(work, result, place, row))
             return
-        if sampling.pooling == "mean":
+        found = self._pool(sampling.pooling, work, hidden_states, sampling.num_prompt_tokens)
+        if is_last:
+            _store(self._changed(found, hidden_states.device), result)
+
+    def _pool(self, pooling: str, work: SlotWork, hidden_states: Tensor, num_prompt_tokens: int) -> Array:
+        """Return what the hidden states up to those of a work make, [H] float32; with the last, it is the vector."""
+        if pooling == "mean":
             total = self._add(work, hidden_states)
-            found = (total / sampling.num_prompt_tokens).astype(np.float32)
-        elif is_last:
-            found = hidden_states[-1].to(dtype=torch.float32, device="cpu").numpy()
-        if not is_last:
-            return
-        self._sums.pop(work.slot, None)
-        _store(found, result)
+            return (total / num_prompt_tokens).astype(np.float32)
+        row = hidden_states[-1 if pooling == "last" else 0].to(dtype=torch.float32, device="cpu").numpy()
+        if pooling == "last":
+            return row
+        if work.start == 0:
+            self._firsts[work.slot] = row
+        return self._firsts[work.slot]
+
+    def _changed(self, found: Array, device: torch.device) -> Array:
+        if not len(self._model.dense):
+            return found
+        changed: Array = self._model.change_pooled(torch.from_numpy(found)[None].to(device))[0].cpu().numpy()
+        return changed
 
     def score(self, model: Decoder, num_seqs: int, device: torch.device) -> None:
         """Store the logits that the prompts taken since the last call want: of tokens, or of the model's labels.

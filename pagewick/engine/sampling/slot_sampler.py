@@ -52,7 +52,7 @@ class SlotSampler:
         self._device = device
         self._is_lazy = is_lazy
         self._stream = stream_of(device)
-        self._pooler = Pooler(slots)
+        self._pooler = Pooler(model, slots)
         self._streams = Streams.of(StreamWork())  # those of the latest forward_stage
         # The step that was left on the device last, and whose tokens belong to histories.
         self._left: StepResults | None = None

@@ -53,6 +53,7 @@ class PlanBuilder:
             opening_ids=request.opening_ids,
             pooling=request.pooling,
             label_ids=request.label_ids,
+            separator_id=request.separator_id,
         )
         needs_history = self._keeps_history or request.params.needs_history or bool(request.bad_word_ids)
         self._starts[seq] = SlotStart(

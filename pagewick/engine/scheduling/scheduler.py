@@ -33,6 +33,7 @@ from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.result_processor import ResultProcessor
 from pagewick.engine.scheduling.sequence_manager import ConstraintFactory, SequenceManager, StopConditions
 from pagewick.engine.sequence import Sequence
+from pagewick.engine.whole_parts import NO_PARTS, WholeParts
 from pagewick.errors import QueueFullError
 
 DEFAULT_SESSION_TTL_S = 600.0
@@ -46,7 +47,7 @@ class Scheduler:
     the steps in flight.
 
     max_num_prefill_tokens: the part of the budget for prompts in a step that also serves running streams.
-    max_image_tokens: tokens of the largest image, if a step must compute all of an image; 0: it may compute a part.
+    whole: the parts of prompts that a step must compute to their end.
     speculation: None for none. limits: of the waiting queue. session_ttl_s: how long a session outlives its last
     request. constraint_factory: creates the constraint of every choice of a request that has one. clock: in seconds.
     """
@@ -60,7 +61,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Iterable[int],
         max_num_prefill_tokens: int | None = None,
-        max_image_tokens: int = 0,
+        whole: WholeParts = NO_PARTS,
         speculation: Speculation | None = None,
         limits: QueueLimits | None = None,
         session_ttl_s: float = DEFAULT_SESSION_TTL_S,
@@ -69,10 +70,9 @@ class Scheduler:
     ) -> None:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
-        # With less than the smallest chunk, prompts would starve beside streams.
-        least = max(block_manager.chunks.alignment, max_image_tokens)
+        least = max(block_manager.chunks.alignment, whole.most)  # prompts would starve beside streams with less
         self._max_num_prefill_tokens = max(max_num_prefill_tokens or max_num_batched_tokens, least)
-        self._keeps_images_whole = max_image_tokens > 0
+        self._whole = whole
         self._speculation = speculation
         self._clock = clock
         self._sessions = SessionStore(block_manager, session_ttl_s)
@@ -325,8 +325,8 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, start: int, budget: int) -> int:
         """Return how many tokens to compute from `start` on: all, or as many as budget and caches allow."""
-        whole = [(image.start, image.end) for image in seq.request.images] if self._keeps_images_whole else ()
-        return self._blocks.chunks.length(start, len(seq.token_ids) + seq.num_unknown_tokens - start, budget, whole)
+        num_missing = seq.num_unknown_tokens + len(seq.token_ids) - start
+        return self._blocks.chunks.length(start, num_missing, budget, self._whole.spans(seq.request))
 
     # Beside the plan
 

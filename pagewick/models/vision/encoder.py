@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import Activation, add
-from pagewick.layers.embedding import PositionEmbedding
+from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import PatchAttention, PatchProjection, Rotation
@@ -112,10 +112,10 @@ class VisionEncoder(PatchReader):
     def __init__(self, context: LayerContext, prefix: str, config: VisionConfig) -> None:
         super().__init__(context, config)
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
-        self.pos_embed: PositionEmbedding | None = None
+        self.pos_embed: WholeEmbedding | None = None
         if config.positions_per_side is not None:
             num_positions = config.positions_per_side**2
-            self.pos_embed = PositionEmbedding(context, f"{prefix}.pos_embed", num_positions, config.hidden_size)
+            self.pos_embed = WholeEmbedding(context, f"{prefix}.pos_embed", num_positions, config.hidden_size)
         self.blocks = nn.ModuleList(
             VisionBlock(context, f"{prefix}.blocks.{index}", config) for index in range(config.num_blocks)
         )

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pagewick.models.config import ModelConfig, NameMap
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
+from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import TENSORS, VisionConfig
 

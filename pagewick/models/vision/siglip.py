@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
-from pagewick.layers.embedding import PositionEmbedding
+from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
 from pagewick.models.vision.config import SiglipConfig
@@ -46,7 +46,7 @@ class SiglipEncoder(PatchReader):
         assert config.positions_per_side is not None, "each patch has a learned position"
         self._side = config.positions_per_side
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
-        self.pos_embed = PositionEmbedding(context, f"{prefix}.pos_embed", self._side**2, config.hidden_size)
+        self.pos_embed = WholeEmbedding(context, f"{prefix}.pos_embed", self._side**2, config.hidden_size)
         self.blocks = nn.ModuleList(
             VisionBlock(context, f"{prefix}.blocks.{index}", config, is_fused=False)
             for index in range(config.num_blocks)

@@ -9,8 +9,9 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from pagewick.models.config import ModelConfig, NameMap
+from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH

@@ -140,7 +140,7 @@ class Core:
         with _naming_fields(request.names):
             info, pooling = self.engine.info, request.pooling
             if isinstance(pooling, PoolingParams):
-                pooling = pooling.checked(info.hidden_size, info.embedding)
+                pooling = pooling.checked(info.embedding_size, info.embedding)
             plan = await self._plan(context, request, pooling=pooling)
             route = _ROUTES[type(pooling)]
             generations = []

@@ -10,6 +10,7 @@ import pytest
 
 from pagewick.engine.messages import ImageInput
 from pagewick.engine.sequence import Sequence
+from pagewick.engine.whole_parts import WholeParts, spans_of_images
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE
 from tests.engine.requests import Simulation, full_spec, window_spec
@@ -60,7 +61,7 @@ def test_no_step_ends_within_an_image(depth: int) -> None:
             max_num_seqs=random.randint(1, 6),
             budget=random.randint(MAX_IMAGE_TOKENS, 24),
             max_num_prefill_tokens=random.choice([None, 1, 12]),
-            max_image_tokens=MAX_IMAGE_TOKENS,
+            whole=WholeParts(MAX_IMAGE_TOKENS, spans_of_images),
             max_model_len=60,
             enable_prefix_caching=random.random() < 0.8,
             depth=depth,

@@ -16,7 +16,8 @@ from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.errors import ModelLoadError
 from pagewick.images.gemma4_settings import Gemma4Settings
-from pagewick.models.config import AttentionConfig, ModelConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import Gemma4VisionConfig
 from pagewick.weights.description import describe

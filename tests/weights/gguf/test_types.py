@@ -277,6 +277,6 @@ def test_an_embedding_model_makes_embeddings_as_its_file_says(
     with running(write_random(tmp_path / "m.gguf", "dense", "Q8_0", is_tied=True)) as engine:
         assert engine.info.embedding == pooling
         (vector,) = pooled(engine, [[1, 2, 3, 4]], pooling)
-        assert vector.shape == (engine.info.hidden_size,) and bool(vector.any())
+        assert vector.shape == (engine.info.embedding_size,) and bool(vector.any())
         with pytest.raises(UnsupportedError, match="makes embeddings"):
             engine.add(EngineRequest(request_id="text", prompt_token_ids=[1, 2], params=SamplingParams(), seed=0))

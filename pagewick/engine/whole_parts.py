@@ -1,0 +1,96 @@
+"""Parts of prompts that a step must compute to their end, since their tokens see those behind them. No torch.
+
+In models whose layers see images whole these are the images, in encoders the prompts themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import EngineRequest
+from pagewick.errors import ConfigError
+from pagewick.log import get_logger
+from pagewick.models.config import ModelConfig
+from pagewick.models.parts import AttentionConfig
+
+_logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeParts:
+    """most: tokens of the largest part. spans: returns (begin, end) of a request's parts, in order."""
+
+    most: int
+    spans: Callable[[EngineRequest], Sequence[tuple[int, int]]]
+
+
+# A chunk of a prompt may end anywhere.
+NO_PARTS: Final = WholeParts(0, lambda request: ())
+
+
+def spans_of_images(request: EngineRequest) -> Sequence[tuple[int, int]]:
+    return [(image.start, image.end) for image in request.images]
+
+
+def span_of_prompt(request: EngineRequest) -> Sequence[tuple[int, int]]:
+    return [(0, len(request.prompt_token_ids))]
+
+
+def whole_parts(config: EngineConfig, model: ModelConfig) -> WholeParts:
+    """Return a model's parts. config: the resolved one. Raises ConfigError if a step is too small for an image."""
+    if model.encoder is not None:
+        assert config.max_model_len is not None, "resolve() sets it"
+        return WholeParts(config.max_model_len, span_of_prompt)
+    most = max_image_tokens(config, model)
+    return WholeParts(most, spans_of_images) if most else NO_PARTS
+
+
+def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = True) -> EngineConfig:
+    """Return a resolved config as an encoder needs it, or as it is for another model.
+
+    A step then has room for the longest prompt. Prompts share no prefixes, since every token depends on all others.
+    is_first: whether the log gets a line about this. Raises ConfigError for options that need shared prefixes.
+    """
+    if model.encoder is None:
+        return config
+    if config.kv_cache_disk is not None:
+        raise ConfigError(
+            "--kv-cache-disk keeps prefixes that prompts share, and with this model they share none: tokens see those "
+            "behind them\n  leave it out"
+        )
+    length = config.max_model_len or model.max_position_embeddings
+    num_tokens = max(length, config.max_num_batched_tokens)
+    if num_tokens > config.max_num_batched_tokens and is_first:
+        _logger.info(
+            "a step may have %d tokens in place of %d: this model needs all tokens of a prompt in one step; "
+            "--max-model-len limits them",
+            num_tokens,
+            config.max_num_batched_tokens,
+        )
+    return replace(config, max_num_batched_tokens=num_tokens, enable_prefix_caching=False, swap_space=0)
+
+
+def sees_images_whole(config: ModelConfig) -> bool:
+    """Return whether a layer lets the tokens of an image see each other."""
+    kinds = (layer.attention for layer in config.layers)
+    return any(isinstance(attention, AttentionConfig) and attention.sees_images_whole for attention in kinds)
+
+
+def max_image_tokens(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the tokens of the largest image, if a step must compute all of an image; 0: it may compute a part.
+
+    config: has the pixels of the largest image, if the model reads any. Raises ConfigError if a step is too small.
+    """
+    if model.vision is None or config.max_image_pixels is None or not sees_images_whole(model):
+        return 0
+    most = config.max_image_pixels // model.vision.side**2
+    if most > config.max_num_batched_tokens:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model needs all tokens of an "
+            f"image in one step, and the largest image has {most}\n"
+            f"  give at least {most}, or --language-model-only if no request has images"
+        )
+    return most

@@ -1,0 +1,227 @@
+"""The parts of a ModelConfig: norms, attention, MLPs, layers, and the names of their tensors. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from pagewick.layers.config import DeltaConfig, MlaConfig
+
+if TYPE_CHECKING:
+    from pagewick.layers.config import MoeConfig, RopeConfig
+
+# How the parts of a layer follow each other; h: the hidden states that the layer gets.
+#   sequential: h += attention(norm(h)); h += mlp(norm(h))
+#   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
+#   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
+#   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
+#   post_ln:    h = norm(h + attention(h)); h = norm(h + mlp(h)), as in the first transformers
+#   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
+#               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
+#               such inputs, and h is multiplied by a number of the layer's.
+Block = Literal["sequential", "parallel", "sandwich", "post_norm", "post_ln", "extended"]
+_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+_SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# Norms around experts beside an MLP: after the MLP, before and after the experts.
+NORMS_OF_EXPERTS: Final = (
+    "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2",
+)  # fmt: skip
+NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
+    "sequential": _NORMS,
+    "parallel": _NORMS[:1],
+    "sandwich": _SANDWICH,
+    "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "extended": _SANDWICH,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """offset: added to the weight of an RMS norm. has_bias: whether a layer norm has one."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    offset: float = 0.0
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNormConfig(NormConfig):
+    """Normalisation of each head's query and key before they are rotated.
+
+    is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
+    queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
+    """
+
+    is_per_head: bool = False
+    is_matrix: bool = False
+    is_joint: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """layout: how the file stores the projections to queries, keys and values.
+
+    parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
+    one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
+    outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
+    has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
+    has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
+    has_sinks: each query head has a further logit in its softmax, which has no value.
+    sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
+    behind them, as far as they see those before them.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    softmax_scale: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
+    head_norm: HeadNormConfig | None = None
+    logit_soft_cap: float | None = None
+    has_gate: bool = False
+    has_sinks: bool = False
+    has_value_norm: bool = False
+    sees_images_whole: bool = False
+    sees_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpConfig:
+    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), or activation(up(x)).
+
+    is_fused: the file has gate and up in one tensor.
+    """
+
+    intermediate_size: int
+    activation: str = "silu"
+    is_gated: bool = True
+    bias: bool = False
+    is_fused: bool = False
+
+    @property
+    def input_projections(self) -> tuple[str, ...]:
+        """Names of the projections before the activation."""
+        return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated.
+
+    Where a token sees those behind it, the window says how many of them, too.
+    has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
+    lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
+    in an extended block.
+    """
+
+    attention: AttentionConfig | MlaConfig | DeltaConfig
+    mlp: MlpConfig | MoeConfig
+    rope: RopeConfig | None
+    window: int | None = None
+    has_input_norm: bool = True
+    lender: int | None = None
+    experts: MoeConfig | None = None
+
+    def without_images(self) -> LayerConfig:
+        """Return the layer as it is in a model that reads text only."""
+        rope, attention = self.rope, self.attention
+        if rope is not None and rope.mrope_section:
+            rope = replace(rope, mrope_section=(), mrope_interleaved=False)
+        if isinstance(attention, AttentionConfig) and attention.sees_images_whole:
+            attention = replace(attention, sees_images_whole=False)
+        return replace(self, rope=rope, attention=attention)
+
+    def seeing_images_whole(self) -> LayerConfig:
+        """Return the layer, whose attention is of the usual kind, so that the tokens of an image see each other."""
+        assert isinstance(self.attention, AttentionConfig), "no other attention can do so"
+        return replace(self, attention=replace(self.attention, sees_images_whole=True))
+
+    def seeing_all(self) -> LayerConfig:
+        """Return the layer, whose attention is of the usual kind, so that tokens see those behind them, too."""
+        assert isinstance(self.attention, AttentionConfig), "no other attention can do so"
+        return replace(self, attention=replace(self.attention, sees_all=True))
+
+    def norms(self, block: Block) -> tuple[str, ...]:
+        """Return the names of the layer's norms."""
+        names = NORMS_OF_BLOCK[block]
+        return names if self.has_input_norm else names[1:]
+
+    @property
+    def state(self) -> DeltaConfig | None:
+        """The attention of a layer that keeps one state of a sequence, and nothing of each token."""
+        return self.attention if isinstance(self.attention, DeltaConfig) else None
+
+    @property
+    def latent(self) -> MlaConfig | None:
+        """The attention of a layer that keeps a latent of each token."""
+        return self.attention if isinstance(self.attention, MlaConfig) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputsConfig:
+    """Inputs of each layer's own, `size` numbers of a token: from a table of vocab_size rows, and from its embedding.
+
+    activation: of the gate in each layer. eps: of the norm of what comes from the embedding. image_row: the row of the
+    table that all tokens of images have.
+    """
+
+    vocab_size: int
+    size: int
+    activation: str
+    eps: float
+    image_row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """The parts that only encoders have.
+
+    num_token_types: rows of a learned table of types, which is added to the tokens' embeddings; 0: there is none. Where
+    there are two, tokens of the second text of a pair have the second. position_offset: the row of the table of
+    positions that the first token has. has_embedding_norm: the first layer gets normalised embeddings. has_final_norm:
+    the last layer's output is normalised.
+    """
+
+    num_token_types: int = 0
+    position_offset: int = 0
+    has_embedding_norm: bool = False
+    has_final_norm: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseConfig:
+    """A layer that changes a pooled vector: activation(weight x + bias). name: that of its tensors in the file.
+
+    activation: a name in layers.label_head.ACTIVATIONS.
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameMap:
+    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order.
+
+    A part that is replaced by "" is left out.
+    """
+
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def in_file(self, name: str) -> str:
+        dotted = f".{name}."
+        for ours, theirs in self.parts:
+            dotted = dotted.replace(f".{ours}.", f".{theirs}." if theirs else ".")
+        return dotted[1:-1]
+
+    def bare(self) -> NameMap:
+        """Return the names in a file of the model without its output layer, which transformers calls model."""
+        return NameMap(parts=(*self.parts, ("model", "")))
