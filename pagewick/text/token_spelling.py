@@ -66,10 +66,27 @@ def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
         return lambda token: token.replace(part["replacement"], " ")
     if part["type"] == "Replace" and "String" in part["pattern"]:
         return lambda token: token.replace(part["pattern"]["String"], part["content"])
+    if part["type"] == "WordPiece":
+        return lambda token: _joined_to_words(token, part["prefix"], cleans_up=part["cleanup"])
     raise ModelLoadError(
         f"the tokenizer's decoder {json.dumps(part)} is not supported, because its text cannot be streamed token by "
-        "token; use a model whose tokenizer is byte-level BPE, SentencePiece BPE or unigram"
+        "token; use a model whose tokenizer is byte-level BPE, SentencePiece BPE, unigram or WordPiece"
     )
+
+
+def _joined_to_words(token: str, prefix: str, *, cleans_up: bool) -> str:
+    """Spell a token of WordPiece: one without the prefix begins a word, and some stand at the word before."""
+    text = token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+    for dirty, clean in _CLEANED if cleans_up else ():
+        text = text.replace(dirty, clean)
+    return text
+
+
+# What the decoder of the tokenizers library cleans up, token by token and in this order.
+_CLEANED = [
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
+    (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+]  # fmt: skip
 
 
 # GPT-2's map from printable characters to bytes (openai/gpt-2, `bytes_to_unicode` in src/encoder.py): visible Latin-1

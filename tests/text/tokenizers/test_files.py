@@ -13,6 +13,7 @@ from tokenizers import decoders
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.tokenizer import Tokenizer
+from tests.models.word_pieces import word_pieces
 from tests.text.tokenizers.hostile import HOSTILE, random_texts
 from tests.text.tokenizers.kinds import KINDS, byte_level
 
@@ -94,12 +95,27 @@ def test_a_malformed_list_of_tokens_is_a_clear_error(tmp_path: Path, listed: Any
         Tokenizer.from_directory(directory)
 
 
-@pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.Strip(" ", 0, 1), decoders.CTC()])
+@pytest.mark.parametrize("decoder", [decoders.Strip(" ", 0, 1), decoders.CTC()])
 def test_a_decoder_that_needs_the_whole_text_is_refused(decoder: decoders.Decoder) -> None:
     backend = byte_level([])
     backend.decoder = decoder
     with pytest.raises(ModelLoadError, match=f'decoder.*"{type(decoder).__name__}".* token by token'):
         Tokenizer(backend, config={})
+
+
+@pytest.mark.parametrize("cleans_up", [True, False])
+def test_word_pieces_are_spelled_as_they_are_decoded(cleans_up: bool) -> None:
+    backend = tokenizers.Tokenizer.from_str(word_pieces().to_str())
+    backend.decoder = decoders.WordPiece(cleanup=cleans_up)
+    tokenizer = Tokenizer(backend, config={})
+    text = "isn't the force, unaffordable? do not it's we've 12.50 china's ! the end ."
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(map(tokenizer.token_bytes, token_ids)).decode()
+    assert joined.removeprefix(" ") == backend.decode(token_ids)
+    every_pair = [[first, second] for first in range(5, 60) for second in range(5, backend.get_vocab_size())]
+    for pair in every_pair:
+        added = backend.decode(pair).removeprefix(backend.decode(pair[:1]))
+        assert tokenizer.token_bytes(pair[1]).decode() == added
 
 
 def test_special_tokens_may_be_left_unread(tmp_path: Path) -> None:
