@@ -61,6 +61,11 @@ def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = Tr
             "--kv-cache-disk keeps prefixes that prompts share, and with this model they share none: tokens see those "
             "behind them\n  leave it out"
         )
+    if config.enable_lora:
+        raise ConfigError(
+            f"LoRA adapters of {model.architecture} are not supported; merge the adapter into the model, or leave out "
+            "--lora, --lora-modules and --enable-lora"
+        )
     length = config.max_model_len or model.max_position_embeddings
     num_tokens = max(length, config.max_num_batched_tokens)
     if num_tokens > config.max_num_batched_tokens and is_first:

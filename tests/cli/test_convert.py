@@ -27,6 +27,8 @@ from pagewick.sampling_params import SamplingParams
 from pagewick.weights import unfinished
 from pagewick.weights.opening import open_source
 from pagewick.weights.unfinished import UnfinishedCheckpoint
+from tests.models.encoders import write_encoder
+from tests.models.word_pieces import word_pieces, write_tokenizer
 from tests.weights.packed.harness import SIZES, write_packed
 from tests.weights.packed.test_byte_formats import CASES
 from tests.weights.packed.test_byte_models import writer
@@ -317,6 +319,15 @@ def test_groups_that_do_not_divide_rows(place: Path) -> None:
     assert "choose other groups: --group 32\n" in result.stderr
     result = convert("plain", "m", "--to", "marlin", "--group", "-1")
     assert "Marlin int4 per row cannot hold model.layers.0.mlp.gate_proj (352 x 128)" in result.stderr
+    assert not (place / "m").exists()
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "marlin"])
+def test_encoders_are_refused(form: str, place: Path) -> None:
+    write_encoder("bert", place / "encoder")
+    write_tokenizer(word_pieces(), place / "encoder")
+    result = convert("encoder", "m", "--to", form)
+    assert "error: BertModel is an encoder, and only decoders are written in this format\n" in result.stderr
     assert not (place / "m").exists()
 
 

@@ -174,6 +174,23 @@ def test_a_cache_of_prefixes_on_disk_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    write_encoder("bert", tmp_path)
+    with pytest.raises(ConfigError, match="LoRA adapters of BertModel"), running(tmp_path, enable_lora=True):
+        pass
+
+
+@pytest.mark.parametrize("quantization", ["q8_0", "q5_1"])
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_weights_are_quantized_at_load(name: str, quantization: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    states = hidden_states(write_encoder(name, tmp_path, **sizes), PROMPTS)
+    with running(tmp_path, quantization=quantization) as engine:
+        assert quantization.split("_")[0] in engine.info.weights.lower()
+        for ours, theirs in zip(pooled(engine, PROMPTS, "mean"), vectors(states, "mean"), strict=True):
+            assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.98
+
+
 @pytest.mark.parametrize(
     ("name", "entries", "message"),
     [

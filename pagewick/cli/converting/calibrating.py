@@ -61,7 +61,14 @@ class Calibration:
         return {"recipe": json.dumps(asdict(self.recipe), sort_keys=True), "text": digest.hexdigest()}
 
     def check(self) -> None:
-        """Raise ConfigError if a group does not divide the columns of a weight, or a layout cannot hold it."""
+        """Raise ConfigError for an encoder, a group that does not divide the columns of a weight, or one that a layout
+        cannot hold.
+        """
+        if self._model.encoder is not None:
+            raise ConfigError(
+                f"{self._model.architecture} is an encoder, and only decoders are written in this format\n"
+                "  quantize it while it is loaded: pagewick serve MODEL --quantization q8_0"
+            )
         size = self.recipe.group_size
         if undivided := [one for one in self._linears if size != -1 and one.shape[1] % size]:
             columns = math.gcd(*(one.shape[1] for one in self._linears))
