@@ -133,7 +133,7 @@ def kind_of(type_name: Any) -> str:
 def named_files(directory: Path) -> tuple[list[str], list[str]]:
     """Return which small files, and which files of weights, modules.json wants in the folders of a directory.
 
-    Entries that cannot be used are skipped: whoever reads the model's configuration refuses them, with the reason.
+    Entries that cannot be used are skipped: they are refused, with the reason, when the model's configuration is read.
     """
     if not (directory / MODULES_NAME).is_file():
         return [], []

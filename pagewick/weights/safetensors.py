@@ -48,7 +48,7 @@ class SafetensorsSource(TensorSource):
 
     Opening reads the headers only. Raises ModelLoadError for a missing, truncated or damaged file, for a name
     in the index that its file does not have, for a tensor in two files, and for a dtype that torch lacks.
-    has_modules: whether the files of sentence-transformers beside it are read; whoever copies them needs not.
+    has_modules: whether it includes the modules of sentence-transformers beside it, which have files of their own.
     """
 
     def __init__(self, directory: Path, *, has_modules: bool = True) -> None:

@@ -56,7 +56,7 @@ _ACTIVATIONS: Final = {
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-# What the library takes if a file names none.
+# The library's default.
 _DEFAULT_ACTIVATION: Final = "torch.nn.modules.activation.Tanh"
 _PLACE: Final = "sentence_embedding"
 _OTHERWISE: Final = (
