@@ -96,7 +96,7 @@ def with_modules(config: Mapping[str, Any], files: ModuleFiles) -> dict[str, Any
     """Return a model's config.json with the entries that modules.json, and the files that it names, stand for.
 
     POOLING_ENTRY is mean, cls or last; DENSE_ENTRY lists the fields of DenseModule, and is left out if there is none.
-    What config.json says itself takes precedence. Nothing is added without modules.json, or for a reranker.
+    The entries that config.json has take precedence. Nothing is added without modules.json, or for a reranker.
     Raises ModelLoadError for files that are malformed, and for modules that are not supported.
     """
     if config.get(POOLING_ENTRY) not in (None, *_POOLINGS.values()):
