@@ -19,19 +19,25 @@ from pagewick.models.tensors import model_tensors
 from pagewick.quantization.plan import QuantizationPlan, plan_quantization
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
-from pagewick.weights.description import GGUF, is_gguf
+from pagewick.weights.dense_tensors import checkpoint_tensors, with_dense_tensors
+from pagewick.weights.description import GGUF, directory_config, is_gguf
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, open_gguf
 from pagewick.weights.gguf.vision_choice import vision_of
 from pagewick.weights.hub_settings import HubSettings
-from pagewick.weights.packed.config import quant_method, read_config
+from pagewick.weights.packed.config import quant_method
 from pagewick.weights.packed.headers import logical_tensors
-from pagewick.weights.remote_description import read_remote, read_remote_config, remote_gguf_with_images
+from pagewick.weights.remote_description import (
+    read_remote,
+    read_remote_config,
+    remote_gguf_with_images,
+    remote_module_files,
+)
 from pagewick.weights.tensor_headers import (
     TensorInfo,
-    directory_tensors,
     gguf_tensors,
     in_formats,
     kept_blocks,
+    parse_safetensors_header,
     remote_tensors,
     with_stored_dtype,
 )
@@ -125,10 +131,10 @@ def open_checkpoint(
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
     names = sorted(entry.name for entry in directory.iterdir())
-    config = read_config(directory)
+    config = directory_config(directory)
     if not any(name.endswith(_WEIGHTS) for name in names):
         return _only_described(model, directory, config, names)
-    return _with_headers(model, str(directory), config, directory_tensors(directory), names)
+    return _with_headers(model, str(directory), config, checkpoint_tensors(directory, config), names)
 
 
 def _only_described(model: str, directory: Path, config: Mapping[str, Any], names: Iterable[str]) -> Checkpoint:
@@ -200,4 +206,9 @@ def _of_repository(model: str, repository: RemoteRepository, gguf: str | None) -
     config = read_remote_config(repository)
     index = read_remote(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
+
+    def tensors_of(name: str) -> list[TensorInfo]:
+        return parse_safetensors_header(repository.open(name), repository.size(name), f"{model}/{name}")
+
+    tensors = with_dense_tensors(tensors, config, remote_module_files(repository), tensors_of)
     return _with_headers(model, f"the hub's {model}", config, tensors, names, is_downloaded=False)

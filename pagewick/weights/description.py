@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagewick.errors import ModelNotFoundError
+from pagewick.weights.dense_tensors import checkpoint_tensors
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, GGUF_SUFFIX, read_json_object
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
+from pagewick.weights.module_files import ModuleFiles
 from pagewick.weights.packed.config import quant_method, read_config
 from pagewick.weights.packed.headers import logical_tensors
-from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, gguf_tensors, with_stored_dtype
+from pagewick.weights.sentence_transformers import with_modules
+from pagewick.weights.tensor_headers import TensorInfo, gguf_tensors, with_stored_dtype
 
 GGUF: Final = "gguf"
 
@@ -41,7 +44,7 @@ def describe(path: Path, mmproj: str | None = None) -> Description:
         checkpoint = open_gguf(path, mmproj)
         return Description(checkpoint.config, generation_config(checkpoint.values), tuple(gguf_tensors(checkpoint)))
     config, advice = read_configs(path)
-    tensors = directory_tensors(path)
+    tensors = checkpoint_tensors(path, config)
     config = with_stored_dtype(config, tensors)
     return Description(config, advice, logical_tensors(config, tensors).tensors)
 
@@ -57,7 +60,15 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / CONFIG_NAME).exists():
         raise ModelNotFoundError(_explain_no_config(path))
     advice = path / GENERATION_CONFIG_NAME
-    return read_config(path), read_json_object(advice) if advice.exists() else {}
+    return directory_config(path), read_json_object(advice) if advice.exists() else {}
+
+
+def directory_config(directory: Path) -> dict[str, Any]:
+    """Return config.json of a directory, with what files beside it say about packed weights and about embeddings.
+
+    Raises ModelLoadError.
+    """
+    return with_modules(read_config(directory), ModuleFiles.of_directory(directory))
 
 
 def weights_kind(path: Path) -> str:

@@ -15,8 +15,10 @@ from typing import Final, Generic, TypeVar
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights import files
+from pagewick.weights.module_files import named_files
 from pagewick.weights.progress import Progress, default_progress, format_bytes
 from pagewick.weights.remote import RemoteRepository
+from pagewick.weights.remote_description import remote_module_files
 from pagewick.weights.transfer import RemoteFile, Transfer, partial_path
 
 _MAX_PARALLEL_FILES: Final = 4
@@ -51,13 +53,16 @@ class Download(ABC, Generic[_Repository]):
 
     def _fetch_descriptions(self) -> list[str]:
         """Fetch the small files of a checkpoint, and return the names of the others."""
-        names = self._repository.names
+        names, model = self._repository.names, self._repository.model
         has_index = files.needs_index(names)
         # Names come from a server; files.select_* pick plain ones only, so nothing is written elsewhere.
         wanted = [*files.select_metadata(names), *([files.INDEX_NAME] if has_index else [])]
         self._fetch_all(self._missing(wanted), lambda num_bytes: None)
         index = files.read_index(self._directory / files.INDEX_NAME) if has_index else None
-        return files.select_weights(names, index, self._repository.model)
+        configs, weights = named_files(self._directory) if files.MODULES_NAME in names else ([], [])
+        remote_module_files(self._repository).check([*configs, *weights])
+        self._fetch_all(self._missing(configs), lambda num_bytes: None)
+        return [*files.select_weights(names, index, model), *weights]
 
     def _lock(self) -> AbstractContextManager[object]:
         """Keep others away during the download. Default: they may work on it at the same time."""

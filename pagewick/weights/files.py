@@ -20,10 +20,13 @@ GENERATION_CONFIG_NAME: Final = "generation_config.json"
 SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 GGUF_SUFFIX: Final = ".gguf"
+# Lists the modules of sentence-transformers (weights/sentence_transformers.py).
+MODULES_NAME: Final = "modules.json"
 
 # Everything but weights that a model needs. Never code (*.py) and never pickles.
 _METADATA_PATTERNS: Final = (
     CONFIG_NAME,
+    MODULES_NAME,
     "generation_config.json",
     "hf_quant_config.json",
     "quantize_config.json",
@@ -130,19 +133,28 @@ def read_json_object(
 
     Raises ModelLoadError if the file cannot be used.
     """
+    value = read_json(path, max_bytes, make_object)
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object\n  {_FETCH_AGAIN}")
+    return value
+
+
+def read_json(
+    path: Path,
+    max_bytes: int = _MAX_CONFIG_BYTES,
+    make_object: Callable[[list[tuple[str, Any]]], dict[str, Any]] = dict,
+) -> Any:
+    """Read a configuration file as read_json_object does, whatever it holds."""
     try:
         if path.stat().st_size > max_bytes:
             raise ModelLoadError(f"{path} is larger than {max_bytes} bytes; it cannot be what its name says")
-        value = json.loads(path.read_bytes(), object_pairs_hook=make_object)
+        return json.loads(path.read_bytes(), object_pairs_hook=make_object)
     except FileNotFoundError:
         raise ModelLoadError(f"{path} is missing\n  download or copy the model's files again") from None
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON ({error})\n  {_FETCH_AGAIN}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object\n  {_FETCH_AGAIN}")
-    return value
 
 
 def parse_file(path: Path, parse: Callable[[Read, int, str], _Parsed]) -> _Parsed:

@@ -23,6 +23,7 @@ from typing import ClassVar, Final, Self
 
 from pagewick.weights.files import GGUF_SUFFIX, missing_files
 from pagewick.weights.gguf.choice import candidates, complete_models
+from pagewick.weights.module_files import missing_module_files
 from pagewick.weights.progress import is_true
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -64,7 +65,7 @@ class HubSettings(ABC):
 
     def missing(self, directory: Path) -> list[str]:
         """Return the names of missing files in a directory of the cache; empty if it is a complete checkpoint."""
-        return missing_files(directory)
+        return missing_files(directory) + missing_module_files(directory)
 
     def gguf_files(self, directory: Path) -> dict[str, int]:
         """Return the sizes of the complete GGUF files in a directory of the cache, by their names within it."""
@@ -163,7 +164,7 @@ class ModelScopeSettings(HubSettings):
         """Return the names of missing files, or a remark if an update by Pagewick stopped half way."""
         state = CacheState.read(directory)
         is_current = state is None or state.is_complete
-        return missing_files(directory) or ([] if is_current else ["its newest version"])
+        return HubSettings.missing(self, directory) or ([] if is_current else ["its newest version"])
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from pagewick.log import get_logger
 from pagewick.weights import files
 from pagewick.weights.download import Download
 from pagewick.weights.hub_settings import CacheState, ModelScopeSettings, is_sha256
+from pagewick.weights.module_files import may_be_of_module
 from pagewick.weights.progress import Progress
 from pagewick.weights.remote import RESUMES, RemoteRepository, UnexpectedResponseError, is_forbidden
 from pagewick.weights.transfer import RemoteFile, Transfer
@@ -38,7 +39,7 @@ _logger = get_logger(__name__)
 
 
 class ModelScopeRepository(RemoteRepository):
-    """A revision of a model; of its subdirectories, only GGUF files. Raises as RemoteRepository does."""
+    """A revision of a model; of its subdirectories, only GGUF files and modules. Raises as RemoteRepository does."""
 
     settings: ModelScopeSettings
 
@@ -69,7 +70,8 @@ class ModelScopeRepository(RemoteRepository):
             raise UnexpectedResponseError(response.status_code, "an answer without a list of files")
         for entry in listed:
             name = str(entry.get("Path"))
-            if entry.get("Type") != "tree" and (files.is_plain_name(name) or name.endswith(files.GGUF_SUFFIX)):
+            is_wanted = files.is_plain_name(name) or name.endswith(files.GGUF_SUFFIX) or may_be_of_module(name)
+            if entry.get("Type") != "tree" and is_wanted:
                 self._files[name] = self._remote_file(entry)
         return self._files.keys()
 

@@ -20,15 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pagewick.log import get_logger
 from pagewick.quantization.plan import QuantizationPlan
-from pagewick.weights.description import is_gguf
+from pagewick.weights.dense_tensors import checkpoint_tensors
+from pagewick.weights.description import directory_config, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
-from pagewick.weights.packed.config import packing_entries, read_config
+from pagewick.weights.packed.config import packing_entries
 from pagewick.weights.progress import format_bytes
-from pagewick.weights.tensor_headers import directory_tensors, read_metadata
+from pagewick.weights.tensor_headers import read_metadata
 
 logger = get_logger(__name__)
 
@@ -136,9 +137,10 @@ def cache_key(model: Path, plan: QuantizationPlan, mmproj: str | None = None) ->
     It changes with the checkpoint's files: their paths, sizes, times and first bytes; and with the rules by which
     config.json says that they pack weights. Raises OSError.
     """
-    names = open_gguf(model, mmproj).paths if is_gguf(model) else _safetensors(model)
+    config = {} if is_gguf(model) else directory_config(model)
+    names = open_gguf(model, mmproj).paths if is_gguf(model) else _safetensors(model, config)
     hasher = hashlib.blake2b(digest_size=16)
-    if not is_gguf(model) and (rules := packing_entries(read_config(model))):
+    if rules := packing_entries(config):
         hasher.update(json.dumps(rules, sort_keys=True).encode())
     hasher.update(json.dumps([_VERSION, plan.mix, sorted(plan.formats.items())]).encode())
     for name in names:
@@ -149,8 +151,9 @@ def cache_key(model: Path, plan: QuantizationPlan, mmproj: str | None = None) ->
     return hasher.hexdigest()
 
 
-def _safetensors(directory: Path) -> Iterable[Path]:
-    return [directory / name for name in dict.fromkeys(tensor.file_name for tensor in directory_tensors(directory))]
+def _safetensors(directory: Path, config: Mapping[str, Any]) -> Iterable[Path]:
+    names = dict.fromkeys(tensor.file_name for tensor in checkpoint_tensors(directory, config))
+    return [directory / name for name in names]
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_head
 from pagewick.weights.gguf.vision import VisionFile
 from pagewick.weights.gguf.vision_choice import explain_not_used, named_vision, vision_choices
 from pagewick.weights.gguf.vision_families import TEXT_KINDS
+from pagewick.weights.module_files import ModuleFiles
 from pagewick.weights.packed.config import with_side_file
+from pagewick.weights.sentence_transformers import with_modules
 from pagewick.weights.tensor_headers import gguf_tensors
 
 if TYPE_CHECKING:
@@ -100,19 +102,29 @@ def _remote_vision(repository: RemoteRepository, name: str) -> VisionFile:
 
 
 def read_remote_config(repository: RemoteRepository) -> dict[str, Any]:
-    """Read config.json on a hub; it gets the rules of a file beside it. Raises ModelLoadError."""
+    """Read config.json on a hub; it gets what files beside it say, as that of a directory. Raises ModelLoadError."""
 
     def read(name: str) -> dict[str, Any]:
         return read_remote(repository, name, files.read_json_object)
 
-    return with_side_file(read(files.CONFIG_NAME), repository.names, read)
+    config = with_side_file(read(files.CONFIG_NAME), repository.names, read)
+    return with_modules(config, remote_module_files(repository))
+
+
+def remote_module_files(repository: RemoteRepository) -> ModuleFiles:
+    """Return the files of sentence-transformers on a hub."""
+
+    def read(name: str) -> Any:
+        return read_remote(repository, name, files.read_json)
+
+    return ModuleFiles(repository.model, repository.names.__contains__, read)
 
 
 def read_remote(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:
     """Parse a small file on the hub with the reader of a local file."""
     where = f"{repository.model}/{name}"
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, name)
+        path = Path(directory, Path(name).name)
         path.write_bytes(repository.read_all(name))
         try:
             return parse(path)

@@ -13,12 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.dense_tensors import checkpoint_tensors, name_in_file
+from pagewick.weights.description import directory_config
 from pagewick.weights.files import GENERATION_CONFIG_NAME, name_some, read_json_object
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.packed.config import read_config
 from pagewick.weights.source import TensorSource
 from pagewick.weights.stacked import separated, stacked_parts
-from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
+from pagewick.weights.tensor_headers import TensorInfo, with_stored_dtype
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -46,17 +48,19 @@ class SafetensorsSource(TensorSource):
 
     Opening reads the headers only. Raises ModelLoadError for a missing, truncated or damaged file, for a name
     in the index that its file does not have, for a tensor in two files, and for a dtype that torch lacks.
+    has_modules: whether it includes the modules of sentence-transformers beside it, which have files of their own.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._tensors = {tensor.name: tensor for tensor in directory_tensors(directory)}
+    def __init__(self, directory: Path, *, has_modules: bool = True) -> None:
+        config = directory_config(directory) if has_modules else read_config(directory)
+        self._config = config
+        self._tensors = {tensor.name: tensor for tensor in checkpoint_tensors(directory, config)}
         unknown = [f"{t.name} ({t.dtype})" for t in self._tensors.values() if t.dtype not in _DTYPES]
         if unknown:
             raise ModelLoadError(
                 f"{directory} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
                 f"  supported: {', '.join(_DTYPES)}"
             )
-        self._config = read_config(directory)
         self._of_experts = stacked_parts(self._config, self._tensors.values())
         self._infos = {tensor.name: tensor for tensor in separated(self._config, self._tensors.values())}
         advice = directory / GENERATION_CONFIG_NAME
@@ -92,7 +96,8 @@ class SafetensorsSource(TensorSource):
             if found.data_ptr() < stack.data_ptr() or found.data_ptr() >= stack.data_ptr() + stack.nbytes:
                 release_pages(stack[part.expert])
             return found
-        tensor: torch.Tensor = self._files[self._tensors[name].file_name].get_tensor(name)
+        info = self._tensors[name]
+        tensor: torch.Tensor = self._files[info.file_name].get_tensor(name_in_file(info))
         return tensor
 
     def release(self, tensor: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from pagewick.errors import ConfigError
 from pagewick.log import get_logger
 from pagewick.weights.files import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, select_metadata
 from pagewick.weights.mapped import release_pages
+from pagewick.weights.module_files import named_files
 from pagewick.weights.packed.config import SIDE_FILES
 from pagewick.weights.progress import format_bytes
 from pagewick.weights.safetensors import DTYPE_WORDS
@@ -103,7 +104,7 @@ class UnfinishedCheckpoint:
             check_place(self.path)
             self.directory.rename(self.path)
             _sync(self.path.parent)
-        return sum(entry.stat().st_size for entry in self.path.iterdir())
+        return sum(entry.stat().st_size for entry in self.path.rglob("*") if entry.is_file())
 
     def _join(self, infos: Mapping[int, Sequence[TensorInfo]]) -> None:
         """Write one file with the tensors of all parts, and delete the parts."""
@@ -169,11 +170,13 @@ def check_place(path: Path) -> None:
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copy tokenizer, template, sampling defaults and licences of a model, without what describes its weights."""
+    """Copy tokenizer, template, sampling defaults, licences and modules of a model, not what describes its weights."""
     names = [entry.name for entry in source.iterdir() if entry.is_file()]
     licenses = [name for name in names if name.upper().startswith(_LICENSES)]
-    for name in [*select_metadata(names), *licenses]:
+    modules = [name for listed in named_files(source) for name in listed if (source / name).is_file()]
+    for name in [*select_metadata(names), *licenses, *modules]:
         if name != CONFIG_NAME and name not in SIDE_FILES:
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target / name)
             _sync(target / name)
 
@@ -193,7 +196,9 @@ def _check_key(directory: Path, key: Mapping[str, str], num_parts: int, *, is_re
         )
     if not is_resumed or not earlier:
         for entry in directory.iterdir():
-            if entry.name != _LOCK_NAME:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != _LOCK_NAME:
                 entry.unlink()
         _write_json(path, key)
 

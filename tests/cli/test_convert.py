@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,11 @@ from pagewick.quantization.calibrated.results import QuantizedLinear, Recipe
 from pagewick.sampling_params import SamplingParams
 from pagewick.weights import unfinished
 from pagewick.weights.opening import open_source
+from pagewick.weights.safetensors import SafetensorsSource
 from pagewick.weights.unfinished import UnfinishedCheckpoint
 from tests.models.encoders import write_encoder
 from tests.models.word_pieces import word_pieces, write_tokenizer
+from tests.weights.modules import with_two_layers, write_files
 from tests.weights.packed.harness import SIZES, write_packed
 from tests.weights.packed.test_byte_formats import CASES
 from tests.weights.packed.test_byte_models import writer
@@ -434,6 +437,23 @@ def test_a_large_checkpoint_has_a_file_for_each_layer(place: Path, monkeypatch: 
     assert {entry.name for entry in (place / "many").glob("*.safetensors")} == files
     one, many = numbers_in(place / "one"), numbers_in(place / "many")
     assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_the_files_of_sentence_transformers_are_copied(place: Path) -> None:
+    files = with_two_layers()
+    shutil.copytree(MODEL_DIR, place / "model")
+    write_files(place / "model", {**files, "onnx/config.json": {}})
+    # A run that was killed while it copied has left a folder.
+    write_files(place / ".m.unfinished", {"2_Dense/config.json": b""})
+    result = convert("model", "m", "--to", "gptq", "--method", "rtn", "--no-resume")
+    assert result.exit_code == 0, result.output
+    copied = {name: place / "m" / name for name in files}
+    assert {name: path.read_bytes() for name, path in copied.items()} == files
+    assert not (place / "m/onnx").exists()
+    with SafetensorsSource(place / "m", has_modules=False) as alone, open_source(place / "m") as whole:
+        layers = {"2_Dense.linear.weight", "3_Dense.linear.weight", "3_Dense.linear.bias"}
+        assert layers.isdisjoint(alone.names()) and layers < set(whole.names())
+        assert whole.config()["embedding_pooling"] == "mean" and "embedding_pooling" not in alone.config()
 
 
 def test_gguf_files_are_those_of_quantize(place: Path) -> None:

@@ -21,10 +21,12 @@ from pagewick.cli.quantize import model_name
 from pagewick.demo import MODEL_DIR
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams
+from pagewick.weights.description import describe
 from pagewick.weights.gguf import writing
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.export import Export
 from pagewick.weights.progress import Progress
+from tests.weights.modules import modules, write_files
 from tests.weights.packed.writers import gptq
 
 
@@ -89,6 +91,16 @@ def test_a_head_of_its_own_that_config_json_ties_is_not_dropped(place: Path) -> 
     result = quantize("model", "--to", "q8_0", "-o", "own.gguf")
     assert result.exit_code == 1 and "lm_head.weight differs from model.embed_tokens.weight" in result.stderr
     assert not (place / "own.gguf").exists()
+
+
+@pytest.mark.parametrize(("mode", "pooling"), [("mean", "mean"), ("lasttoken", "last")])
+def test_the_files_of_sentence_transformers_become_a_key(mode: str, pooling: str, place: Path) -> None:
+    shutil.copytree(MODEL_DIR, place / "model")
+    listed = {"modules.json": modules(["Transformer", "Pooling"]), "1_Pooling/config.json": {"pooling_mode": mode}}
+    write_files(place / "model", listed)
+    result = quantize("model", "--to", "q8_0", "-o", "m.gguf")
+    assert result.exit_code == 0, result.output
+    assert describe(place / "m.gguf").config["embedding_pooling"] == pooling
 
 
 def test_a_model_that_does_not_sample_by_default_stays_so(place: Path) -> None:

@@ -20,6 +20,7 @@ from pagewick.sampling_params import SamplingParams
 from tests.models.answers import make_prompts, running
 from tests.models.checkpoints import write_checkpoint
 from tests.models.pooled import pooled
+from tests.weights.modules import modules, write_files
 
 PROMPTS = make_prompts((1, 33, 7, 64, 40))
 
@@ -111,6 +112,16 @@ def test_an_embedding_model_has_no_output_layer(is_tied: bool, architecture: str
             )
     for ours, theirs in zip(found, expected(model, PROMPTS, "last"), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("flag", "pooling"), [("mean_tokens", "mean"), ("lasttoken", "last")])
+def test_the_files_of_sentence_transformers_say_how_to_pool(flag: str, pooling: str, tmp_path: Path) -> None:
+    """The model makes embeddings then, whether it has an output layer or not."""
+    write_checkpoint("qwen3", tmp_path)
+    listed = {"modules.json": modules(["Transformer", "Pooling", "Normalize"])}
+    write_files(tmp_path, {**listed, "1_Pooling/config.json": {f"pooling_mode_{flag}": True}})
+    with running(tmp_path) as engine:
+        assert engine.info.embedding == pooling
 
 
 def test_attention_to_later_tokens_needs_attention_of_the_usual_kind(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if url.path.startswith("/cdn/"):
             self.hub.credentials_seen_by_cdn += [self.headers.get("Authorization"), self.headers.get("Cookie")]
-            _, _, key, name = url.path.split("/")
+            _, _, key, name = url.path.split("/", 3)
             self.send(self.hub.models[tuple(bytes.fromhex(key).decode().split("|"))][name])  # type: ignore[index]
             return
         match = re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo(/files)?", url.path)

@@ -80,7 +80,7 @@ def convert(
             "  give the checkpoint that it was made from, or write GGUF: --to gguf"
         )
     check_place(target)
-    with SafetensorsSource(source) as checkpoint:
+    with SafetensorsSource(source, has_modules=False) as checkpoint:
         repacking = planned_repacking(checkpoint, source, wanted.to)
         job: Repacking | Calibration
         if repacking is not None:

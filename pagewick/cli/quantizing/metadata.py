@@ -35,6 +35,7 @@ _AXES: Final = (11, 11, 10)
 _STILL: Final = 1e30
 _SECTIONS: Final = "rope.dimension_sections"
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
+_POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset(
     {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "is_tiled", "is_fused"}
@@ -61,7 +62,11 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return {name: value for name, value in config.items() if name != "vision_config"}
-    outer = {name: config[name] for name in ("architectures", "eos_token_id", "tie_word_embeddings") if name in config}
+    outer = {
+        name: config[name]
+        for name in ("architectures", "eos_token_id", "tie_word_embeddings", "embedding_pooling")
+        if name in config
+    }
     architecture = architecture_of(config)
     text_part = _MINISTRAL if inner.get("model_type") == "ministral3" else _TEXT_PARTS.get(architecture)
     if text_part is None:
@@ -91,6 +96,8 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found |= {f"attention.{part}_length": attention.head_dim for part in ("key", "value")}
     if _SCALE in architecture.entries:
         found = _router(model) | found
+    if model.embedding:
+        found["pooling_type"] = _POOLINGS[model.embedding]
     if config.get("n_group") is None:  # and so it is a default
         found = {key: value for key, value in found.items() if key not in _GROUPS}
     if kind == "phi3":
