@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import load
 from torch import nn
 
 from pagewick import LLM, AsyncEngine, InvalidRequestError, PoolingParams
 from pagewick.errors import ContextLengthError, UnsupportedError
 from tests.models.encoders import hidden_states, write_encoder
 from tests.models.word_pieces import TEXTS, unigrams, word_pieces, write_tokenizer
+from tests.weights.modules import dense, dense_weights, modules, write_files
 
 QUERY, *DOCUMENTS = TEXTS
 OPTIONS: dict[str, Any] = {"num_threads": 1, "dtype": "float32"}
@@ -122,3 +124,35 @@ def test_an_engine_process_scores_pairs(reranker: tuple[Path, nn.Module]) -> Non
 
     expected = [expected_score(model, word_pieces(), document) for document in DOCUMENTS]
     assert asyncio.run(scores()) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_layers_behind_the_pooling_change_the_embeddings(pooling: str, tmp_path: Path) -> None:
+    """As EmbeddingGemma has them, with the files that sentence-transformers writes."""
+    backend = word_pieces()
+    model = made_of(tmp_path, "embedding-gemma", backend, "Model")
+    identity = "torch.nn.modules.linear.Identity"
+    write_files(tmp_path, {
+        "modules.json": modules(["Transformer", "Pooling", "Dense", "Dense", "Normalize"]),
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 48, "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+        },
+        "2_Dense/config.json": dense(48, 80), "2_Dense/model.safetensors": dense_weights(48, 80, seed=1),
+        "3_Dense/config.json": dense(80, 20, bias=False, activation_function=identity),
+        "3_Dense/model.safetensors": dense_weights(80, 20, bias=False, seed=2),
+    })  # fmt: skip
+    first, second = (load((tmp_path / f"{index}_Dense/model.safetensors").read_bytes()) for index in (2, 3))
+    ids = [backend.encode(text).ids for text in TEXTS]
+    pooled = [each[0] if pooling == "cls" else each.mean(0) for each in hidden_states(model, ids)]
+    wide = [torch.tanh(first["linear.weight"] @ each + first["linear.bias"]) for each in pooled]
+    expected = [torch.nn.functional.normalize(second["linear.weight"] @ each, dim=0) for each in wide]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert (llm.info.embedding, llm.info.embedding_size) == (pooling, 20)
+        for one, vector in zip(llm.embed(TEXTS), expected, strict=True):
+            torch.testing.assert_close(torch.tensor(one.outputs.embedding), vector, rtol=1e-4, atol=1e-5)
+        with pytest.raises(InvalidRequestError, match="dimensions must be 1 to 20"):
+            llm.embed("a", PoolingParams(dimensions=21))
+    with LLM(str(tmp_path), **OPTIONS, tensor_parallel_size=2) as llm:
+        (alone,) = llm.embed(TEXTS[1])
+        torch.testing.assert_close(torch.tensor(alone.outputs.embedding), expected[1], rtol=1e-4, atol=1e-5)

@@ -82,7 +82,7 @@ def _joined_to_words(token: str, prefix: str, *, cleans_up: bool) -> str:
     return text
 
 
-# What the decoder of the tokenizers library cleans up, token by token and in this order.
+# The decoder of the tokenizers library replaces these, token by token and in this order.
 _CLEANED = [
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
     (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
