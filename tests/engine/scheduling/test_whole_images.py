@@ -1,4 +1,4 @@
-"""Models that see images whole: random requests, of which no step computes an image in parts."""
+"""Models that see images or prompts whole: random requests, of which no step computes such a part in two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pagewick.engine.messages import ImageInput
 from pagewick.engine.sequence import Sequence
-from pagewick.engine.whole_parts import WholeParts, spans_of_images
+from pagewick.engine.whole_parts import WholeParts, span_of_prompt, spans_of_images
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE
 from tests.engine.requests import Simulation, full_spec, window_spec
@@ -80,3 +80,42 @@ def test_no_step_ends_within_an_image(depth: int) -> None:
         tally["preemptions"] += simulation.scheduler.refresh_stats().num_preemptions
         simulation.loop.close()
     assert min(tally[event] for event in ("begun within an image", "cut before an image", "preemptions")) > 10, tally
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_step_ends_within_the_prompt_of_an_encoder(depth: int) -> None:
+    tally: Counter[str] = Counter()
+    longest = 30
+    for seed in range(60):
+        random = Random(seed)
+        specs = [full_spec(4), window_spec(random.randint(1, 14), 4)] if seed % 2 else [full_spec(4)]
+        simulation = Simulation(
+            specs,
+            [random.randint(9, 30)] * len(specs),
+            max_num_seqs=random.randint(1, 6),
+            budget=random.randint(longest, 40),
+            max_num_prefill_tokens=random.choice([None, 1, 12]),
+            whole=WholeParts(longest, span_of_prompt),
+            max_model_len=longest,
+            enable_prefix_caching=False,
+            depth=depth,
+        )
+        plan_work = simulation.scheduler._plan
+
+        def checked(seq: Sequence, num_tokens: int, *rest: Any, plan: Any = plan_work) -> None:
+            assert (seq.num_scheduled_tokens, num_tokens) == (0, seq.num_prompt_tokens)
+            tally["left room"] += num_tokens < rest[-1].budget
+            tally["beside others"] += rest[-1].num_sequences > 0
+            plan(seq, num_tokens, *rest)
+
+        simulation.scheduler._plan = checked  # type: ignore[method-assign]
+        for number in range(12):
+            prompt = random.choices(range(VOCAB_SIZE), k=random.randint(1, longest))
+            simulation.add(prompt_token_ids=prompt, request_id=f"{seed}-{number}", max_tokens=0)
+            for _ in range(random.randint(0, 2)):
+                simulation.step()
+                check_books(simulation)
+        simulation.run()
+        check_nothing_is_left(simulation)
+        simulation.loop.close()
+    assert min(tally.values()) > 50, tally
