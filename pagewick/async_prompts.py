@@ -39,9 +39,9 @@ class AsyncPrompts:
         """Whether the model's chat template reads enable_thinking."""
         return self._prompts.can_think_by_switch
 
-    async def encode(self, prompt: str, **how: Unpack[EncodeOptions]) -> list[int]:
+    async def encode(self, prompt: str, *, keeps_beginning: bool = False, **how: Unpack[EncodeOptions]) -> list[int]:
         """Encode a prompt; see PromptEncoder.encode."""
-        return await self._threads.run(partial(self._prompts.encode, prompt, **how))
+        return await self._threads.run(partial(self._prompts.encode, prompt, keeps_beginning=keeps_beginning, **how))
 
     async def encode_pair(self, pair: Pair, *, truncate_prompt_tokens: int | None = None) -> list[int]:
         """Encode the prompt of a query and a document, for a reranker; see PairPrompts.encode."""

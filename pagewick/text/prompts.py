@@ -171,17 +171,20 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
         num_output_tokens: int = 1,
+        keeps_beginning: bool = False,
     ) -> list[int]:
         """Encode a text.
 
         add_special_tokens: add the tokens that the model expects around a text. truncate_prompt_tokens: keep only this
-        number of tokens from the end; -1: as many as leave room for num_output_tokens. Raises ContextLengthError,
-        InvalidRequestError.
+        number of tokens from the end; -1: as many as leave room for num_output_tokens. keeps_beginning: cut the end of
+        the text instead, and keep the tokens around it. Raises ContextLengthError, InvalidRequestError.
         """
         num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
         if num_kept is not None:
             check_truncated(len(prompt), num_kept)
+            if keeps_beginning:
+                return self.tokenizer.encode_beginning(prompt, num_kept, add_special_tokens=add_special_tokens)
         token_ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_len=max_len)
         return token_ids if num_kept is None else token_ids[-num_kept:]
 
@@ -195,10 +198,8 @@ class PromptEncoder:
         chat_template = how.get("chat_template")
         template = self._chat_template if chat_template is None else self._compile(chat_template)
         if template is None:
-            raise InvalidRequestError(
-                "this model has no chat template; give a prompt in place of messages, or use a chat model",
-                param="messages",
-            )
+            message = "this model has no chat template; give a prompt in place of messages, or use a chat model"
+            raise InvalidRequestError(message, param="messages")
         if (number := next((n for n, one in enumerate(messages) if not one.get("role")), None)) is not None:
             where = f"messages[{number}]"
             raise InvalidRequestError(f"{where} needs a role, such as user", param=f"{where}.role")
@@ -323,10 +324,8 @@ class PromptEncoder:
         if num_kept is None:
             return None
         if not isinstance(num_kept, int) or isinstance(num_kept, bool) or (num_kept < 1 and num_kept != -1):
-            raise InvalidRequestError(
-                f"truncate_prompt_tokens must be 1 or more, or -1 for as many as fit; got {num_kept!r}",
-                param="truncate_prompt_tokens",
-            )
+            message = f"truncate_prompt_tokens must be 1 or more, or -1 for as many as fit; got {num_kept!r}"
+            raise InvalidRequestError(message, param="truncate_prompt_tokens")
         return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
 
     def _named_tools(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:

@@ -107,6 +107,12 @@ class Tokenizer:
         return whole[: next(starts, 0)]
 
     @functools.cached_property
+    def end_token_ids(self) -> list[int]:
+        """The tokens that `encode` adds behind a text if add_special_tokens is set."""
+        num_plain = len(self.encode("a", add_special_tokens=False))
+        return self.encode("a", add_special_tokens=True)[len(self.start_token_ids) + num_plain :]
+
+    @functools.cached_property
     def pair_edges(self) -> tuple[list[int], list[int], list[int]]:
         """The tokens that the model expects before, between and behind the two texts of a pair."""
         encoding = self._backend.encode("a", "a", add_special_tokens=True)
@@ -137,6 +143,21 @@ class Tokenizer:
             message = "the prompt is not valid Unicode; remove the lone surrogate"
             raise InvalidRequestError(message, param="prompt") from None
         return token_ids
+
+    def encode_beginning(self, text: str, limit: int, *, add_special_tokens: bool) -> list[int]:
+        """Encode a text, and cut tokens from its end so that at most `limit` remain with those that are added to it.
+
+        Raises InvalidRequestError as `encode` does, and if nothing of the text were left.
+        """
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
+        if len(token_ids) <= limit:
+            return token_ids
+        start = len(self.start_token_ids) if add_special_tokens else 0
+        end = len(self.end_token_ids) if add_special_tokens else 0
+        if limit <= start + end:
+            message = f"{limit} tokens leave no room for a text: the model adds {start + end} to each"
+            raise InvalidRequestError(f"{message}; raise truncate_prompt_tokens", param="truncate_prompt_tokens")
+        return token_ids[: limit - end] + token_ids[len(token_ids) - end :]
 
     def encode_pieces(
         self, pieces: Sequence[str], *, max_len: int | None = None, num_last: int | None = None
@@ -248,7 +269,7 @@ def check_truncated(num_chars: int, num_last: int) -> None:
     if num_chars > limit:
         raise ContextLengthError(
             f"the prompt has {num_chars} characters, more than the limit of {limit} for truncation to {num_last} "
-            "tokens; send only the end of it"
+            "tokens; send only the part to keep"
         )
 
 

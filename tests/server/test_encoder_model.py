@@ -51,8 +51,19 @@ def test_a_text_that_does_not_fit_is_refused_or_cut(client: openai.OpenAI) -> No
     long = "china " * 100
     with pytest.raises(openai.BadRequestError, match=r"maximum context length is 80 tokens.*truncate_prompt_tokens"):
         client.embeddings.create(model="tiny-bert", input=[TEXTS[0], long])
-    cut = client.embeddings.create(model="tiny-bert", input=long, extra_body={"truncate_prompt_tokens": 20})
-    assert cut.usage.prompt_tokens == 20
+    ids = word_pieces().encode(long).ids
+    for limit, kept in ((20, [*ids[:19], ids[-1]]), (3, [*ids[:2], ids[-1]]), (-1, [*ids[:79], ids[-1]]), (900, ids)):
+        if limit == 900:
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                client.embeddings.create(model="tiny-bert", input=long, extra_body={"truncate_prompt_tokens": limit})
+            continue
+        cut = client.embeddings.create(model="tiny-bert", input=long, extra_body={"truncate_prompt_tokens": limit})
+        expected = client.embeddings.create(model="tiny-bert", input=kept)
+        assert (cut.usage.prompt_tokens, cut.data[0].embedding) == (len(kept), expected.data[0].embedding)
+    given = client.embeddings.create(model="tiny-bert", input=ids[:70], extra_body={"truncate_prompt_tokens": 20})
+    assert given.data[0].embedding == client.embeddings.create(model="tiny-bert", input=ids[:20]).data[0].embedding
+    with pytest.raises(openai.BadRequestError, match="2 tokens leave no room for a text: the model adds 2"):
+        client.embeddings.create(model="tiny-bert", input=long, extra_body={"truncate_prompt_tokens": 2})
 
 
 def test_other_requests_get_an_error_that_says_why(client: openai.OpenAI, encoder: tuple[Server, nn.Module]) -> None:

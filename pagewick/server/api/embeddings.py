@@ -31,7 +31,8 @@ class EmbeddingRequest(Struct, kw_only=True):
     pooling: what a vector is made of, the hidden state of the last token or the mean of all; the default is what the
     model was trained for, as far as its file says so, else the last one.
     embedding_type: another name of pooling. normalize: whether a vector has the length 1, which is the default.
-    priority, cache_salt, timeout, add_special_tokens, truncate_prompt_tokens: as for completions.
+    truncate_prompt_tokens: cut the end of a text if its prompt has more tokens; -1: if it does not fit. priority,
+    cache_salt, timeout, add_special_tokens: as for completions.
     """
 
     input: str | list[str | int | list[int]]

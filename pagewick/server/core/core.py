@@ -240,10 +240,13 @@ class Core:
                 add_special_tokens=request.add_special_tokens is not False,
                 truncate_prompt_tokens=num_kept,
                 num_output_tokens=_room_for(plan),
+                keeps_beginning=plan.pooling is not None,
             )
         if num_kept == -1:
             num_kept = max(1, self.engine.info.max_model_len - _room_for(plan))
-        return prompt if num_kept is None else prompt[-num_kept:]
+        if num_kept is None:
+            return prompt
+        return prompt[-num_kept:] if plan.pooling is None else prompt[:num_kept]
 
 
 @contextmanager
