@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pagewick.doctor.checkpoint import Checkpoint
     from pagewick.doctor.clusters import Cluster
     from pagewick.doctor.findings import Finding
+    from pagewick.models.config import ModelConfig
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
@@ -166,6 +167,8 @@ def chat_findings(found: Checkpoint) -> list[Finding]:
     except PagewickError as error:
         refused = refusal(error)
         return [problem("files", refused.reason, refused.fix)]
+    if found.model_config is not None and (purpose := _purpose(found.model_config)):
+        return [ok(*purpose)]
     prompts = PromptEncoder(tokenizer, template, max_model_len=1)
     if (support := prompts.template_tools) is None:
         fix = "pagewick serve --chat-template FILE, if this is a chat model"
@@ -179,6 +182,20 @@ def chat_findings(found: Checkpoint) -> list[Finding]:
     if (tags := prompts.reasoning_tags) is not None:
         findings.append(ok("thoughts", f"they are between {tags.start} and {tags.end}"))
     return findings
+
+
+def _purpose(model: ModelConfig) -> tuple[str, str] | None:
+    """Return the name and the words of a finding about a model that writes no text; None for other models."""
+    if model.embedding:
+        vectors = {"cls": "the first token", "last": "the last token", "mean": "all tokens, as a mean"}
+        return (
+            "embeddings",
+            f"they have {model.embedding_size:,} numbers, of {vectors[model.embedding]}; it writes no text",
+        )
+    if model.labels is not None:
+        kind = "scores of pairs of texts" if model.labels.activation else f"{model.labels.num_labels} classes of texts"
+        return "labels", f"{kind}; it writes no text"
+    return None
 
 
 def image_findings(found: Checkpoint) -> list[Finding]:

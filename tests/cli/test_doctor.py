@@ -23,6 +23,8 @@ from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
+from tests.models.encoders import write_encoder
+from tests.models.word_pieces import word_pieces, write_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
 
@@ -204,6 +206,23 @@ def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path:
 def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (line,) = chat_lines(machine, tmp_path / "model", None)
     assert line.startswith("note     chat  there is no chat template")
+
+
+@pytest.mark.parametrize(
+    ("task", "num_labels", "line"),
+    [
+        ("Model", 1, "ok       embeddings  they have 48 numbers, of all tokens, as a mean; it writes no text"),
+        ("ForSequenceClassification", 1, "ok       labels  scores of pairs of texts; it writes no text"),
+        ("ForSequenceClassification", 3, "ok       labels  3 classes of texts; it writes no text"),
+    ],
+)
+def test_what_an_encoder_does(
+    task: str, num_labels: int, line: str, machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_encoder("bert", tmp_path, task, num_labels=num_labels)
+    write_tokenizer(word_pieces(), tmp_path)
+    lines = run(str(tmp_path)).stdout.splitlines()
+    assert line in lines and not any(" chat " in one for one in lines)
 
 
 @pytest.mark.parametrize(
