@@ -1,4 +1,4 @@
-"""Reads a tokenizer from a model directory: the vocabulary in one of four formats, and its configuration.
+"""Reads a tokenizer from a model directory: the vocabulary in one of five formats, and its configuration.
 
 The configuration is `tokenizer_config.json` and older files beside it. The rules are those of transformers'
 AutoTokenizer, so that both give the same ids. No code from the directory is executed.
@@ -24,6 +24,7 @@ from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
 from pagewick.text.tekken import TEKKEN_FILE, make_tekken
+from pagewick.text.word_pieces import VOCABULARY_FILE, read_word_pieces
 from pagewick.weights.files import GGUF_SUFFIX
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.vocabulary import end_token_ids
@@ -39,8 +40,12 @@ SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
+# The class of GPT-2's two files whose texts have tokens around them.
+_ROBERTA = "RobertaTokenizer"
 # Old and new name of the list of further special tokens.
 _MORE_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+# In the order in which they are looked for.
+_FILES = ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", "vocab.json", VOCABULARY_FILE)
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 
 
@@ -61,17 +66,21 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
     """Read a tokenizer, its configuration, from older files if necessary, and the tokens that end a sequence, if known.
 
     path: a directory, a GGUF file, which has its own, or one of a tokenizer's files. In a directory, looks for
-    tokenizer.json, then tekken.json (Mistral's), tokenizer.model (SentencePiece), and vocab.json with merges.txt.
+    tokenizer.json, then tekken.json (Mistral's), tokenizer.model (SentencePiece), vocab.json with merges.txt, and
+    vocab.txt (BERT's).
     Raises ModelLoadError if there is none of them, or if one is unusable.
     """
     if path.suffix == GGUF_SUFFIX and path.is_file():
         values = open_gguf(path).values
         return *gguf_tokenizer(values, str(path)), end_token_ids(values)
     directory = path.parent if path.is_file() else path
-    files = [directory / name for name in ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", "vocab.json")]
+    files = [directory / name for name in _FILES]
     file = next((file for file in files if file.is_file()), path) if directory == path else path
     config = _read_config(directory)
-    if file.name == "vocab.json" and (directory / "merges.txt").is_file():
+    if file.name == VOCABULARY_FILE:
+        _check_size(file)
+        backend = guarded(lambda: read_word_pieces(file, config), file)
+    elif file.name == "vocab.json" and (directory / "merges.txt").is_file():
         backend = _from_merges(file, directory / "merges.txt", config)
     elif file.name == TEKKEN_FILE:
         backend = _from_tekken(file, config)
@@ -81,8 +90,8 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
         backend = _from_sentencepiece(file, config)
     elif file == directory / "vocab.json" or file == directory:
         raise ModelLoadError(
-            f"{directory} has no tokenizer.json, no tekken.json, no tokenizer.model, and no vocab.json with "
-            "merges.txt; use a model that has one of them, or write it with transformers: "
+            f"{directory} has no tokenizer.json, no tekken.json, no tokenizer.model, no vocab.txt, and no vocab.json "
+            "with merges.txt; use a model that has one of them, or write it with transformers: "
             f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
         )
     else:
@@ -187,7 +196,7 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
     adds_prefix_space = config.get("add_prefix_space") is True
     for file in (vocabulary, merges):
         _check_size(file)
-    if name in ("GPT2Tokenizer", "CodeGenTokenizer"):
+    if name in ("GPT2Tokenizer", "CodeGenTokenizer", _ROBERTA):
         splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space)]
     elif name == "Qwen2Tokenizer":
         words = pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated")
@@ -195,9 +204,16 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
     else:
         raise ModelLoadError(
             f"{vocabulary} and merges.txt do not say how text is split, and tokenizer_class is {name or 'not given'}, "
-            "not GPT2Tokenizer, CodeGenTokenizer or Qwen2Tokenizer; use a model that has a tokenizer.json"
+            "not GPT2Tokenizer, CodeGenTokenizer, RobertaTokenizer or Qwen2Tokenizer; use a model that has a "
+            "tokenizer.json"
         )
     backend = tokenizers.Tokenizer(guarded(lambda: models.BPE.from_file(str(vocabulary), str(merges)), merges))
+    if name == _ROBERTA:
+        edges = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+        backend.post_processor = guarded(
+            lambda: TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=edges),
+            vocabulary,
+        )
     if name == "Qwen2Tokenizer":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)

@@ -38,12 +38,15 @@ _METADATA_PATTERNS: Final = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
     "chat_template*",
     "preprocessor_config.json",
     "processor_config.json",
 )
 # A tokenizer is read from the first of these groups whose files all exist (pagewick/text/tokenizer_files.py).
-_TOKENIZERS: Final = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_TOKENIZERS: Final = (
+    ("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",),
+)  # fmt: skip
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 _MAX_CONFIG_BYTES: Final = 16 * 2**20

@@ -134,7 +134,9 @@ class TestDirectories:
         report = described(open_checkpoint(str(tmp_path), {}))
         assert "tokenizer.json" in first(report)[0] and report.command == ""
 
-    @pytest.mark.parametrize("names", [["tokenizer.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"]])
+    @pytest.mark.parametrize(
+        "names", [["tokenizer.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"], ["vocab.txt"]]
+    )
     def test_what_a_tokenizer_is_read_from(self, tmp_path: Path, names: list[str]) -> None:
         write_checkpoint("llama", tmp_path)
         for name in names:

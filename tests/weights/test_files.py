@@ -142,6 +142,12 @@ def test_bad_index(tmp_path: Path, content: str, words: str) -> None:
 
 
 def test_files_that_are_a_tokenizer() -> None:
-    for names in (["tokenizer.json"], ["tekken.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"]):
+    for names in (
+        ["tokenizer.json"],
+        ["tekken.json"],
+        ["tokenizer.model"],
+        ["vocab.json", "merges.txt"],
+        ["vocab.txt"],
+    ):
         assert files.has_tokenizer(["config.json", *names])
     assert not files.has_tokenizer(["tokenizer_config.json", "vocab.json", "tiktoken.model"])
