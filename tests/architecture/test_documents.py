@@ -19,6 +19,8 @@ MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(enco
 
 # A word in backticks that names a file: it has a slash, or an ending that this project uses.
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+# Files of models with such an ending.
+OTHER_FILES = {"vocab.txt"}
 ENDINGS = (".py", ".md", ".toml", ".txt", ".cpp", ".h", ".in", ".yml")
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -49,6 +51,7 @@ def missing_paths(text: str, folders: list[Path]) -> list[str]:
     mentioned = [span for span in code_spans(text) if PATH.fullmatch(span) and ("/" in span or span.endswith(ENDINGS))]
     mentioned = [span for span in mentioned if not span.startswith("/") and not re.fullmatch(r"[A-Z]\w*/[\w.-]+", span)]
     mentioned += [link.partition("#")[0] for link in re.findall(r"\]\(([^)#:\s][^):\s]*)\)", text)]
+    mentioned = [path for path in mentioned if path not in OTHER_FILES]
     return [path for path in mentioned if not any((folder / path).exists() for folder in folders)]
 
 
