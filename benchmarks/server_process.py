@@ -29,15 +29,23 @@ def free_port() -> int:
 class ServerProcess:
     """A server that has generated its first token. start_seconds: the time from its start until then.
 
-    environment: variables added to this process's. log: the file for its output. Raises ConfigError if the server ends
-    or generates no token.
+    environment: variables added to this process's. log: the file for its output. route: embeddings for a server that
+    makes these; the first one then takes the place of a token. Raises ConfigError if the server ends or generates
+    nothing.
     """
 
     def __init__(
-        self, command: Sequence[str], port: int, log: Path, *, model: str, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        *,
+        model: str,
+        environment: Mapping[str, str] | None = None,
+        route: str = "completions",
     ) -> None:
         self.url = f"http://127.0.0.1:{port}/v1"
-        self._port, self._log, self._model = port, log, model
+        self._port, self._log, self._model, self._route = port, log, model, route
         start = time.perf_counter()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -89,9 +97,12 @@ class ServerProcess:
     def _has_token(self) -> bool:
         """Return whether a completion of one token succeeds; a server that is still starting refuses it."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_TIMEOUT_S)
-        body = json.dumps({"model": self._model, "prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0})
+        fields: dict[str, object] = {"prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0}
+        if self._route == "embeddings":
+            fields = {"input": [1, 2, 3, 4]}
+        body = json.dumps({"model": self._model, **fields})
         try:
-            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            connection.request("POST", f"/v1/{self._route}", body, {"content-type": "application/json"})
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
