@@ -22,7 +22,7 @@ from pagewick.text.gguf_encoder_tokenizer import (
     word_pieces,
 )
 from pagewick.text.guarded import guarded
-from pagewick.text.pre_tokenizers import PRE_TOKENIZERS
+from pagewick.text.pre_tokenizers import ENCODER_PRE_TOKENIZERS, PRE_TOKENIZERS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import Piece, PieceType, SentencePieceModel
 from pagewick.weights.gguf.vocabulary import token_id_of, token_types, vocabulary_value
@@ -84,7 +84,7 @@ def _byte_level(
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """Byte pair encoding of bytes, as GPT-2 has it. Also returns whether such a vocabulary usually begins with BOS."""
     name = vocabulary_value(values, "pre", str, "default")
-    splitting = PRE_TOKENIZERS.get(name)
+    splitting = PRE_TOKENIZERS.get(name) or ENCODER_PRE_TOKENIZERS.get(name)
     if splitting is None:
         raise ModelLoadError(f"{where} splits text in the way {name!r}, which is not supported\n  {FIX}")
     merges = _merges(values, where)

@@ -110,7 +110,7 @@ _GLM4: Final = PreTokenizer((_LLAMA3_WORDS,), ignores_merges=True)
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "default": PreTokenizer(_DEFAULT),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "mellum", "a.x-4.0", "gigachat", "exaone4"), _GPT2),
-    **dict.fromkeys(("jais", "trillion", "granite-docling", "roberta-bpe"), _GPT2),
+    **dict.fromkeys(("jais", "trillion", "granite-docling"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGITS),
     **dict.fromkeys(("minerva-7b", "exaone", "mellum2"), _DIGITS),
     **dict.fromkeys(
@@ -132,5 +132,9 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "falcon": PreTokenizer(_FALCON),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
     "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
+}
+# Names in files of encoders, which are read and not written.
+ENCODER_PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
+    "roberta-bpe": _GPT2,
     "modern-bert": PreTokenizer((GPT2_WORDS,), normalizer=normalizers.NFC()),
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -24,10 +23,18 @@ from tests.text.tokenizers.test_sentencepiece_model import train
 from tests.weights.gguf.encoder_vocabularies import byte_level_values, unigram_values, word_piece_values
 
 TEXTS = [
-    *HOSTILE, *random_texts(150), "Crème BRÛLÉE Ångström İstanbul ǅungla ß ẞ ΣΊΣΥΦΟΣ", "한국어 각 \u1112\u1161\u11ab",
-    "漢字かなカナ。、！？\u3000全角ＡＢＣ", "a\u0000b\ufffdc\u200bd\u00ade\x07f\x1bg\u2028h\u0085i", "x" * 101, "y" * 100,
-    "[SEP] [sep] a[CLS]b [MASK]c </s> <mask>d  <mask> e", "nai\u0308ve e\u0301\u0327 \u093f\u0902", "$1,000 @user ~x^2 §5 ©",
-]  # fmt: skip
+    *HOSTILE,
+    *random_texts(150),
+    "Crème BRÛLÉE Ångström İstanbul ǅungla ß ẞ ΣΊΣΥΦΟΣ",
+    "한국어 각 \u1112\u1161\u11ab",
+    "漢字かなカナ。、！？\u3000全角ＡＢＣ",
+    "a\u0000b\ufffdc\u200bd\u00ade\x07f\x1bg\u2028h\u0085i",
+    "x" * 101,
+    "y" * 100,
+    "[SEP] [sep] a[CLS]b [MASK]c </s> <mask>d  <mask> e",
+    "nai\u0308ve e\u0301\u0327 \u093f\u0902",
+    "$1,000 @user ~x^2 §5 ©",
+]
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
@@ -54,9 +61,7 @@ def byte_level(kind: str) -> tokenizers.Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
         CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=450, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=450, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
     if kind == "roberta":
         merges = [tuple(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
@@ -91,6 +96,12 @@ def read(values: dict[str, Any]) -> tokenizers.Tokenizer:
     backend, config = gguf_tokenizer(values, "m.gguf")
     apply_config(backend, config)
     return backend
+
+
+def changed(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key-values with others in place of some; those that are None are left out."""
+    found = {**values, **{f"tokenizer.ggml.{key}": value for key, value in change.items()}}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def assert_same(ours: tokenizers.Tokenizer, theirs: tokenizers.Tokenizer, texts: Sequence[str] = TEXTS) -> None:
@@ -185,7 +196,9 @@ def test_text_of_a_pair_is_no_control_token(kind: str, xlm_roberta: tokenizers.T
     ],
 )
 def test_an_unusable_vocabulary_of_word_pieces_is_refused(change: dict[str, Any], complaint: str) -> None:
-    values = word_piece_values(bert(folds_case=True)) | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+    values = word_piece_values(bert(folds_case=True)) | {
+        f"tokenizer.ggml.{key}": value for key, value in change.items()
+    }
     with pytest.raises(ModelLoadError, match=complaint):
         gguf_tokenizer({key: value for key, value in values.items() if value is not None}, "m.gguf")
 
@@ -203,12 +216,11 @@ def test_an_unusable_vocabulary_of_word_pieces_is_refused(change: dict[str, Any]
 def test_an_unusable_vocabulary_of_unigrams_is_refused(
     change: dict[str, Any], complaint: str, xlm_roberta: tokenizers.Tokenizer
 ) -> None:
-    values = unigram_values(xlm_roberta) | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
     with pytest.raises(ModelLoadError, match=complaint):
-        gguf_tokenizer({key: value for key, value in values.items() if value is not None}, "m.gguf")
+        gguf_tokenizer(changed(unigram_values(xlm_roberta), change), "m.gguf")
 
 
-def test_a_tokenizer_of_text_says_nothing_about_pairs(tmp_path: Path) -> None:
+def test_a_tokenizer_of_text_says_nothing_about_pairs() -> None:
     values = byte_level_values(byte_level("roberta"), "gpt-2", cls_token_id=None, add_bos_token=False)
     backend, config = gguf_tokenizer({"general.architecture": "qwen2", **values}, "m.gguf")
     assert backend.post_processor is None and config["add_eos_token"]
