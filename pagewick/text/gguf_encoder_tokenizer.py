@@ -1,4 +1,4 @@
-"""Tokenizers of encoders from a GGUF file's metadata: WordPiece (BERT), unigrams (XLM-RoBERTa), and what is around texts.
+"""Tokenizers of encoders from a GGUF file's metadata: WordPiece, unigrams of XLM-RoBERTa, and tokens around texts.
 
 Token ids are those of the models' own tokenizers. llama.cpp differs from them: it cuts words of more than 100
 characters into pieces, too, composes no letters and marks for ModernBERT, and gives its pairs a second separator.
