@@ -1,7 +1,7 @@
 """Tokenizers of encoders from a GGUF file's metadata: WordPiece, unigrams of XLM-RoBERTa, and tokens around texts.
 
 Token ids are those of the models' own tokenizers. llama.cpp differs from them: it cuts words of more than 100
-characters into pieces, too, composes no letters and marks for ModernBERT, and gives its pairs a second separator.
+characters into pieces, too, and composes no letters and marks for ModernBERT.
 """
 
 from __future__ import annotations

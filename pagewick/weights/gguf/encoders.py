@@ -1,8 +1,8 @@
 """The architectures of encoders in GGUF files: tables like those in architectures.py, and what no table can say.
 
 The converter writes BERT, RoBERTa, XLM-RoBERTa and DistilBERT as `bert`. It leaves out the rows of positions before
-that of the first token, so that all of them are read as BERT, whose first token has the first row. DistilBERT is the one
-without types of tokens. Imports no torch.
+that of the first token, so that all of them are read as BERT, whose first token has the first row. DistilBERT is the
+one without types of tokens. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pagewick.weights.gguf.architecture import (
     HEAD_NORMS,
     LAYER,
     LAYER_NORM,
+    REQUIRED,
     RMS,
     SANDWICH,
     WHOLE,
@@ -118,12 +119,14 @@ _MODERN_BERT: Final = GgufArchitecture(
     name="ModernBertModel",
     entries={
         **_SIZES,
+        # config.json has one of two names for it, or both.
+        "attention.layer_norm_rms_epsilon": "norm_eps",
         "attention.layer_norm_epsilon": "norm_eps",
         "attention.sliding_window": "local_attention",
         "hidden_activation": "hidden_activation",
         "rope.freq_base_swa": "rope_local_base_freq",
     },
-    required=(*LAYER_NORM, "rope.freq_base"),
+    required=(*REQUIRED, "rope.freq_base"),
     has={"attention_bias": "attn_qkv.bias", "mlp_bias": "ffn_up.bias", "norm_bias": "ffn_norm.bias"},
     whole={
         "token_embd": "model.embeddings.tok_embeddings",
