@@ -12,7 +12,7 @@ from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXT
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
-from pagewick.weights.gguf.pooling import check_pooling, pooling_entries
+from pagewick.weights.gguf.pooling import check_pooling, pooling_entries, sees_earlier_only
 from pagewick.weights.gguf.special_entries import special_entries
 from pagewick.weights.gguf.vocabulary import end_token_ids
 
@@ -25,13 +25,12 @@ _YARN_ENTRIES: Final = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys of models that compute something else than their architecture does elsewhere -> the values that change nothing.
-# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, embedding models see later tokens.
+# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, Jina's BERT by distance.
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope.dimension_sections": (0,),
     "attention.temperature_scale": (0,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
-    "attention.causal": (True,),
     "rope.scaling.yarn_ext_factor": (1, -1),
 }
 # general.sampling.* -> entry of generation_config.json.
@@ -102,6 +101,8 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= special_entries(metadata, found, read_numbers)
     if architecture.is_encoder:
         found |= encoder_entries(metadata, found)
+    elif not sees_earlier_only(metadata, architecture):
+        found["is_causal"] = False
     return found | pooling_entries(metadata, architecture)
 
 

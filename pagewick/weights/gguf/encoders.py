@@ -27,8 +27,6 @@ _SIZES: Final = {
     key: ENTRIES[key] for key in ("context_length", "embedding_length", "feed_forward_length", "attention.head_count")
 }
 _ENTRIES: Final = {**_SIZES, "attention.layer_norm_epsilon": "layer_norm_eps"}
-_CAUSAL: Final = "attention.causal"
-_HARMLESS: Final = frozenset({_CAUSAL})
 # The constant of DistilBERT's code, for which its files have a key.
 _DISTILBERT_EPS: Final = 1e-12
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -61,7 +59,6 @@ _BERT: Final = GgufArchitecture(
         "layer_output_norm": "output.LayerNorm",
     },
     layer_prefix="bert.encoder.layer.{}.",
-    harmless=_HARMLESS,
     is_written=False,
     is_encoder=True,
 )
@@ -88,7 +85,6 @@ DISTILBERT: Final = GgufArchitecture(
         "layer_output_norm": "output_layer_norm",
     },
     layer_prefix="distilbert.transformer.layer.{}.",
-    harmless=_HARMLESS,
     is_written=False,
     is_encoder=True,
 )
@@ -111,7 +107,6 @@ _NOMIC_BERT: Final = GgufArchitecture(
         "layer_output_norm": "norm2",
     },
     layer_prefix="encoder.layers.{}.",
-    harmless=_HARMLESS,
     is_written=False,
     is_encoder=True,
 )
@@ -144,7 +139,6 @@ _MODERN_BERT: Final = GgufArchitecture(
         "ffn_up": "mlp.Wi",
         "ffn_down": "mlp.Wo",
     },
-    harmless=_HARMLESS,
     is_written=False,
     is_encoder=True,
 )
@@ -160,7 +154,6 @@ _GEMMA_EMBEDDING: Final = GgufArchitecture(
     whole={**WHOLE, **{stem: f"{folder}.linear" for stem, folder in _DENSE.items()}},
     layer={**LAYER, **SANDWICH, **HEAD_NORMS},
     norm_offset=1.0,
-    harmless=_HARMLESS,
     is_written=False,
     is_encoder=True,
 )
@@ -179,8 +172,6 @@ def encoder_entries(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, A
 
     Raises ModelLoadError for a key or tensor that is missing or not supported.
     """
-    if metadata.values.get(f"{metadata.kind}.{_CAUSAL}", False) is not False:
-        raise metadata.wrong(f"{metadata.kind}.{_CAUSAL}", "not false, and tokens of an encoder see later ones")
     if metadata.kind == "bert":
         return _bert(metadata, found)
     if metadata.kind == "nomic-bert":

@@ -1,4 +1,4 @@
-"""How a GGUF file says that its model makes embeddings, or rates texts by labels. Imports no torch."""
+"""How a GGUF file says which tokens see each other, and what becomes of the hidden states. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pagewick.weights.gguf.metadata import Metadata
 
 # pooling_type of embedding models -> PoolingParams.pooling.
 _POOLINGS: Final = {1: "mean", 2: "cls", 3: "last"}
-# The first token of a decoder has not seen the others.
-_DECODER_POOLINGS: Final = (1, 3)
+# The first token of a text has seen no other one where tokens see earlier ones only.
+_CAUSAL_POOLINGS: Final = (1, 3)
 # pooling_type of rerankers. llama.cpp's score is the probability of the first label, for these decoders, which its
 # converter writes for Qwen3-Reranker; of others it reads the first token of a prompt, which has not seen the rest.
 _RANK: Final = 4
@@ -26,12 +26,25 @@ def check_pooling(metadata: Metadata, architecture: GgufArchitecture) -> None:
     is_reranker = pooling == _RANK and metadata.kind in _RERANKERS
     if is_reranker or _is_labelled_encoder(metadata, architecture):
         _check_labels(metadata, architecture)
-    elif pooling not in (0, *(_POOLINGS if architecture.is_encoder else _DECODER_POOLINGS)):
-        first = "the first token, of " if architecture.is_encoder else ""
+        return
+    is_causal = sees_earlier_only(metadata, architecture)
+    if pooling not in (0, *(_CAUSAL_POOLINGS if is_causal else _POOLINGS)):
+        first = "" if is_causal else "the first token, of "
         raise ModelLoadError(
             f"{metadata.where} holds an embedding model or a reranker whose {metadata.kind}.pooling_type is {pooling}\n"
             f"  Pagewick makes embeddings of {first}the last token or of the mean; give another model"
         )
+
+
+def sees_earlier_only(metadata: Metadata, architecture: GgufArchitecture) -> bool:
+    """Whether a token sees those before it, and none behind. Raises ModelLoadError if the file contradicts itself."""
+    key = f"{metadata.kind}.attention.causal"
+    is_causal = metadata.values.get(key, not architecture.is_encoder)
+    if not isinstance(is_causal, bool):
+        raise metadata.wrong(key, f"{is_causal!r:.80}, and must be true or false")
+    if is_causal and architecture.is_encoder:
+        raise metadata.wrong(key, "not false, and tokens of an encoder see later ones")
+    return is_causal
 
 
 def _check_labels(metadata: Metadata, architecture: GgufArchitecture) -> None:

@@ -89,6 +89,7 @@ def test_other_encoders_are_refused_by_name(kind: str) -> None:
     ("kind", "keys", "shapes", "complaint"),
     [
         ("bert", {"attention.causal": True}, BERT, r"bert\.attention\.causal is not false"),
+        ("bert", {"attention.causal": 0}, BERT, r"bert\.attention\.causal is 0, and must be true or false"),
         ("bert", {"attention.layer_norm_epsilon": None}, BERT, r"bert\.attention\.layer_norm_epsilon is missing"),
         ("bert", {}, {"token_types.weight": (2, 64)}, r"position_embd\.weight is missing"),
         ("bert", {}, {"position_embd.weight": (300, 64)}, "a model without token_types.weight is DistilBERT"),

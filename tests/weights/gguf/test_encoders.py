@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+import transformers
 from click.testing import CliRunner, Result
 from torch import Tensor
 
@@ -23,6 +25,9 @@ from tests.models.test_encoders import LABELS, assert_near, logits_of, vectors
 from tests.models.word_pieces import TEXTS, unigrams, word_pieces, write_tokenizer
 from tests.weights.gguf.encoder_vocabularies import unigram_values, word_piece_values
 from tests.weights.gguf.encoders import ENTRIES, write_gguf
+from tests.weights.gguf.mixes import Numbers, rewrite
+from tests.weights.gguf.models import VOCAB_SIZE as DECODER_VOCAB_SIZE
+from tests.weights.gguf.models import original, write_file
 
 PROMPTS = make_prompts((1, 33, 7, 64, 40), VOCAB_SIZE)
 QUERY, *DOCUMENTS = TEXTS
@@ -188,3 +193,33 @@ def test_checkpoints_are_not_written_as_files(task: str, complaint: str, tmp_pat
     result = quantize(tmp_path, tmp_path / "copy.gguf", "q8_0")
     assert result.exit_code != 0 and re.search(complaint, result.output), result.output
     assert not (tmp_path / "copy.gguf").exists()
+
+
+def test_a_decoder_that_was_trained_as_an_encoder(tmp_path: Path) -> None:
+    model: Any = original("qwen3")
+    model.model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "is_causal": False}))
+    reference: Any = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
+    written = write_file("qwen3", tmp_path)
+    values = {"qwen3.attention.causal": False, "qwen3.pooling_type": 2}
+
+    def without_head(name: str, numbers: Numbers) -> list[tuple[str, Numbers, str]]:
+        return [] if name == "output.weight" else [(name, numbers, "F32")]
+
+    path = rewrite(written, tmp_path / "encoder.gguf", without_head, values)
+    prompts = make_prompts((1, 33, 7), DECODER_VOCAB_SIZE)
+    with running(path) as engine:
+        assert engine.info.embedding == "cls"
+        assert_near(pooled(engine, prompts, "cls"), vectors(hidden_states(reference.float().eval(), prompts), "cls"))
+
+
+def test_windows_to_later_tokens_of_a_decoder_are_refused(tmp_path: Path) -> None:
+    written = write_file("gemma-2", tmp_path)
+    values = {"gemma2.attention.causal": False}
+    path = rewrite(written, tmp_path / "encoder.gguf", lambda name, numbers: [(name, numbers, "F32")], values)
+    with (
+        pytest.raises(ModelLoadError, match=r"encoder\.gguf: gemma2\.attention\.causal is False, and must be true"),
+        running(path),
+    ):
+        pass
