@@ -47,7 +47,7 @@ def word_pieces(
     """
     names = [_name_of(token, kind) for token, kind in zip(tokens, types, strict=True)]
     begun_twice = sum(token.startswith(2 * _BEGIN) for token in tokens)
-    if 2 * begun_twice > len(tokens):
+    if 10 * begun_twice > len(tokens):
         raise ModelLoadError(
             f"{where} has a tokenizer of SentencePiece that was written as one of BERT, as older converters do with "
             f"CamemBERT\n  {FIX}"
