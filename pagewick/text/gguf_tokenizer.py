@@ -12,11 +12,20 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from pagewick.errors import ModelLoadError
+from pagewick.text.gguf_encoder_tokenizer import (
+    FIX,
+    add_edges,
+    added_tokens,
+    edge_entries,
+    is_encoder,
+    unigrams,
+    word_pieces,
+)
 from pagewick.text.guarded import guarded
-from pagewick.text.pre_tokenizers import PRE_TOKENIZERS
+from pagewick.text.pre_tokenizers import ENCODER_PRE_TOKENIZERS, PRE_TOKENIZERS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import Piece, PieceType, SentencePieceModel
-from pagewick.weights.gguf.vocabulary import TokenType, token_types, vocabulary_value
+from pagewick.weights.gguf.vocabulary import token_id_of, token_types, vocabulary_value
 
 TEMPLATE: Final = "tokenizer.chat_template"
 # Key of the metadata -> entry of tokenizer_config.json.
@@ -29,8 +38,8 @@ SPECIAL_TOKENS: Final = {
     "cls_token_id": "cls_token",
     "mask_token_id": "mask_token",
 }
+_KINDS: Final = ("gpt2", "llama", "gemma4", "bert", "t5")
 _SPACE: Final = "\u2581"
-_FIX: Final = "use another GGUF file of this model, or give a tokenizer with --tokenizer"
 
 
 def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -40,11 +49,14 @@ def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.To
     """
     kind = vocabulary_value(values, "model", str)
     tokens: list[str] = vocabulary_value(values, "tokens", list) or []
-    if kind not in ("gpt2", "llama", "gemma4") or not tokens:
+    if kind not in _KINDS or not tokens:
         problem = f"has a tokenizer of the kind {kind!r}, which is not supported" if tokens else "has no vocabulary"
-        raise ModelLoadError(f"{where} {problem}\n  {_FIX}")
+        raise ModelLoadError(f"{where} {problem}\n  {FIX}")
     types = token_types(values, len(tokens))
-    if kind == "gpt2":
+    if kind in ("bert", "t5"):
+        backend, tokens = (word_pieces if kind == "bert" else unigrams)(values, tokens, types, where)
+        adds_bos = False
+    elif kind == "gpt2":
         backend, adds_bos = _byte_level(values, tokens, types, where)
     elif kind == "gemma4":
         backend, adds_bos = _merged_characters(values, tokens, types, where), True
@@ -55,9 +67,11 @@ def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.To
         "add_eos_token": vocabulary_value(values, "add_eos_token", bool, False),
     }
     for key, name in SPECIAL_TOKENS.items():
-        token_id = vocabulary_value(values, key, int)
-        if token_id is not None and 0 <= token_id < len(tokens):
+        if (token_id := token_id_of(values, key, tokens)) is not None:
             config[name] = tokens[token_id]
+    if is_encoder(values, kind):
+        add_edges(backend, values, kind, tokens, where)
+        config |= edge_entries(config, kind)
     if config.get("bos_token") is None:
         config["add_bos_token"] = False
     if templates := gguf_templates(values):
@@ -70,9 +84,9 @@ def _byte_level(
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """Byte pair encoding of bytes, as GPT-2 has it. Also returns whether such a vocabulary usually begins with BOS."""
     name = vocabulary_value(values, "pre", str, "default")
-    splitting = PRE_TOKENIZERS.get(name)
+    splitting = PRE_TOKENIZERS.get(name) or ENCODER_PRE_TOKENIZERS.get(name)
     if splitting is None:
-        raise ModelLoadError(f"{where} splits text in the way {name!r}, which is not supported\n  {_FIX}")
+        raise ModelLoadError(f"{where} splits text in the way {name!r}, which is not supported\n  {FIX}")
     merges = _merges(values, where)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     ignores_merges = splitting.ignores_merges
@@ -82,7 +96,7 @@ def _byte_level(
         backend.normalizer = splitting.normalizer
     backend.pre_tokenizer = splitting.make()
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(_added_tokens(tokens, types))
+    backend.add_tokens(added_tokens(tokens, types))
     return backend, splitting.begins_with_bos
 
 
@@ -107,25 +121,15 @@ def _merged_characters(
     backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     # A run of line breaks is one token, if there is one, whatever the merges.
     breaks = [AddedToken(token, normalized=False) for token in tokens if token and not token.strip("\n")]
-    backend.add_tokens([*_added_tokens(tokens, types), *breaks])
+    backend.add_tokens([*added_tokens(tokens, types), *breaks])
     return backend
 
 
 def _merges(values: Mapping[str, Any], where: str) -> list[str]:
     merges = vocabulary_value(values, "merges", list)
     if merges is None:
-        raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {_FIX}")
+        raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {FIX}")
     return list(merges)
-
-
-def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
-    """Return the tokens that are found in a text before it is split."""
-    added = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False, TokenType.UNKNOWN: True}
-    return [
-        AddedToken(token, normalized=False, special=added[TokenType(kind)])
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in added and token
-    ]
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -140,7 +144,7 @@ def _sentencepiece(
 ) -> tokenizers.Tokenizer:
     scores = vocabulary_value(values, "scores", list)
     if scores is None or len(scores) != len(tokens):
-        raise ModelLoadError(f"{where} has no score for each of its {len(tokens)} tokens\n  {_FIX}")
+        raise ModelLoadError(f"{where} has no score for each of its {len(tokens)} tokens\n  {FIX}")
     kinds = set(map(int, PieceType))
     pieces = tuple(
         Piece(token, score, PieceType(kind) if kind in kinds else PieceType.NORMAL)

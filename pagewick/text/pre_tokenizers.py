@@ -133,3 +133,8 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
     "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
 }
+# Names in files of encoders, which are read and not written.
+ENCODER_PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
+    "roberta-bpe": _GPT2,
+    "modern-bert": PreTokenizer((GPT2_WORDS,), normalizer=normalizers.NFC()),
+}

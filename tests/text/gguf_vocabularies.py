@@ -17,15 +17,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 from pagewick.weights.gguf.header import read_gguf_header
 from pagewick.weights.gguf.vocabulary import TokenType
 
 FILE: Final = Path(__file__).parent / "gguf_vocabularies.json.xz"
 FAMILIES: Final = (
-    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2",
-    "qwen35", "refact", "starcoder",
+    "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt",
+    "phi-3", "qwen2", "qwen35", "refact", "starcoder",
 )  # fmt: skip
 _PREFIX: Final = "tokenizer.ggml."
 _SEPARATOR: Final = "\n__ggml_vocab_test__\n"
@@ -60,6 +61,9 @@ def _spelled(text: str, model: str) -> str:
     """The text in the letters of tokens, also as a normalizer may change it."""
     if model == "llama":
         return "▁" + text.replace(" ", "▁")
+    if model == "bert":
+        words = BertPreTokenizer().pre_tokenize_str(BertNormalizer().normalize_str(text))
+        return "\n".join(f"▁{word}" for word, _ in words)
     letters = ByteLevel(add_prefix_space=False, use_regex=False)
     forms = (text, unicodedata.normalize("NFC", text))
     return "\n".join(word for form in forms for word, _ in letters.pre_tokenize_str(form))

@@ -166,7 +166,7 @@ def test_every_way_of_splitting_keeps_the_whole_text(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model": "bert"}, "a tokenizer of the kind 'bert'"),
+        ({"model": "rwkv"}, "a tokenizer of the kind 'rwkv'"),
         ({"model": None}, "a tokenizer of the kind None"),
         ({"tokens": []}, "has no vocabulary"),
         ({"model": "gpt2", "pre": "unheard-of"}, "splits text in the way 'unheard-of'"),

@@ -140,7 +140,7 @@ class GgufArchitecture:
     harmless: keys that other architectures have where they compute something else, and this one does not.
     rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
     have, with the same values. has_pattern: files have a list of which layers have a window.
-    is_written: whether files can be written, too.
+    is_written: whether files can be written, too. is_encoder: tokens see those behind them, too.
     """
 
     name: str
@@ -160,3 +160,4 @@ class GgufArchitecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_pattern: bool = False
     is_written: bool = True
+    is_encoder: bool = False

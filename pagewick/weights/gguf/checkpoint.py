@@ -32,6 +32,7 @@ _OTHER_TYPES: Final = {
 # Entries of config.json that do not come from one key alone, and the key that decides most.
 _OTHER_ENTRIES: Final = {
     "block_count": "num_hidden_layers",
+    "attention.causal": "is_causal",
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
     "rope.scaling.type": "rope_scaling",

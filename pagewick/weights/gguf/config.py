@@ -10,7 +10,9 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 from pagewick.weights.gguf.architectures_2025 import OLMO3
+from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
+from pagewick.weights.gguf.pooling import check_pooling, pooling_entries, sees_earlier_only
 from pagewick.weights.gguf.special_entries import special_entries
 from pagewick.weights.gguf.vocabulary import end_token_ids
 
@@ -23,22 +25,14 @@ _YARN_ENTRIES: Final = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys of models that compute something else than their architecture does elsewhere -> the values that change nothing.
-# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, embedding models see later tokens.
+# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, Jina's BERT by distance.
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope.dimension_sections": (0,),
     "attention.temperature_scale": (0,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
-    "attention.causal": (True,),
     "rope.scaling.yarn_ext_factor": (1, -1),
 }
-# pooling_type of embedding models -> PoolingParams.pooling.
-_POOLINGS: Final = {1: "mean", 3: "last"}
-# pooling_type of rerankers. llama.cpp's score is the probability of the first label, for the architectures here, which
-# its converter writes for Qwen3-Reranker; of others it reads the first token of a prompt, which has not seen the rest.
-_RANK: Final = 4
-_RERANKERS: Final = {"qwen3": "Qwen3ForSequenceClassification"}
-_LABELS: Final = "cls.output.weight"
 # general.sampling.* -> entry of generation_config.json.
 SAMPLING: Final = {
     "temp": "temperature",
@@ -65,6 +59,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
             return DEEPSEEK_V3
     if kind == "olmo2" and metadata.get("attention.sliding_window"):
         return OLMO3
+    if kind == "bert" and "token_types.weight" not in metadata.shapes:
+        return DISTILBERT
     if kind == "mistral3" and not metadata.get("attention.temperature_scale"):
         return ARCHITECTURES["llama"]
     return ARCHITECTURES[kind]
@@ -78,6 +74,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     architecture, shapes = architecture_of(metadata), metadata.shapes
     if missing := [key for key in architecture.required if metadata.get(key) is None]:
         raise metadata.wrong(f"{metadata.kind}.{missing[0]}", "missing")
+    check_pooling(metadata, architecture)
     _check_effects(metadata, architecture.harmless)
     if "token_embd.weight" not in shapes:
         raise ModelLoadError(f"{metadata.where} holds no token_embd.weight\n  use a file that holds a language model")
@@ -102,28 +99,15 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)
     found |= special_entries(metadata, found, read_numbers)
-    if pooling := _POOLINGS.get(metadata.values.get(f"{metadata.kind}.pooling_type", 0)):
-        found["embedding_pooling"] = pooling
-    if metadata.values.get(f"{metadata.kind}.pooling_type", 0) == _RANK:
-        found |= {"architectures": [_RERANKERS[metadata.kind]], "label_activation": "softmax"}
-        found["num_labels"] = shapes[_LABELS][0]
-    return found
+    if architecture.is_encoder:
+        found |= encoder_entries(metadata, found)
+    elif not sees_earlier_only(metadata, architecture):
+        found["is_causal"] = False
+    return found | pooling_entries(metadata, architecture)
 
 
 def _check_effects(metadata: Metadata, harmless: Collection[str]) -> None:
     """Raise ModelLoadError for a key that changes what the model computes, and that is not supported."""
-    pooling = metadata.values.get(f"{metadata.kind}.pooling_type", 0)
-    if pooling == _RANK and metadata.kind in _RERANKERS:
-        if metadata.shapes.get(_LABELS, (0,))[0] < 2:
-            raise ModelLoadError(
-                f"{metadata.where} holds a reranker, by its {metadata.kind}.pooling_type, without {_LABELS}\n"
-                "  use a file of the model that llama.cpp's converter has written as a reranker"
-            )
-    elif pooling not in (0, *_POOLINGS):
-        raise ModelLoadError(
-            f"{metadata.where} holds an embedding model or a reranker whose {metadata.kind}.pooling_type is {pooling}\n"
-            "  Pagewick makes embeddings of the last token or of the mean; give another model"
-        )
     for key, allowed in _WITHOUT_EFFECT.items():
         if key in harmless:
             continue

@@ -30,6 +30,7 @@ _MAGIC: Final = b"GGUF"
 _LEGACY_MAGICS: Final = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 # Longer arrays are vocabularies.
 _MAX_SMALL_ARRAY: Final = 4096
+_MAX_PROBLEM_CHARS: Final = 500
 _VERSIONS: Final = (2, 3)
 _MIN_KEY_BYTES: Final = 8 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
@@ -170,7 +171,9 @@ def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = 
             "  convert it with llama.cpp's convert_llama_ggml_to_gguf.py, or use a GGUF file of the model"
         ) from None
     except MalformedError as error:
-        raise ModelLoadError(f"{where} is not a usable GGUF file: {error}\n  download or copy it again") from error
+        # Names in a damaged file may be anything.
+        problem = "".join(char if char.isprintable() else "?" for char in str(error)[:_MAX_PROBLEM_CHARS])
+        raise ModelLoadError(f"{where} is not a usable GGUF file: {problem}\n  download or copy it again") from error
 
 
 class _LegacyError(Exception):

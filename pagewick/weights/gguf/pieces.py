@@ -24,7 +24,7 @@ _NOT_LOADED: Final = re.compile(
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 # Mixtral's first files have a tensor for each expert, with its number.
 _NAME: Final = re.compile(
-    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.output|[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
+    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.output|cls\.norm|[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
     re.ASCII,
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"

@@ -143,7 +143,11 @@ class GgufSource(TensorSource):
         """Return a file's tensor in float32, whatever its format."""
         rows = self.stored_rows(tensor)
         name = tensor.format.name
-        numbers = rows.float() if name in _DTYPES else dequantize(name, rows, tensor.shape[-1])
+        if name in _DTYPES:
+            numbers = rows.float()
+        else:
+            # A vector in blocks is one row of them.
+            numbers = dequantize(name, rows.view(-1, tensor.row_bytes), tensor.shape[-1])
         release_pages(rows)
         if (scales := self._scales_of(tensor)) is not None:
             numbers = numbers.view(len(scales), -1) * scales.unsqueeze(1)

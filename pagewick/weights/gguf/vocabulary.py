@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -41,6 +41,12 @@ def vocabulary_value(values: Mapping[str, Any], key: str, kind: type, default: A
     if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise ModelLoadError(f"{_PREFIX}{key} must be {kind.__name__}\n  use another GGUF file of this model")
     return value
+
+
+def token_id_of(values: Mapping[str, Any], key: str, tokens: Sequence[str]) -> int | None:
+    """Return tokenizer.ggml.<key> if it is the id of one of the tokens. Raises ModelLoadError if it is no number."""
+    token_id: int | None = vocabulary_value(values, key, int)
+    return token_id if token_id is not None and 0 <= token_id < len(tokens) else None
 
 
 def token_types(values: Mapping[str, Any], num_tokens: int) -> list[int]:

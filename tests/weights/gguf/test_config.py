@@ -50,7 +50,6 @@ def test_the_factor_of_attention_with_yarn(key: str | None, value: float, expect
     [
         ("glm4", "rope.dimension_sections", [8, 12, 12, 0], [0, 0, 0, 0]),
         ("llama", "attention.temperature_scale", 0.1, 0.0),
-        ("qwen2", "attention.causal", False, True),
         ("llama", "attention.clamp_kqv", 8.0, 0.0),
         ("llama", "attention.max_alibi_bias", 8.0, 0.0),
         ("qwen3", "rope.scaling.yarn_ext_factor", 0.5, -1.0),

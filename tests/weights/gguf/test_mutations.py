@@ -15,15 +15,24 @@ from pagewick.engine.image_settings import image_settings
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.weights.gguf.header import read_gguf_header
 from pagewick.weights.gguf.source import GgufSource
 from tests.doctor.test_model import tiny_gguf
+from tests.models.encoders import VOCAB_SIZE
+from tests.models.test_encoders import LABELS
+from tests.models.word_pieces import unigrams, word_pieces
 from tests.weights.gguf.demo import write_demo
+from tests.weights.gguf.encoder_vocabularies import unigram_values, word_piece_values
+from tests.weights.gguf.encoders import write_gguf
 from tests.weights.gguf.models import write_file
 from tests.weights.gguf.random_models import write_random
 from tests.weights.gguf.test_types import in_turn
 from tests.weights.gguf.vision_models import write_pair
 
 NUM_MUTATIONS = 10_000 if os.environ.get("PAGEWICK_DEEP") == "1" else 500
+
+# Rules of normalisation that change nothing: a table without entries.
+RULES = [*struct.pack("<I", 1024), *bytes(1024)]
 
 
 def mutated(data: bytes, random: Random, header_bytes: int) -> bytes:
@@ -100,4 +109,26 @@ def test_a_mutated_vision_part(name: str, tmp_path: Path) -> None:
             num_refused += 1
             assert len(str(error)) < 1500 and len(str(error).splitlines()) <= 6, seed
             assert "config.json" not in str(error), seed
+    assert 0 < num_refused < NUM_MUTATIONS // len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("bert", "Model"), ("xlm-roberta", LABELS), ("modernbert", LABELS), ("embedding-gemma", "Model")],
+)
+def test_a_mutated_encoder(name: str, task: str, tmp_path: Path) -> None:
+    vocabulary = unigram_values(unigrams(), VOCAB_SIZE, precompiled_charsmap=RULES)
+    if name == "bert":
+        vocabulary = word_piece_values(word_pieces(), VOCAB_SIZE)
+    written, _ = write_gguf(name, tmp_path, task, vocabulary=vocabulary, num_labels=1)
+    header_bytes = min(tensor.offset for tensor in read_gguf_header(written).tensors)
+    data, path, num_refused = written.read_bytes(), tmp_path / "m.gguf", 0
+    for seed in range(NUM_MUTATIONS // len(KINDS)):
+        path.write_bytes(mutated(data, Random(f"{name}-{seed}"), header_bytes))
+        try:
+            use(path, has_vocabulary=True)
+        except (ModelLoadError, ConfigError) as error:
+            num_refused += 1
+            assert len(str(error)) < 1500 and len(str(error).splitlines()) <= 6, seed
+            assert "config.json:" not in str(error), (seed, str(error))
     assert 0 < num_refused < NUM_MUTATIONS // len(KINDS)
