@@ -135,7 +135,8 @@ class ModelConfig:
     def tied_heads(self, tensor_names: Sequence[str]) -> dict[str, str]:
         """The heads that a file with these tensors holds although they are tied, each with its embedding."""
         embedding = self.name_map(tensor_names).in_file("model.embed_tokens.weight")
-        if not self.tie_word_embeddings or self.labels is not None or embedding not in tensor_names:
+        has_head = self.labels is None and self.encoder is None
+        if not self.tie_word_embeddings or not has_head or embedding not in tensor_names:
             return {}
         return {name: embedding for name in tensor_names if re.fullmatch(_TIED_HEAD, name)}
 

@@ -16,6 +16,7 @@ POOLING_ENTRY: Final = "embedding_pooling"
 _DENSE_ENTRY: Final = "embedding_dense"
 # sentence-transformers takes the mean for a model without such files.
 _DEFAULT_POOLING: Final = "mean"
+_HEAD: Final = r"(.*\.)?lm_head\..*"
 POOLINGS: Final = ("cls", "last", "mean")
 
 
@@ -31,8 +32,9 @@ def as_encoder(model: ModelConfig, entries: Entries, encoder: EncoderConfig | No
         model,
         encoder=encoder or EncoderConfig(),
         layers=tuple(layer.seeing_all() for layer in model.layers),
-        # Nothing multiplies by the table of embeddings.
+        # Nothing multiplies by the table of embeddings, nor by a head that was trained before.
         tie_word_embeddings=True,
+        ignored=(*model.ignored, _HEAD),
         head_bias=False,
         embedding="" if model.labels is not None else entries.choice(POOLING_ENTRY, POOLINGS, _DEFAULT_POOLING),
     )

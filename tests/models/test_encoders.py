@@ -135,8 +135,10 @@ def test_tokens_behind_the_first_separator_have_the_second_type(tmp_path: Path) 
     assert not torch.allclose(pairs[0], texts[0], atol=1e-3)
 
 
-def test_a_decoder_that_was_trained_as_an_encoder(tmp_path: Path) -> None:
-    model = write_checkpoint("qwen3-tied-bias", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3-tied-bias", "llama"])
+def test_a_decoder_that_was_trained_as_an_encoder(name: str, tmp_path: Path) -> None:
+    """With a tied head, and with one of its own, which has no effect."""
+    model = write_checkpoint(name, tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "is_causal": False}))
     made: Any = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").float().eval()
