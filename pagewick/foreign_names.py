@@ -171,7 +171,7 @@ REFUSED: Lines = (
     ("--reasoning-parser-plugin= --worker-cls=auto --worker-extension-cls= --scheduler-cls= --logits-processors= "
      "--io-processor-plugin= --additional-config=", _NO_PLUGINS),
     ("--pooling= --pooler-config= --override-pooler-config=", "a request for embeddings says how they are made: send "
-     "pooling (last or mean), dimensions and normalize to POST /v1/embeddings"),
+     "pooling (cls, last or mean), dimensions and normalize to POST /v1/embeddings"),
     ("--task=generate|auto|embed|embedding|score --runner=generate|auto|pooling --convert=none|auto|embed|classify",
      "classification and rewards are not supported yet; rerankers need no flag, or --rerank"),
     ("--enable-return-routed-experts --return-sampling-mask --enable-trace-replay --enable-prompt-embeds "
