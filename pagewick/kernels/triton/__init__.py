@@ -53,6 +53,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "rms_norm": ("norm", _FLOATS),
     "rope_and_store": ("rope", _FLOATS),
     "rope_and_store_latent": ("latents", _FLOATS),
+    "rotate_heads": ("rotate_heads", _FLOATS),
     "route": ("routing", _FLOAT32),
     "sample_tokens": ("sampling", _FLOAT32),
     "scale": ("elementwise", _FLOATS),

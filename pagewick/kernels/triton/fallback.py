@@ -20,7 +20,8 @@ _logger = get_logger(__name__)
 # PyTorch may compute them in any batch.
 _EXACT = frozenset({
     "activation", "argmax_rows", "edit_tokens", "gated_activation", "gated_delta_net", "gather_blocks",
-    "gather_quantized_rows", "mask_rows", "philox_uniform", "scale", "scatter_blocks", "sigmoid_gate", "soft_cap",
+    "gather_quantized_rows", "mask_rows", "philox_uniform", "rotate_heads", "scale", "scatter_blocks", "sigmoid_gate",
+    "soft_cap",
 })  # fmt: skip
 
 
