@@ -35,6 +35,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "argmax_rows": ("logits", _FLOAT32),
     "combine": ("routing", _FLOATS),
     "edit_tokens": ("edits", _FLOAT32),
+    "full_attention": ("full_attention", _FLOATS),
     "fused_moe": ("moe", _FLOATS),
     "gated_activation": ("elementwise", _FLOATS),
     "gated_delta_net": ("delta", _FLOATS),
