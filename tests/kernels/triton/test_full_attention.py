@@ -94,6 +94,17 @@ def test_heads_are_filled_up_as_little_as_tensor_cores_allow(head_dim: int, part
     assert full.parts_of(head_dim) == parts
 
 
+def test_registers_are_limited_where_two_programs_then_fit() -> None:
+    limits = {
+        (variant.targets[0], variant.constexprs["HEAD_DIM"]): variant.options.get("maxnreg")
+        for variant in full.VARIANTS
+        if variant.uses_tensor_cores
+    }
+    limited = {key for key, limit in limits.items() if limit == 128}
+    assert limited == {("sm_90", size) for size in full.HEAD_DIMS if size <= 96}
+    assert {limits[key] for key in limits.keys() - limited} == {None}
+
+
 def test_calls_without_rows_or_heads() -> None:
     for cu_seqlens in ((0,), (0, 0, 0)):
         nothing = torch.empty(0, 2, 72)
