@@ -41,6 +41,7 @@ class Variant:
     in_sample: whether every run of the tests compiles it. targets: those on which it is chosen. fuses: whether the
     compiler may fuse a multiplication and an addition. Then a sum's bits depend on the code around it; and a thread
     that adds its own product to another one's rounds only the other's, so that threads get different sums of a row.
+    max_registers: of a thread, which the assembler must keep to; 0: it chooses. Only for targets of NVIDIA.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Variant:
     in_sample: bool = False
     targets: tuple[str, ...] = TARGETS
     fuses: bool = True
+    max_registers: int = 0
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
@@ -66,7 +68,8 @@ class Variant:
     @property
     def options(self) -> dict[str, Any]:
         """How Triton is to compile the kernel."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fuses}
+        limit = {"maxnreg": self.max_registers} if self.max_registers else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fuses, **limit}
 
 
 @dataclass(frozen=True)

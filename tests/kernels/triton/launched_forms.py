@@ -26,6 +26,7 @@ from pagewick.kernels.triton import (
     attention,
     delta,
     elementwise,
+    full_attention,
     latents,
     layouts,
     logits,
@@ -34,6 +35,7 @@ from pagewick.kernels.triton import (
     norm,
     quantized,
     rope,
+    rotate_heads,
     sampling,
 )
 from pagewick.kernels.triton.launcher import Launcher
@@ -131,6 +133,16 @@ def _advance(num_tokens: int) -> None:
         )
 
 
+def _see(num_patches: int) -> None:
+    """Attend with the patches of one picture, and with those of windows, as parts of one product."""
+    rotation = ops.Rotation(torch.ones(num_patches, 36), torch.ones(num_patches, 36))
+    parts = torch.zeros(num_patches, 3 * 16 * 72, dtype=_BF16).chunk(3, dim=1)
+    q, k, v = (part.unflatten(1, (16, 72)) for part in parts)
+    q, k = rotate_heads.rotate_heads(q, rotation), rotate_heads.rotate_heads(k, rotation)
+    for each in (num_patches, _LONG):
+        full_attention.full_attention(q, k, v, [*range(0, num_patches, each), num_patches], 0.1)
+
+
 def _metadata(starts: Sequence[int], width: int) -> ops.AttentionMetadata:
     num_seqs, longest = len(starts) - 1, starts[1]
     tables, lengths = torch.zeros(num_seqs, width, dtype=_I32), torch.full((num_seqs,), longest, dtype=_I32)
@@ -169,6 +181,7 @@ def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
         _attend(size, widths)
         _multiply(size)
         _sample(size)
+        _see(size)
         _advance(size)
     return list(found)
 

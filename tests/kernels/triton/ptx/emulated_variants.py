@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick.kernels import reference_mla
+from pagewick.kernels import reference, reference_mla
 from pagewick.kernels.kv_cache import torch_dtype
 from pagewick.kernels.options import AttentionMetadata, Rotation, ScoreOptions, StoredMatrix
 from pagewick.kernels.reference_kv import store_latents, take_latents
-from pagewick.kernels.triton import launches, mla
+from pagewick.kernels.triton import full_attention, launches, mla
 from pagewick.kernels.triton.attention import HEAD_DIMS, paged_attention
 from pagewick.kernels.triton.grouping import group
 from pagewick.kernels.triton.latents import rope_and_store_latent
@@ -57,6 +57,18 @@ def test_attention(dtype: torch.dtype, head_dim: int) -> None:
         scores = ScoreOptions(softmax_scale=head_dim**-0.5, **options)
         found = paged_attention(paged.q, plain_cache(paged.kv_cache), paged.metadata, scores)
         assert_attention(found, paged, dtype, **options)
+
+
+@pytest.mark.parametrize("head_dim", full_attention.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_full_attention(dtype: torch.dtype, head_dim: int) -> None:
+    """Queries and keys that follow each other, as behind a rotation, and values as a part of a fused product."""
+    cu_seqlens, scale = (0, 150, 150, 163), head_dim**-0.5
+    q, k, v = (part.unflatten(1, (2, head_dim)) for part in random_x(163, 6 * head_dim, dtype).chunk(3, 1))
+    found = full_attention.full_attention(q.contiguous(), k.contiguous(), v, cu_seqlens, scale)
+    q, k, v = q.double(), k.double(), v.double()
+    expected, sizes = (reference.full_attention(q, k, x, cu_seqlens, scale) for x in (v, v.abs()))
+    assert_mean(found, expected, sizes, dtype)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
