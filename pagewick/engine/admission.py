@@ -34,7 +34,8 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
     if info.embedding and not request.pooling:
         raise UnsupportedError("this model makes embeddings and writes no text; send POST /v1/embeddings, or use embed")
     if info.num_labels and not request.pooling:
-        raise UnsupportedError("this model rates texts and writes none; send POST /v1/rerank, or use score")
+        usual = "/v1/rerank, or use score" if info.label_activation else "/v1/classify, or use classify"
+        raise UnsupportedError(f"this model rates texts and writes none; send POST {usual}")
     if request.pooling == "score" and bool(request.label_ids) == bool(info.num_labels):
         has = "has labels of its own" if info.num_labels else "has no labels, so that the request must name tokens"
         raise UnsupportedError(f"this model {has}; see docs/reranking.md")

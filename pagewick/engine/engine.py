@@ -290,7 +290,12 @@ def _labels_of(model: ModelConfig) -> dict[str, Any]:
     head = model.labels
     if head is None:
         return {}
-    return {"num_labels": head.num_labels, "label_activation": head.activation, "label_names": list(head.names)}
+    return {
+        "num_labels": head.num_labels,
+        "label_activation": head.activation,
+        "label_names": list(head.names),
+        "problem_type": head.problem_type,
+    }
 
 
 def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:

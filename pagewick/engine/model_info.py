@@ -11,12 +11,11 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
     timeline: the phases of the start, each with its seconds. rotations: the model's rotary embeddings in words; flags
     can change them. num_parameters, kv_cache_bytes: of all ranks together. embedding, embedding_size: see
-    ModelConfig. num_labels, label_activation, label_names: see LabelHead; 0: the model has no such head.
-    num_token_types: see EncoderConfig. image_token_id:
-    the token for each square of image_side x image_side pixels; None: the model reads no images. has_row_breaks:
-    another one follows each row. max_image_tokens: see Scheduler. adapters: where the loaded LoRA adapters come from,
-    by name. max_adapters: the number for which there is room. default_adapter: where that of requests without one comes
-    from, if there is one.
+    ModelConfig. num_labels, label_activation, label_names, problem_type: see LabelHead; 0: the model has no such head.
+    num_token_types: see EncoderConfig. image_token_id: the token for each square of image_side x image_side pixels;
+    None: the model reads no images. has_row_breaks: another one follows each row. max_image_tokens: see Scheduler.
+    adapters: where the loaded LoRA adapters come from, by name. max_adapters: the number for which there is room.
+    default_adapter: where that of requests without one comes from, if there is one.
     """
 
     model_path: str
@@ -40,6 +39,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     num_labels: int = 0
     label_activation: str = ""
     label_names: list[str] = []
+    problem_type: str = ""
     num_token_types: int = 0
     image_token_id: int | None = None
     image_side: int = 1

@@ -18,6 +18,8 @@ ENDING: Final = "ForSequenceClassification"
 ACTIVATION_ENTRY: Final = "label_activation"
 # transformers does not write the number of labels if it is this one.
 _DEFAULT_NUM_LABELS: Final = 2
+# transformers refuses all others.
+_PROBLEM_TYPES: Final = ("regression", "single_label_classification", "multi_label_classification")
 _MODULES: Final = {"Sigmoid": "sigmoid", "Identity": "none"}
 _MODULE_PREFIX: Final = "torch.nn.modules."
 
@@ -40,7 +42,9 @@ class LabelHead:
     pooling_params.Scoring; empty if the labels are classes of texts, of which none is a score.
 
     pooling: the hidden state that the head gets, as in pooling_params.PoolingParams. dense: the layer before that of
-    the labels; None: there is none. names: those of the labels, if the file names them.
+    the labels; None: there is none. names: those of the labels, if the file names them. problem_type: transformers'
+    word for what the labels are to a text, which decides how probabilities follow from logits; empty if the file has
+    none.
     """
 
     num_labels: int
@@ -49,18 +53,25 @@ class LabelHead:
     dense: LabelDense | None = None
     has_bias: bool = False
     names: tuple[str, ...] = ()
+    problem_type: str = ""
 
 
 def read_label_head(entries: Entries, **fields: Any) -> LabelHead:
     """Read the head of a config.json; `fields` are those of LabelHead that follow from the family.
 
-    Raises ModelLoadError for an activation that is not supported.
+    Raises ModelLoadError for an activation or a problem type that is not supported.
     """
     num_labels = entries.size("num_labels", _num_named(entries))
     if (activation := entries.get(ACTIVATION_ENTRY)) is not None:
         return LabelHead(num_labels, str(activation), **fields)
     activation = _named_activation(entries) or "sigmoid"
-    return LabelHead(num_labels, activation if num_labels == 1 else "", names=_names(entries, num_labels), **fields)
+    return LabelHead(
+        num_labels,
+        activation if num_labels == 1 else "",
+        names=_names(entries, num_labels),
+        problem_type="" if entries.get("problem_type") is None else entries.choice("problem_type", _PROBLEM_TYPES),
+        **fields,
+    )
 
 
 def _names(entries: Entries, num_labels: int) -> tuple[str, ...]:

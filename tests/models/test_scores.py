@@ -136,7 +136,12 @@ SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.lin
     [
         ({}, LabelHead(2, "")),
         ({"id2label": {"0": "relevance"}}, LabelHead(1, "sigmoid", names=("relevance",))),
-        ({"num_labels": 1, "problem_type": "regression"}, LabelHead(1, "sigmoid")),
+        ({"num_labels": 1, "problem_type": "regression"}, LabelHead(1, "sigmoid", problem_type="regression")),
+        (
+            {"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"},
+            LabelHead(2, "", names=("a", "b"), problem_type="multi_label_classification"),
+        ),
+        ({"id2label": {"0": "a", "2": "b"}, "problem_type": None}, LabelHead(2, "")),
         ({"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}}, LabelHead(1, "none")),
         ({"num_labels": 1, "sentence_transformers": {"version": "5.0"}}, LabelHead(1, "sigmoid")),
         ({"num_labels": 1, "sbert_ce_default_activation_function": IDENTITY}, LabelHead(1, "none")),
@@ -156,6 +161,12 @@ def test_other_activations_are_refused(name: str) -> None:
     values = {**VARIANTS["qwen3"].all_entries(), "architectures": ["Qwen3ForSequenceClassification"]}
     with pytest.raises(ModelLoadError, match=r"config\.json: sentence_transformers is .* and must be one with the"):
         read_config({**values, "num_labels": 1, "sentence_transformers": {"activation_fn": name}})
+
+
+def test_another_problem_type_is_refused() -> None:
+    values = {**VARIANTS["qwen3"].all_entries(), "architectures": ["Qwen3ForSequenceClassification"]}
+    with pytest.raises(ModelLoadError, match=r"problem_type is 'ranking', and must be one of multi_label_class"):
+        read_config({**values, "problem_type": "ranking"})
 
 
 def test_a_head_of_another_size_than_the_config_says_is_refused(tmp_path: Path) -> None:
