@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     )
     from pagewick.llm import LLM
     from pagewick.lora_request import LoRARequest
-    from pagewick.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+    from pagewick.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from pagewick.pooling_params import PoolingParams
     from pagewick.sampling_params import SamplingParams
     from pagewick.vllm_rs import Engine, Message
@@ -48,6 +54,7 @@ __all__ = [
     "LLM",
     "ArgumentError",
     "AsyncEngine",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
     "ContextLengthError",
@@ -78,6 +85,7 @@ _MODULES = {
     "LLM": "llm",
     "LoRARequest": "lora_request",
     "AsyncEngine": "async_llm",
+    "ClassificationRequestOutput": "outputs",
     "CompletionOutput": "outputs",
     "EmbeddingRequestOutput": "outputs",
     "PoolingParams": "pooling_params",

@@ -1,4 +1,4 @@
-"""AsyncPooledCalls: the methods of AsyncEngine that make numbers of texts, embeddings and scores, in place of text."""
+"""AsyncPooledCalls: the methods of AsyncEngine that make numbers of texts in place of text, as those of PooledCalls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pagewick.engine.messages import RequestOptions
 from pagewick.engine.model_info import ModelInfo
 from pagewick.generation import Generation
 from pagewick.lora_request import LoRARequest
-from pagewick.outputs import EmbeddingRequestOutput, ScoringRequestOutput
-from pagewick.pooling_params import EMBEDDING, PoolingParams, Scoring
+from pagewick.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from pagewick.pooling_params import EMBEDDING, Classification, PoolingParams, Scoring
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.pair_prompts import pairs_of, scoring_of
 from pagewick.text.request_maker import PlanFields, RequestPlan
@@ -54,14 +54,31 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
-        api_arguments.refuse_images([prompt])
-        text, given = api_arguments.prompt_parts(prompt)
-        token_ids = await self.encode(text or "") if given is None else given
         pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
-        adapter = await self._adapter(lora_request)
-        plan = await self.prepare(EMBEDDING, options=options, pooling=pooling, adapter=adapter)
-        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
-        return EmbeddingRequestOutput.of(await generation.whole(), pooling)
+        return EmbeddingRequestOutput.of(
+            await self._pooled(prompt, pooling, request_id, options, lora_request), pooling
+        )
+
+    def classification(self, use_activation: bool | None = None) -> Classification:
+        """Return how the model classifies texts; see Classification.of."""
+        info = self.info
+        return Classification.of(info.num_labels, info.problem_type, info.label_names, use_activation=use_activation)
+
+    async def classify(
+        self,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        pooling_params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> ClassificationRequestOutput:
+        """Return the probabilities of the model's labels for one prompt.
+
+        pooling_params: as for LLM.classify; others and errors as in `generate`.
+        """
+        how = self.classification((pooling_params or PoolingParams()).for_classes())
+        return ClassificationRequestOutput.of(await self._pooled(prompt, how, request_id, options, lora_request), how)
 
     def scoring(self) -> Scoring:
         """Return how the model scores pairs of texts. Raises UnsupportedError for one that is no reranker."""
@@ -86,3 +103,18 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         plan = await self.prepare(EMBEDDING, options=options, pooling=scoring, adapter=adapter)
         generation = self.generation(token_ids, plan, request_id=request_id)
         return ScoringRequestOutput.of(await generation.whole(), scoring)
+
+    async def _pooled(
+        self,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        pooling: PoolingParams | Classification,
+        request_id: str | None,
+        options: RequestOptions | None,
+        lora_request: LoRARequest | None,
+    ) -> RequestOutput:
+        api_arguments.refuse_images([prompt])
+        text, given = api_arguments.prompt_parts(prompt)
+        token_ids = await self.encode(text or "") if given is None else given
+        adapter = await self._adapter(lora_request)
+        plan = await self.prepare(EMBEDDING, options=options, pooling=pooling, adapter=adapter)
+        return await self.generation(token_ids, plan, prompt=text, request_id=request_id).whole()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from pagewick.pooling_params import PoolingParams, Scoring
+from pagewick.pooling_params import Classification, PoolingParams, Scoring
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -232,3 +232,33 @@ class ScoringRequestOutput:
         """output: of a finished request that wanted a score."""
         score = ScoringOutput(scoring.score(output.pooled))
         return cls(output.request_id, score, output.prompt_token_ids, output.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """probs: one number for each label of the model: its probability, or its logit. label: name of the largest one."""
+
+    probs: list[float]
+    label: str
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput:
+    """The classes of a prompt, in the form of vLLM's class of that name. Other fields as in RequestOutput."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput, how: Classification) -> Self:
+        """output: of a finished request that wanted classes."""
+        classes = ClassificationOutput(how.probabilities(output.pooled), how.label(output.pooled))
+        return cls(output.request_id, output.prompt, output.prompt_token_ids, classes, output.num_cached_tokens)

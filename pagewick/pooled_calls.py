@@ -1,4 +1,4 @@
-"""PooledCalls: the methods of LLM that make numbers of texts, embeddings and scores, in place of text."""
+"""PooledCalls: the methods of LLM that make numbers of texts, embeddings, classes and scores, in place of text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pagewick.api_arguments import Prompt, all_prompts, refuse_images, request_a
 from pagewick.engine.model_info import ModelInfo
 from pagewick.offline import EncodedPrompt, Job, OnStep
 from pagewick.offline_jobs import Adapters, JobMaker, Options
-from pagewick.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
-from pagewick.pooling_params import EMBEDDING, PoolingParams
+from pagewick.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from pagewick.pooling_params import EMBEDDING, Classification, PoolingParams, Scoring
 from pagewick.text.pair_prompts import PairPrompts, pairs_of, scoring_of
 from pagewick.text.request_maker import PlanFields
 
@@ -51,18 +51,33 @@ class PooledCalls(ABC):
         """
         request_arguments("LLM.embed", others, _ARGUMENTS)
         self._check_open()
-        given = all_prompts(prompts)
-        refuse_images(given)
         pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
-        jobs = self._maker.jobs(
-            [self._maker.encode(prompt) for prompt in given],
-            EMBEDDING,
-            options,
-            priority=priority,
-            lora_request=lora_request,
-            fields=PlanFields(pooling=pooling),
-        )
+        jobs = self._jobs(self._encoded(prompts), pooling, options, priority, lora_request)
         return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = False,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
+        lora_request: Adapters = None,
+        **others: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of the model's labels for one prompt or for many; parameters as in `generate`.
+
+        pooling_params: only use_activation has a meaning here. Raises UnsupportedError for a model without labels, and
+        as `generate` does.
+        """
+        request_arguments("LLM.classify", others, _ARGUMENTS)
+        self._check_open()
+        info = self.info
+        use_activation = (pooling_params or PoolingParams()).for_classes()
+        how = Classification.of(info.num_labels, info.problem_type, info.label_names, use_activation=use_activation)
+        jobs = self._jobs(self._encoded(prompts), how, options, priority, lora_request)
+        return [ClassificationRequestOutput.of(output, how) for output in self._run(jobs, use_tqdm)]
 
     def score(
         self,
@@ -92,8 +107,23 @@ class PooledCalls(ABC):
             EncodedPrompt(None, pairs.encode(pair, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens))
             for pair in pairs_of(text_1, text_2, instruction)
         ]
-        fields = PlanFields(pooling=scoring)
-        jobs = self._maker.jobs(
-            encoded, EMBEDDING, options, priority=priority, lora_request=lora_request, fields=fields
-        )
+        jobs = self._jobs(encoded, scoring, options, priority, lora_request)
         return [ScoringRequestOutput.of(output, scoring) for output in self._run(jobs, use_tqdm)]
+
+    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[EncodedPrompt]:
+        given = all_prompts(prompts)
+        refuse_images(given)
+        return [self._maker.encode(prompt) for prompt in given]
+
+    def _jobs(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        pooling: PoolingParams | Classification | Scoring,
+        options: Options,
+        priority: int | Sequence[int] | None,
+        lora_request: Adapters,
+    ) -> list[Job]:
+        fields = PlanFields(pooling=pooling)
+        return self._maker.jobs(
+            prompts, EMBEDDING, options, priority=priority, lora_request=lora_request, fields=fields
+        )

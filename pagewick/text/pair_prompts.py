@@ -39,7 +39,6 @@ _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 # In the source of a Jinja template, the roles of a pair.
 _ROLES: Final = (re.compile("""["']query["']"""), re.compile("""["']document["']"""))
 
-
 _logger = get_logger(__name__)
 
 
@@ -157,7 +156,8 @@ def scoring_of(pairs: PairPrompts | None, num_labels: int, activation: str) -> t
     if pairs.label_ids:
         return pairs, Scoring(label_ids=pairs.label_ids)
     if not activation:
-        raise UnsupportedError(f"this model sorts texts into {num_labels} classes, and none of them is a score")
+        usual = "send POST /v1/classify, or use classify"
+        raise UnsupportedError(f"this model sorts texts into {num_labels} classes and scores none; {usual}")
     return pairs, Scoring(activation=activation, separator_id=pairs.separator_id)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from pagewick.engine.messages import EngineRequest, ImageInput, RequestOptions
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.outputs import PartKind
-from pagewick.pooling_params import PoolingParams, Scoring
+from pagewick.pooling_params import Classification, PoolingParams, Scoring
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.grammars.checker import GrammarChecker
 from pagewick.text.grammars.constraint import GrammarSpec
@@ -39,7 +39,7 @@ class PlanFields(TypedDict, total=False):
     split_parts: bool
     offer: ToolOffer | None
     keeps_logprobs: bool
-    pooling: PoolingParams | Scoring | None
+    pooling: PoolingParams | Classification | Scoring | None
     adapter: str
 
 
@@ -51,8 +51,8 @@ class RequestPlan:
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
     known. offer: the tools that the model may call. keeps_logprobs: see OutputStream. grammar: the texts that the
     response may be, after the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
-    or from the offer. pooling: what embedding or score of the prompt is wanted; params then ask for no token. adapter:
-    name of the LoRA adapter; empty: none.
+    or from the offer. pooling: what embedding, classes or score of the prompt is wanted; params then ask for no token.
+    adapter: name of the LoRA adapter; empty: none.
     """
 
     params: SamplingParams
@@ -62,7 +62,7 @@ class RequestPlan:
     split_parts: bool = False
     offer: ToolOffer | None = None
     keeps_logprobs: bool = True
-    pooling: PoolingParams | Scoring | None = None
+    pooling: PoolingParams | Classification | Scoring | None = None
     adapter: str = ""
     grammar: Grammar | None = None
 
