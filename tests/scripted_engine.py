@@ -37,7 +37,7 @@ class ScriptedEngine:
             device="cpu",
             kernels="none",
             vocab_size=vocab_size,
-            hidden_size=4,
+            embedding_size=4,
             max_model_len=max_model_len,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
