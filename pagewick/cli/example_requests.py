@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 QUESTION: Final = "What is Pagewick?"
 BEGINNING: Final = "Pagewick is"
 DOCUMENTS: Final = ("Pagewick serves language models.", "Candles have a wick.")
+TEXTS: Final = ("Pagewick starts at once.", "The candle went out.")
 # The commands name this variable, so that no key stands on a terminal or in a log.
 KEY_VARIABLE: Final = "PAGEWICK_API_KEY"
 
@@ -41,7 +42,7 @@ def python_snippet(served_model_name: str, server: ReadyServer) -> str:
     key = f'os.environ["{KEY_VARIABLE}"]' if server.needs_key else '"none"'
     fields = {"model": served_model_name, **example.fields}
     if example.call == "post":
-        # The package knows no route of rerankers, but sends any.
+        # The package knows no route of classifiers and rerankers, but sends any.
         arguments = f'"/{example.route}", cast_to=object, body={json.dumps(fields)}'
     else:
         arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
@@ -55,6 +56,8 @@ def python_snippet(served_model_name: str, server: ReadyServer) -> str:
 
 
 def _example_for(server: ReadyServer) -> _Example:
+    if server.info.num_labels and not server.info.label_activation:
+        return _Example("classify", "post", {"input": [*TEXTS]}, '["data"]')
     if server.is_reranker:
         return _Example("rerank", "post", {"query": QUESTION, "documents": [*DOCUMENTS]}, '["results"]')
     if server.info.embedding:

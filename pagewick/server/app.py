@@ -58,7 +58,6 @@ _NO_UPDATES = "adapters stay as they were at the start; start the server with --
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
-    **dict.fromkeys(("/classify", "/v1/classify"), "classification is not supported yet; rerankers have /v1/rerank"),
     "/v1/responses/": "responses run in the foreground only; close the connection of one to cancel it",
     "/v1/audio/": "sound is not supported yet: this server only generates text",
     "/v1/images/": "this server only generates text; models that read images find them in the messages of a chat",
@@ -202,7 +201,7 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
         usual += "the base URL of a client ends in /v1"
         if path.startswith("/v1/"):
             usual = "there is no such route; those that begin with /v1/ are /v1/chat/completions, /v1/completions, "
-            usual += "/v1/embeddings, /v1/rerank, /v1/score, /v1/responses, /v1/messages, /v1/models and "
+            usual += "/v1/embeddings, /v1/classify, /v1/rerank, /v1/score, /v1/responses, /v1/messages, /v1/models and "
             usual += "/v1/sessions/{id}"
         found = (text for begin, text in _NOT_SERVED.items() if path.startswith(begin))
         error = HTTPException(404, next(found, usual))

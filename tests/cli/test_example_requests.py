@@ -31,11 +31,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def ready(
-    server: Server, *, has_chat_template: bool = True, embedding: str = "", is_reranker: bool = False
-) -> ReadyServer:
+def ready(server: Server, *, has_chat_template: bool = True, is_reranker: bool = False, **fields: Any) -> ReadyServer:
+    """fields: of the ModelInfo."""
     info = ScriptedEngine(EngineConfig(), script=lambda request: [], vocab_size=9, eos_token_id=1).info
-    info = msgspec.structs.replace(info, embedding=embedding)
+    info = msgspec.structs.replace(info, **fields)
     return ReadyServer(server.url, info, True, has_chat_template, is_reranker)
 
 
@@ -73,3 +72,11 @@ def test_a_reranker_is_asked_to_rerank(server: Server) -> None:
     is_one = ready(server, is_reranker=True)
     assert f"curl {server.url}/v1/rerank " in curl_line(NAME, is_one)
     assert 'client.post("/rerank", cast_to=object, body={"model": ' in python_snippet(NAME, is_one)
+
+
+def test_a_classifier_is_asked_to_classify(server: Server) -> None:
+    is_one = ready(server, is_reranker=True, num_labels=3)
+    assert f"curl {server.url}/v1/classify " in curl_line(NAME, is_one)
+    assert 'client.post("/classify", cast_to=object, body={"model": ' in python_snippet(NAME, is_one)
+    is_reranker = ready(server, is_reranker=True, num_labels=2, label_activation="softmax")
+    assert f"curl {server.url}/v1/rerank " in curl_line(NAME, is_reranker)

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from pagewick.server.api.classification import ClassificationRequest
 from pagewick.server.api.embeddings import EmbeddingRequest
 from pagewick.server.api.known_fields import UNSUPPORTED
-from pagewick.server.api.openai import RERANK_PATHS, SCORE_PATHS
+from pagewick.server.api.openai import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.api.reranking import RerankRequest, ScoreRequest
 from pagewick.server.api.text_routes import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
@@ -27,6 +28,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2, "temperature": 0.5, "stream": False},
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "stop": ["x"]},
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 2},
+    **{path: {"input": ["a", "b"], "use_activation": False} for path in CLASSIFY_PATHS},
     **{path: {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1} for path in RERANK_PATHS},
     **{path: {"text_1": "a", "text_2": ["b", "c"]} for path in SCORE_PATHS},
     "/tokenize": {"prompt": "hello", "return_token_strs": True},
@@ -37,6 +39,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    **dict.fromkeys(CLASSIFY_PATHS, ClassificationRequest),
     **dict.fromkeys(RERANK_PATHS, RerankRequest),
     **dict.fromkeys(SCORE_PATHS, ScoreRequest),
     "/tokenize": TokenizeRequest,

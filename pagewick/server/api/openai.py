@@ -1,4 +1,4 @@
-"""The OpenAI API: chat completions, completions, embeddings, models; scores; and recorded conversations."""
+"""The OpenAI API: chat completions, completions, embeddings, models; classes, scores; and recorded conversations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from starlette.routing import Route
 from pagewick.errors import InvalidRequestError
 from pagewick.generation import Generation
 from pagewick.server.api.chat_response import ChatForm, ChatResponse
+from pagewick.server.api.classification import (
+    ClassificationList,
+    ClassificationRequest,
+    ClassificationResponse,
+)
 from pagewick.server.api.completion_response import CompletionForm, CompletionResponse
 from pagewick.server.api.conversation_fields import ignored_names
 from pagewick.server.api.dialect import Dialect
@@ -52,6 +57,7 @@ from pagewick.server.core.request_context import RequestContext
 from pagewick.server.errors import ApiError
 
 _GENERATING = Operation(tag="OpenAI's API", known=OPENAI_FIELDS, errors=(404, 409, 429, 500, 504))
+_CLASSIFYING = replace(_GENERATING, tag="Classification")
 _SCORING = replace(_GENERATING, tag="Reranking")
 _MODELS = Operation(tag="OpenAI's API")
 _SESSIONS = Operation(tag="Recorded conversations", errors=(404,))
@@ -59,6 +65,7 @@ _SESSIONS = Operation(tag="Recorded conversations", errors=(404,))
 # Jina's and Cohere's, and those of vLLM and llama.cpp.
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 SCORE_PATHS = ("/v1/score", "/score")
+CLASSIFY_PATHS = ("/v1/classify", "/classify")
 
 OPENAI_EVENTS = EventFraming(error_body=attrgetter("body"), end=b"data: [DONE]\n\n")
 
@@ -74,6 +81,7 @@ class OpenAIApi(Dialect):
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, self.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
             *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
             *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
             Route("/v1/models", self.list_models, methods=["GET"]),
@@ -110,6 +118,13 @@ class OpenAIApi(Dialect):
         """Return a vector for each of some texts, or of some lists of tokens."""
         body, ignored = await self.read(request, EmbeddingRequest)
         start = partial(self._start_embeddings, RequestContext.of(request), body)
+        return await self.whole(request, await self.admission.run(request, start), ignored)
+
+    @describes(replace(_CLASSIFYING, request=ClassificationRequest, response=ClassificationList))
+    async def classify(self, request: Request) -> Response:
+        """Sort texts, or lists of tokens, by the model's labels."""
+        body, ignored = await self.read(request, ClassificationRequest)
+        start = partial(self._start_classes, RequestContext.of(request), body)
         return await self.whole(request, await self.admission.run(request, start), ignored)
 
     @describes(replace(_SCORING, request=RerankRequest, response=RerankList))
@@ -165,8 +180,13 @@ class OpenAIApi(Dialect):
         return CompletionResponse(generations, form, UsageReport(body, generations), self._head("cmpl", body))
 
     async def _start_embeddings(self, context: RequestContext, body: EmbeddingRequest) -> EmbeddingResponse:
-        generations = await self.core.start_prompts(context, body.prompts_request())
+        generations = await self.core.start_prompts(context, body.prompts_request(body.params()))
         return EmbeddingResponse(generations, body, self.shown_model(body.model), self.admission.num_at_once)
+
+    async def _start_classes(self, context: RequestContext, body: ClassificationRequest) -> ClassificationResponse:
+        how = self.core.engine.classification(body.wants_probabilities)
+        generations = await self.core.start_prompts(context, body.prompts_request(how))
+        return ClassificationResponse(generations, how, self.shown_model(body.model), self.admission.num_at_once)
 
     async def _start_pairs(self, context: RequestContext, body: PairFields, documents: str) -> PairsResponse:
         scoring = self.core.engine.scoring()

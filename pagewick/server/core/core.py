@@ -15,7 +15,7 @@ from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
-from pagewick.pooling_params import PoolingParams, Scoring
+from pagewick.pooling_params import Classification, PoolingParams, Scoring
 from pagewick.server.core.conversations import ConversationStore, LocalConversations, Recording
 from pagewick.server.core.field_names import renamed
 from pagewick.server.core.limits import check_prompt_logprobs
@@ -35,7 +35,7 @@ from pagewick.text.tool_calls.checks import checked_offer
 from pagewick.text.tool_calls.offer import ToolOffer
 
 # The log's words for requests of prompts, by the type of what is pooled.
-_ROUTES = {type(None): "completion", PoolingParams: "embedding", Scoring: "score"}
+_ROUTES = {type(None): "completion", PoolingParams: "embedding", Classification: "classification", Scoring: "score"}
 
 
 class Core:

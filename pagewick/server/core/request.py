@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagewick.pooling_params import PoolingParams, Scoring
+from pagewick.pooling_params import Classification, PoolingParams, Scoring
 from pagewick.text.pair_prompts import Pair
 from pagewick.text.tool_calls.offer import ToolChoice
 
@@ -101,10 +101,10 @@ class PromptsRequest(TextRequest):
     """Texts, or token ids, that the model is to continue, or pairs of texts that it is to score.
 
     suffix: text that follows the wanted text. num_prompt_logprobs: field that asks for alternatives per prompt token ->
-    their number. pooling: what embeddings or scores of the prompts are wanted, in place of text.
+    their number. pooling: what embeddings, classes or scores of the prompts are wanted, in place of text.
     """
 
     prompts: Sequence[str | list[int] | Pair]
     suffix: str | None = None
     num_prompt_logprobs: Mapping[str, int] = field(default_factory=dict)
-    pooling: PoolingParams | Scoring | None = None
+    pooling: PoolingParams | Classification | Scoring | None = None

@@ -44,7 +44,16 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         assert "begin with /v1/" in message and path not in message.replace("/v1/chat/completions", "")
     for path in ("/v1/moderations", "/v1/chat/completions/"):
         message = refused(http.post(path), 404, code="not_found")
-        served = ("chat/completions", "completions", "embeddings", "responses", "messages", "models", "sessions/{id}")
+        served = (
+            "chat/completions",
+            "completions",
+            "embeddings",
+            "classify",
+            "responses",
+            "messages",
+            "models",
+            "sessions/{id}",
+        )
         assert all(f"/v1/{name}" in message for name in served)
     assert "no such file" in refused(http.get("/page/nothing.js"), 404, code="not_found")
     response = http.get("/v1/chat/completions")
@@ -64,7 +73,6 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/batches", "pagewick complete --batch FILE"),
         ("/api/chat", "with a base URL that ends in /v1"),
         ("/completion", "send POST /v1/completions"),
-        ("/classify", "classification is not supported yet"),
     ],
 )
 def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: str, words: str) -> None:
