@@ -172,8 +172,9 @@ REFUSED: Lines = (
      "--io-processor-plugin= --additional-config=", _NO_PLUGINS),
     ("--pooling= --pooler-config= --override-pooler-config=", "a request for embeddings says how they are made: send "
      "pooling (cls, last or mean), dimensions and normalize to POST /v1/embeddings"),
-    ("--task=generate|auto|embed|embedding|score --runner=generate|auto|pooling --convert=none|auto|embed|classify",
-     "classification and rewards are not supported yet; rerankers need no flag, or --rerank"),
+    ("--task=generate|auto|embed|embedding|score|classify --runner=generate|auto|pooling "
+     "--convert=none|auto|embed|classify",
+     "rewards are not supported yet; classifiers need no flag, rerankers none or --rerank"),
     ("--enable-return-routed-experts --return-sampling-mask --enable-trace-replay --enable-prompt-embeds "
      "--enable-sleep-mode --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names= --weight-transfer-config= "
      "--kv-events-config= --watermark-config= --diffusion-config= --engram-config= --aux-output-config= "
