@@ -16,7 +16,9 @@ from pagewick.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
 from pagewick.pooling_params import EMBEDDING, Classification, PoolingParams, Scoring
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.pair_prompts import pairs_of, scoring_of
+from pagewick.text.prompts import EncodeOptions
 from pagewick.text.request_maker import PlanFields, RequestPlan
+from pagewick.text.truncation import tokens_to_keep
 
 
 class AsyncPooledCalls(AsyncPrompts, ABC):
@@ -49,15 +51,19 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         prompt: str | Sequence[int] | Mapping[str, Any],
         pooling_params: PoolingParams | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         request_id: str | None = None,
         options: RequestOptions | None = None,
         lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
-        """Return the embedding of one prompt. pooling_params: as for LLM.embed; others and errors as in `generate`."""
+        """Return the embedding of one prompt.
+
+        pooling_params, truncate_prompt_tokens: as for LLM.embed; others and errors as in `generate`.
+        """
         pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
-        return EmbeddingRequestOutput.of(
-            await self._pooled(prompt, pooling, request_id, options, lora_request), pooling
-        )
+        token_ids = await self._beginning(prompt, truncate_prompt_tokens)
+        found = await self._pooled(prompt, token_ids, pooling, request_id, options, lora_request)
+        return EmbeddingRequestOutput.of(found, pooling)
 
     def classification(self, use_activation: bool | None = None) -> Classification:
         """Return how the model classifies texts; see Classification.of."""
@@ -69,16 +75,19 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         prompt: str | Sequence[int] | Mapping[str, Any],
         pooling_params: PoolingParams | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         request_id: str | None = None,
         options: RequestOptions | None = None,
         lora_request: LoRARequest | None = None,
     ) -> ClassificationRequestOutput:
         """Return the probabilities of the model's labels for one prompt.
 
-        pooling_params: as for LLM.classify; others and errors as in `generate`.
+        pooling_params, truncate_prompt_tokens: as for LLM.classify; others and errors as in `generate`.
         """
         how = self.classification((pooling_params or PoolingParams()).for_classes())
-        return ClassificationRequestOutput.of(await self._pooled(prompt, how, request_id, options, lora_request), how)
+        token_ids = await self._beginning(prompt, truncate_prompt_tokens)
+        found = await self._pooled(prompt, token_ids, how, request_id, options, lora_request)
+        return ClassificationRequestOutput.of(found, how)
 
     def scoring(self) -> Scoring:
         """Return how the model scores pairs of texts. Raises UnsupportedError for one that is no reranker."""
@@ -104,17 +113,27 @@ class AsyncPooledCalls(AsyncPrompts, ABC):
         generation = self.generation(token_ids, plan, request_id=request_id)
         return ScoringRequestOutput.of(await generation.whole(), scoring)
 
+    async def _beginning(
+        self, prompt: str | Sequence[int] | Mapping[str, Any], truncate_prompt_tokens: int | None
+    ) -> list[int]:
+        """Return the tokens of a prompt, the first ones if it is truncated."""
+        api_arguments.refuse_images([prompt])
+        text, given = api_arguments.prompt_parts(prompt)
+        if given is None:
+            how = EncodeOptions(truncate_prompt_tokens=truncate_prompt_tokens, num_output_tokens=0)
+            return await self.encode(text or "", keeps_beginning=True, **how)
+        return given[: tokens_to_keep(truncate_prompt_tokens, self.info.max_model_len)]
+
     async def _pooled(
         self,
         prompt: str | Sequence[int] | Mapping[str, Any],
+        token_ids: list[int],
         pooling: PoolingParams | Classification,
         request_id: str | None,
         options: RequestOptions | None,
         lora_request: LoRARequest | None,
     ) -> RequestOutput:
-        api_arguments.refuse_images([prompt])
-        text, given = api_arguments.prompt_parts(prompt)
-        token_ids = await self.encode(text or "") if given is None else given
+        text, _ = api_arguments.prompt_parts(prompt)
         adapter = await self._adapter(lora_request)
         plan = await self.prepare(EMBEDDING, options=options, pooling=pooling, adapter=adapter)
         return await self.generation(token_ids, plan, prompt=text, request_id=request_id).whole()

@@ -26,6 +26,7 @@ from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, PromptTokens
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.request_maker import PlanFields
+from pagewick.text.truncation import tokens_to_keep
 
 if TYPE_CHECKING:
     from pagewick.config import EngineConfig
@@ -75,6 +76,21 @@ class JobMaker:
         text, token_ids = prompt_parts(prompt)
         tokens = self._prompts.place_images((text or "") if token_ids is None else token_ids, prompt_images(prompt))
         return self._encoded(text, tokens, MULTI_MODAL_DATA)
+
+    def encode_beginning(self, prompt: Prompt, truncate_prompt_tokens: int | None) -> EncodedPrompt:
+        """Return a prompt without images as token ids, the first ones if they are more than this number; -1: than fit.
+
+        Raises InvalidRequestError, ArgumentError.
+        """
+        if truncate_prompt_tokens is None:
+            return self.encode(prompt)
+        text, token_ids = prompt_parts(prompt)
+        if token_ids is not None:
+            return EncodedPrompt(text, token_ids[: tokens_to_keep(truncate_prompt_tokens, self._prompts.max_model_len)])
+        kept = self._prompts.encode(
+            text or "", truncate_prompt_tokens=truncate_prompt_tokens, num_output_tokens=0, keeps_beginning=True
+        )
+        return EncodedPrompt(text, kept)
 
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions

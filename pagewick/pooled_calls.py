@@ -39,6 +39,7 @@ class PooledCalls(ABC):
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = False,
         priority: int | Sequence[int] | None = None,
         options: Options = None,
@@ -48,11 +49,13 @@ class PooledCalls(ABC):
         """Return the embedding of one prompt or of many; parameters as in `generate`.
 
         pooling_params: None: the hidden state that the model was trained for, or the last one, normalized.
+        truncate_prompt_tokens: cut the ends of texts so that prompts have at most this number of tokens, with those
+        around the text; -1: as many as fit.
         """
         request_arguments("LLM.embed", others, _ARGUMENTS)
         self._check_open()
         pooling = (pooling_params or PoolingParams()).checked(self.info.embedding_size, self.info.embedding)
-        jobs = self._jobs(self._encoded(prompts), pooling, options, priority, lora_request)
+        jobs = self._jobs(self._encoded(prompts, truncate_prompt_tokens), pooling, options, priority, lora_request)
         return [EmbeddingRequestOutput.of(output, pooling) for output in self._run(jobs, use_tqdm)]
 
     def classify(
@@ -60,13 +63,14 @@ class PooledCalls(ABC):
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = False,
         priority: int | Sequence[int] | None = None,
         options: Options = None,
         lora_request: Adapters = None,
         **others: Any,
     ) -> list[ClassificationRequestOutput]:
-        """Return the probabilities of the model's labels for one prompt or for many; parameters as in `generate`.
+        """Return the probabilities of the model's labels for one prompt or for many; parameters as in `embed`.
 
         pooling_params: only use_activation has a meaning here. Raises UnsupportedError for a model without labels, and
         as `generate` does.
@@ -76,7 +80,7 @@ class PooledCalls(ABC):
         info = self.info
         use_activation = (pooling_params or PoolingParams()).for_classes()
         how = Classification.of(info.num_labels, info.problem_type, info.label_names, use_activation=use_activation)
-        jobs = self._jobs(self._encoded(prompts), how, options, priority, lora_request)
+        jobs = self._jobs(self._encoded(prompts, truncate_prompt_tokens), how, options, priority, lora_request)
         return [ClassificationRequestOutput.of(output, how) for output in self._run(jobs, use_tqdm)]
 
     def score(
@@ -110,10 +114,10 @@ class PooledCalls(ABC):
         jobs = self._jobs(encoded, scoring, options, priority, lora_request)
         return [ScoringRequestOutput.of(output, scoring) for output in self._run(jobs, use_tqdm)]
 
-    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[EncodedPrompt]:
+    def _encoded(self, prompts: Prompt | Sequence[Prompt], limit: int | None) -> list[EncodedPrompt]:
         given = all_prompts(prompts)
         refuse_images(given)
-        return [self._maker.encode(prompt) for prompt in given]
+        return [self._maker.encode_beginning(prompt, limit) for prompt in given]
 
     def _jobs(
         self,

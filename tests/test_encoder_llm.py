@@ -99,6 +99,36 @@ def test_a_document_is_cut_before_the_last_separator(llm: LLM) -> None:
     assert len(fitting.prompt_token_ids) == 80
 
 
+def test_a_text_is_cut_before_the_tokens_behind_it(reranker: tuple[Path, nn.Module], llm: LLM) -> None:
+    long = "china " * 200
+    ids = word_pieces().encode(long).ids
+    given: list[Any] = [long, ids, {"prompt": long}, TEXTS[0]]
+    whole = word_pieces().encode(TEXTS[0]).ids
+    for limit, kept in ((-1, 80), (9, 9), (1000, None)):
+        if kept is None:
+            with pytest.raises(ContextLengthError, match="maximum context length is 80"):
+                llm.embed(given, truncate_prompt_tokens=limit)
+            continue
+        cut = [*ids[: kept - 1], ids[-1]]
+        short = [*whole[: kept - 1], whole[-1]] if kept < len(whole) else whole
+        outputs = llm.embed(given, truncate_prompt_tokens=limit)
+        assert [one.prompt_token_ids for one in outputs] == [cut, ids[:kept], cut, short]
+    with pytest.raises(InvalidRequestError, match="2 tokens leave no room for a text"):
+        llm.embed(long, truncate_prompt_tokens=2)
+    for wrong in (0, -2, True, "9"):
+        with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens must be 1 or more"):
+            llm.embed(ids, truncate_prompt_tokens=wrong)  # type: ignore[arg-type]
+
+    async def embed() -> list[list[int]]:
+        engine = await AsyncEngine.start(str(reranker[0]), **OPTIONS)
+        try:
+            return [(await engine.embed(one, truncate_prompt_tokens=9)).prompt_token_ids for one in given]
+        finally:
+            await engine.close()
+
+    assert asyncio.run(embed()) == [one.prompt_token_ids for one in llm.embed(given, truncate_prompt_tokens=9)]
+
+
 def test_no_prompt_has_a_place_for_an_instruction(llm: LLM) -> None:
     with pytest.raises(UnsupportedError, match="no place for an instruction"):
         llm.score(QUERY, DOCUMENTS, instruction="Find the opposite")

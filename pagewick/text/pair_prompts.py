@@ -22,6 +22,7 @@ from pagewick.pooling_params import Scoring
 from pagewick.text.chat_template import PAIR_TEMPLATE, ChatTemplate
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.tokenizer import MAX_CHARS_PER_TOKEN, MAX_TRUNCATED_CHARS, Tokenizer
+from pagewick.text.truncation import tokens_to_keep
 
 LABELLED: Final = "ForSequenceClassification"
 # The first is the answer whose probability is the score.
@@ -134,12 +135,7 @@ class PairPrompts:
                 "this model's prompts have no place for an instruction; leave it out, or make it part of the query"
             )
             raise UnsupportedError(message, param="instruction")
-        limit = truncate_prompt_tokens
-        is_number = isinstance(limit, int) and not isinstance(limit, bool)
-        if limit is not None and not (is_number and (limit == -1 or limit > 0)):
-            message = f"truncate_prompt_tokens must be 1 or more, or -1 for as many as fit; got {limit!r}"
-            raise InvalidRequestError(message, param="truncate_prompt_tokens")
-        return self._form.token_ids(pair, max_len if limit == -1 else limit, max_len)
+        return self._form.token_ids(pair, tokens_to_keep(truncate_prompt_tokens, max_len), max_len)
 
 
 def scoring_of(pairs: PairPrompts | None, num_labels: int, activation: str) -> tuple[PairPrompts, Scoring]:

@@ -21,6 +21,7 @@ from pagewick.text.tokenizer import Tokenizer, check_truncated
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
 from pagewick.text.tool_calls.template_support import TemplateTools, ToolPrompts
+from pagewick.text.truncation import tokens_to_keep
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_TEMPLATE_CHARS = 2**17
@@ -179,7 +180,7 @@ class PromptEncoder:
         number of tokens from the end; -1: as many as leave room for num_output_tokens. keeps_beginning: cut the end of
         the text instead, and keep the tokens around it. Raises ContextLengthError, InvalidRequestError.
         """
-        num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
+        num_kept = tokens_to_keep(truncate_prompt_tokens, self.max_model_len - num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
         if num_kept is not None:
             check_truncated(len(prompt), num_kept)
@@ -246,7 +247,7 @@ class PromptEncoder:
 
         Raises UnsupportedError for images in a prompt that is truncated, which could cut an image into two.
         """
-        num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
+        num_kept = tokens_to_keep(truncate_prompt_tokens, self.max_model_len - num_output_tokens)
         if rendered.images and num_kept is not None:
             message = "a prompt with images cannot be truncated; leave out truncate_prompt_tokens, or send less"
             raise UnsupportedError(message, param="truncate_prompt_tokens")
@@ -317,16 +318,6 @@ class PromptEncoder:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < size):
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
             raise InvalidRequestError(f"token id {wrong} is not in the vocabulary of {size} tokens", param="tokens")
-
-    def _num_kept(self, truncate_prompt_tokens: int | None, num_output_tokens: int) -> int | None:
-        """Number of tokens to which a prompt is truncated; None if a prompt that is too long is refused instead."""
-        num_kept = truncate_prompt_tokens
-        if num_kept is None:
-            return None
-        if not isinstance(num_kept, int) or isinstance(num_kept, bool) or (num_kept < 1 and num_kept != -1):
-            message = f"truncate_prompt_tokens must be 1 or more, or -1 for as many as fit; got {num_kept!r}"
-            raise InvalidRequestError(message, param="truncate_prompt_tokens")
-        return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
 
     def _named_tools(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
         """Return the tools under the name by which SmolLM3's template reads them; nothing for other templates."""
