@@ -87,7 +87,7 @@ class Scoring:
 
     label_ids: the tokens whose logits count, the wanted answer first; empty: those of the model's head of labels.
     activation: softmax: the probability of the first; sigmoid: that of the only one; none: its logit.
-    separator_id: the token that ends the query, for models with types of tokens; -1: no token does.
+    separator_id: the token that ends the query, where those behind it have another type; -1: no token does.
     """
 
     pooling: ClassVar[str] = "score"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_scores_of_pairs(name: str, make: Any, tmp_path: Path) -> None:
     with LLM(str(tmp_path), **OPTIONS) as llm:
         found = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS)]
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("entries", [{"model_input_names": ["input_ids", "attention_mask"]}, None])
+def test_a_tokenizer_without_types_gives_all_tokens_the_first(entries: dict[str, Any] | None, tmp_path: Path) -> None:
+    """The types are those of the tokenizer: one of XLM-RoBERTa has none, whatever the model's table of types."""
+    backend = unigrams() if entries is None else word_pieces()
+    model = made_of(tmp_path, "bert", backend, LABELS, num_labels=1)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **(entries or {})}))
+    with torch.no_grad():
+        logits = [float(model(torch.tensor([backend.encode(QUERY, one).ids])).logits[0, 0]) for one in DOCUMENTS[:3]]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        found = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS[:3])]
+    assert found == pytest.approx([1 / (1 + math.exp(-logit)) for logit in logits], rel=1e-4, abs=1e-6)
 
 
 def test_a_document_is_cut_before_the_last_separator(llm: LLM) -> None:

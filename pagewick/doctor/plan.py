@@ -256,6 +256,10 @@ def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> 
     gives 141 MiB; measured: 134 MiB.
     """
     num_tokens, num_sequences = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_num_seqs or MAX_NUM_SEQS
+    if model.encoder is not None:
+        # A step computes whole prompts, and no logits.
+        num_tokens = max(num_tokens, wishes.max_model_len or model.max_position_embeddings)
+        num_sequences = 0
     if kind != "cuda":
         return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES)
     context = wishes.max_model_len or model.max_position_embeddings

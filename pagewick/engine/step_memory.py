@@ -98,7 +98,7 @@ class StepLimits:
             pixels = min(most, context * model.vision.side**2)
         return cls(
             num_tokens=max(config.max_num_batched_tokens, 0 if model.encoder is None else context),
-            num_logits=max_num_logits(config.max_num_seqs, drafts),
+            num_logits=0 if model.encoder is not None else max_num_logits(config.max_num_seqs, drafts),
             context=context,
             image_pixels=pixels,
             element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
@@ -142,7 +142,9 @@ def image_bytes(model: ModelConfig, limits: StepLimits) -> int:
 
 
 def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
-    """Return the bytes that a model's CUDA graphs keep, which are part of gpu_step_bytes."""
+    """Return the bytes that a model's CUDA graphs keep, which are part of gpu_step_bytes; encoders have no graphs."""
+    if model.encoder is not None:
+        return 0
     activations = _gpu_activation_bytes(model, limits, min(GRAPH_TOKENS, limits.num_tokens), num_ranks)
     nodes = _NODE_BYTES * _KERNELS_PER_LAYER * model.num_layers * MAX_GRAPHS
     return activations + _parts_bytes(model, limits, num_ranks) + nodes

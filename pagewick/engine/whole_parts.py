@@ -51,7 +51,8 @@ def whole_parts(config: EngineConfig, model: ModelConfig) -> WholeParts:
 def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = True) -> EngineConfig:
     """Return a resolved config as an encoder needs it, or as it is for another model.
 
-    A step then has room for the longest prompt. Prompts share no prefixes, since every token depends on all others.
+    A step then has room for the longest prompt. Prompts share no prefixes, since every token depends on all others. No
+    step is one that a CUDA graph could repeat.
     is_first: whether the log gets a line about this. Raises ConfigError for options that need shared prefixes.
     """
     if model.encoder is None:
@@ -75,7 +76,9 @@ def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = Tr
             num_tokens,
             config.max_num_batched_tokens,
         )
-    return replace(config, max_num_batched_tokens=num_tokens, enable_prefix_caching=False, swap_space=0)
+    return replace(
+        config, max_num_batched_tokens=num_tokens, enable_prefix_caching=False, swap_space=0, enforce_eager=True
+    )
 
 
 def sees_images_whole(config: ModelConfig) -> bool:

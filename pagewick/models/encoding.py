@@ -16,6 +16,8 @@ POOLING_ENTRY: Final = "embedding_pooling"
 _DENSE_ENTRY: Final = "embedding_dense"
 # sentence-transformers takes the mean for a model without such files.
 _DEFAULT_POOLING: Final = "mean"
+# Heads of other tasks: of labels, of answers in a text, of BGE-M3's other vectors.
+_OTHER_HEADS: Final = (r"(classifier|pre_classifier|qa_outputs|score|sparse_linear|colbert_linear)\..*",)
 _HEAD: Final = r"(.*\.)?lm_head\..*"
 POOLINGS: Final = ("cls", "last", "mean")
 
@@ -34,7 +36,7 @@ def as_encoder(model: ModelConfig, entries: Entries, encoder: EncoderConfig | No
         layers=tuple(layer.seeing_all() for layer in model.layers),
         # Nothing multiplies by the table of embeddings, nor by a head that was trained before.
         tie_word_embeddings=True,
-        ignored=(*model.ignored, _HEAD),
+        ignored=(*model.ignored, _HEAD, *(() if model.labels is not None else _OTHER_HEADS)),
         head_bias=False,
         embedding="" if model.labels is not None else entries.choice(POOLING_ENTRY, POOLINGS, _DEFAULT_POOLING),
     )

@@ -16,6 +16,7 @@ from pagewick.models.entries import Entries
 ENDING: Final = "ForSequenceClassification"
 # An entry of our own, of files that name what becomes of the logits in another way.
 ACTIVATION_ENTRY: Final = "label_activation"
+_ACTIVATIONS: Final = ("", "none", "sigmoid", "softmax")
 # transformers does not write the number of labels if it is this one.
 _DEFAULT_NUM_LABELS: Final = 2
 # transformers refuses all others.
@@ -62,8 +63,8 @@ def read_label_head(entries: Entries, **fields: Any) -> LabelHead:
     Raises ModelLoadError for an activation or a problem type that is not supported.
     """
     num_labels = entries.size("num_labels", _num_named(entries))
-    if (activation := entries.get(ACTIVATION_ENTRY)) is not None:
-        return LabelHead(num_labels, str(activation), **fields)
+    if ACTIVATION_ENTRY in entries:
+        return LabelHead(num_labels, entries.choice(ACTIVATION_ENTRY, _ACTIVATIONS), **fields)
     activation = _named_activation(entries) or "sigmoid"
     return LabelHead(
         num_labels,

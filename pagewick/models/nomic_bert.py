@@ -24,29 +24,33 @@ _NAMES: Final = (
     ("post_feedforward_layernorm", "norm2"),
 )
 _IGNORED: Final = (r"(.*\.)?pooler\..*", r"cls\..*")
+_TRAINED_POSITIONS: Final = 2048
 _DEFAULTS: Final = {
     "vocab_size": 30528, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 2048, "type_vocab_size": 2, "dtype": "float32",
+    "intermediate_size": 3072, "max_position_embeddings": _TRAINED_POSITIONS, "type_vocab_size": 2, "dtype": "float32",
 }  # fmt: skip
 # transformers' names of entries, and those of the published files.
 _ALIASES: Final = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner", "max_position_embeddings": "max_trained_positions",
-    "layer_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function", "rope_theta": "rotary_emb_base",
+    "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function",
+    "rope_theta": "rotary_emb_base",
 }  # fmt: skip
 # Entries of published files that would change the model, with the only value that is supported.
 _PLAIN: Final = {
     "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False, "parallel_block": False,
-    "use_rms_norm": False, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None, "causal": False, "num_experts": None,
+    "use_rms_norm": False, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "causal": False,
+    "num_experts": None,
 }  # fmt: skip
 
 
 def read_nomic_bert(entries: Entries) -> ModelConfig:
-    entries = entries.filled(
-        {name: value for name, value in _DEFAULTS.items() if _ALIASES.get(name, "") not in entries}
-    )
-    entries = entries.renamed(_ALIASES)
+    defaults = dict(_DEFAULTS)
+    if "n_embd" in entries:
+        # A published file. Its rotary_scaling_factor counts beyond the length of the training only, which is the limit.
+        trained = entries.size("max_trained_positions", _TRAINED_POSITIONS)
+        entries = entries.replaced({"max_position_embeddings": trained})
+        defaults = {name: value for name, value in defaults.items() if _ALIASES.get(name, "") not in entries}
+    entries = entries.filled(defaults).renamed(_ALIASES)
     for name, supported in _PLAIN.items():
         entries.demand(name, supported, supported)
     entries.demand("rotary_emb_fraction", 1.0, 1.0)

@@ -69,7 +69,7 @@ class PairPrompts:
     """Makes the prompts of one reranker; may be used by several threads at once.
 
     label_ids: the tokens whose logits give the score, the wanted answer first; empty for a model with a head of labels.
-    separator_id: the token that ends the query in the prompts of an encoder; -1: none does.
+    separator_id: the token behind which an encoder's tokens have the second type; -1: all have the first.
     """
 
     def __init__(self, form: _Form, label_ids: Sequence[int] = ()) -> None:
@@ -103,7 +103,7 @@ class PairPrompts:
             return None
         form: _Form
         if is_encoder:
-            return cls(_EncoderForm(tokenizer))
+            return cls(_EncoderForm(tokenizer)) if is_labelled else None
         if template is not None and (source := next(filter(is_for_pairs, template.sources), None)) is not None:
             form = _JinjaForm(ChatTemplate({"default": source}, tokenizer), tokenizer)
         elif (is_qwen3_reranker and pair_text is None) or pair_text == _USUAL:
@@ -259,7 +259,7 @@ class _EncoderForm:
         self._tokenizer = tokenizer
         self._before, self._between, self._behind = tokenizer.pair_edges
         self._cutter = Cutter([token for token, is_special in tokenizer.added_tokens.items() if is_special])
-        self.separator_id = self._between[0] if self._between else -1
+        self.separator_id = self._between[0] if self._between and tokenizer.has_pair_types else -1
 
     def token_ids(self, pair: Pair, limit: int | None, max_len: int) -> list[int]:
         if limit is not None:

@@ -113,6 +113,13 @@ class Tokenizer:
         return self.encode("a", add_special_tokens=True)[len(self.start_token_ids) + num_plain :]
 
     @functools.cached_property
+    def has_pair_types(self) -> bool:
+        """Whether the tokens of a pair's second text have another type than those of the first, as in transformers."""
+        listed = self.config.get("model_input_names")
+        is_read = not isinstance(listed, list) or "token_type_ids" in listed
+        return is_read and 1 in self._backend.encode("a", "a", add_special_tokens=True).type_ids
+
+    @functools.cached_property
     def pair_edges(self) -> tuple[list[int], list[int], list[int]]:
         """The tokens that the model expects before, between and behind the two texts of a pair."""
         encoding = self._backend.encode("a", "a", add_special_tokens=True)

@@ -24,7 +24,7 @@ from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
 from pagewick.text.tekken import TEKKEN_FILE, make_tekken
-from pagewick.text.word_pieces import VOCABULARY_FILE, read_word_pieces
+from pagewick.text.word_pieces import VOCABULARY_FILE, read_word_pieces, set_normalizer
 from pagewick.weights.files import GGUF_SUFFIX
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.vocabulary import end_token_ids
@@ -86,6 +86,7 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
         backend = _from_tekken(file, config)
     elif file.suffix == ".json" and file.name != "vocab.json":
         backend = _from_json(file)
+        set_normalizer(backend, config)
     elif file.suffix == ".model":
         backend = _from_sentencepiece(file, config)
     elif file == directory / "vocab.json" or file == directory:

@@ -17,6 +17,10 @@ from pagewick.errors import ModelLoadError
 VOCABULARY_FILE: Final = "vocab.txt"
 # Classes with these rules; the class may be left out.
 _CLASSES: Final = ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+# Entry of tokenizer_config.json -> attribute of the library's BertNormalizer.
+_OPTIONS: Final = {
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars",
+}  # fmt: skip
 _SPECIAL: Final = {
     "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]",
 }  # fmt: skip
@@ -61,6 +65,16 @@ def read_word_pieces(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer
     return backend
 
 
+def set_normalizer(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Normalise as tokenizer_config.json says, where it contradicts tokenizer.json: transformers lets it win."""
+    name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
+    if name not in _CLASSES[1:] or not isinstance(backend.normalizer, normalizers.BertNormalizer):
+        return
+    for option, attribute in _OPTIONS.items():
+        if isinstance(value := config.get(option), bool):
+            setattr(backend.normalizer, attribute, value)
+
+
 def _read(file: Path) -> dict[str, int]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -68,7 +82,7 @@ def _read(file: Path) -> dict[str, int]:
         raise ModelLoadError(f"{file} is not a text in UTF-8 ({error}); download the model again") from None
     # The last line may have a line break behind it.
     pieces = lines[:-1] if lines[-1] == "" else lines
-    return {piece.rstrip("\r"): token_id for token_id, piece in enumerate(pieces)}
+    return {piece: token_id for token_id, piece in enumerate(pieces)}
 
 
 def _text(token: Any) -> str:

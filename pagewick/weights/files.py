@@ -229,12 +229,12 @@ def _all_weights(names: Collection[str], index: Mapping[str, str] | None) -> set
 def explain_no_weights(names: Collection[str], where: str) -> str:
     """Say which other files were found, why Pagewick does not read them, and what to do instead."""
     if any(n.startswith("adapter_model") for n in names):
-        return f"{where} holds a LoRA adapter, which is not supported yet\n  give the base model instead"
+        return f"{where} holds a LoRA adapter\n  give the base model, and the adapter with --lora"
     if pickles := sorted(n for n in names if n.endswith(_PICKLE_SUFFIXES)):
         return (
             f"{where} holds no safetensors, only pickle checkpoints: {name_some(pickles)}\n"
             "  they are refused, because reading a pickle runs code out of it\n"
-            "  convert one that you trust, then copy the tokenizer files beside it:\n"
+            "  convert one that you trust, then copy all other files beside it (of an encoder, import AutoModel):\n"
             '  python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{where}').save_pretrained('converted')\""
         )

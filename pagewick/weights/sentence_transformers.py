@@ -59,6 +59,8 @@ _ACTIVATIONS: Final = {
 # The library's default.
 _DEFAULT_ACTIVATION: Final = "torch.nn.modules.activation.Tanh"
 _PLACE: Final = "sentence_embedding"
+# Far more than any model has.
+_MAX_MODULES: Final = 64
 _OTHERWISE: Final = (
     f"use another model; or say in its {CONFIG_NAME} how embeddings are made:\n"
     f'  "{POOLING_ENTRY}" (mean, cls or last) and "{DENSE_ENTRY}" ([] for no layers), which take precedence'
@@ -128,6 +130,8 @@ def dense_modules(config: Mapping[str, Any]) -> list[DenseModule]:
         return []
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise ModuleEntries(CONFIG_NAME, config).wrong(DENSE_ENTRY, "a list of objects")
+    if len(listed) > _MAX_MODULES:
+        raise ModelLoadError(f"{CONFIG_NAME}: {DENSE_ENTRY} lists {len(listed)} layers, and at most {_MAX_MODULES} run")
     found: list[DenseModule] = []
     for number, one in enumerate(listed):
         entries = ModuleEntries(f"{CONFIG_NAME}: {DENSE_ENTRY}[{number}]", one)
@@ -148,6 +152,8 @@ def _read_modules(files: ModuleFiles) -> list[_Module]:
     listed = files.read(MODULES_NAME)
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ModelLoadError(f"{place} does not hold a list of objects\n  {FETCH_AGAIN}")
+    if len(listed) > _MAX_MODULES:
+        raise ModelLoadError(f"{place} lists {len(listed)} modules; at most {_MAX_MODULES} are supported")
     entries = [ModuleEntries(f"{place}: module {number}", entry) for number, entry in enumerate(listed)]
     if any(entry.text("type").startswith(_OF_RERANKERS) for entry in entries):
         return []

@@ -30,7 +30,8 @@ def expected(model: nn.Module, prompts: Sequence[list[int]], pooling: str) -> li
         states = [
             model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0].double() for prompt in prompts
         ]
-    return [(each[-1] if pooling == "last" else each.mean(0)).float() for each in states]
+    vectors = {"last": lambda each: each[-1], "cls": lambda each: each[0], "mean": lambda each: each.mean(0)}
+    return [vectors[pooling](each).float() for each in states]
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -50,6 +51,17 @@ def test_they_are_the_last_hidden_states(name: str, pooling: str, tmp_path: Path
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     for others in (again, alone, in_chunks):
         assert all(torch.equal(one, other) for one, other in zip(together, others, strict=True))
+
+
+def test_the_first_token_is_kept_while_further_steps_compute_the_rest(tmp_path: Path) -> None:
+    model = write_checkpoint("llama-bias-tied", tmp_path)
+    reference = expected(model, PROMPTS, "cls")
+    with running(tmp_path, max_num_batched_tokens=16) as engine:
+        for _ in range(2):
+            for ours, theirs in zip(pooled(engine, PROMPTS, "cls"), reference, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        pooler = engine._ranks.runner._sampler._pooler
+        assert not pooler._firsts and not pooler._sums
 
 
 def test_only_the_last_token_can_use_the_prefix_cache(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pagewick.engine.admission import check_request
@@ -191,6 +192,54 @@ def test_weights_are_quantized_at_load(name: str, quantization: str, tmp_path: P
         assert quantization.split("_")[0] in engine.info.weights.lower()
         for ours, theirs in zip(pooled(engine, PROMPTS, "mean"), vectors(states, "mean"), strict=True):
             assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.98
+
+
+def test_an_encoder_is_no_draft_model(tmp_path: Path) -> None:
+    write_encoder("bert", tmp_path / "draft")
+    write_checkpoint("llama", tmp_path / "target")
+    options = {"speculative_model": str(tmp_path / "draft")}
+    with pytest.raises(ConfigError, match="encoders write no text"), running(tmp_path / "target", **options):
+        pass
+
+
+def test_heads_of_other_tasks_are_left_out(tmp_path: Path) -> None:
+    model: Any = write_encoder("bert", tmp_path)
+    file = tmp_path / "model.safetensors"
+    heads = {
+        "qa_outputs.weight": torch.ones(2, 48),
+        "colbert_linear.bias": torch.ones(3),
+        "classifier.weight": torch.ones(2, 48),
+    }
+    save_file({**load_file(file), **heads}, file)
+    with running(tmp_path) as engine:
+        assert_near(pooled(engine, PROMPTS, "cls"), vectors(hidden_states(model, PROMPTS), "cls"))
+
+
+PUBLISHED_NOMIC = {
+    "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu", "n_embd": 768,
+    "n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "layer_norm_epsilon": 1e-12, "prenorm": False,
+    "mlp_fc1_bias": False, "mlp_fc2_bias": False, "qkv_proj_bias": False, "parallel_block": False, "causal": False,
+    "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "use_rms_norm": False,
+    "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2, "vocab_size": 30528,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entries", "context"),
+    [
+        ({"max_trained_positions": 2048}, 2048),
+        ({"max_position_embeddings": 8192}, 2048),
+        ({"rotary_scaling_factor": 2}, 2048),
+        ({"max_trained_positions": 512}, 512),
+    ],
+)
+def test_published_files_of_nomic_bert(entries: dict[str, Any], context: int) -> None:
+    """Nomic's own names of entries. The rotary embedding is only scaled beyond the length of the training."""
+    config = read_config({**PUBLISHED_NOMIC, **entries})
+    assert (config.max_position_embeddings, config.longest_context) == (context, context)
+    assert (config.hidden_size, config.num_layers, config.num_heads, config.vocab_size) == (768, 12, 12, 30528)
+    rope = config.layers[0].rope
+    assert rope is not None and (rope.theta, rope.kind, rope.rotary_dim) == (1000.0, "default", 64)
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,19 @@ class Pooler:
         """Return what the hidden states up to those of a work make, [H] float32; with the last, it is the vector."""
         if pooling == "mean":
             total = self._add(work, hidden_states)
+            if work.start + work.num_tokens == num_prompt_tokens:
+                del self._sums[work.slot]
             return (total / num_prompt_tokens).astype(np.float32)
-        row = hidden_states[-1 if pooling == "last" else 0].to(dtype=torch.float32, device="cpu").numpy()
+        # A copy: the next step may overwrite these hidden states, and the vector would hold all of them in memory.
+        row = hidden_states[-1 if pooling == "last" else 0].to(dtype=torch.float32, device="cpu").numpy().copy()
         if pooling == "last":
             return row
-        if work.start == 0:
+        is_last = work.start + work.num_tokens == num_prompt_tokens
+        if work.start:
+            return self._firsts.pop(work.slot) if is_last else self._firsts[work.slot]
+        if not is_last:
             self._firsts[work.slot] = row
-        return self._firsts[work.slot]
+        return row
 
     def _changed(self, found: Array, device: torch.device) -> Array:
         if not len(self._model.dense):

@@ -96,7 +96,13 @@ class DraftModel:
         target_directory: Path,
     ) -> None:
         directory = Path(config.model)
-        check_vocabulary(read_model_config(directory), target)
+        found = read_model_config(directory)
+        if found.encoder is not None or target.encoder is not None:
+            raise ConfigError(
+                f"--speculative-model {directory}: encoders write no text; {found.architecture} cannot draft for "
+                f"{target.architecture}"
+            )
+        check_vocabulary(found, target)
         check_same_tokens(directory, target_directory)
         # These flags are for the served model. The draft's experts, if any, stay on the device: it is small.
         own = replace(

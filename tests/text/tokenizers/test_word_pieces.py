@@ -53,6 +53,18 @@ def test_word_pieces_have_the_ids_of_transformers(config: dict[str, Any], tmp_pa
     assert [*before, *first, *between, *second, *behind] == reference(*TEXTS[:2])["input_ids"]
 
 
+@pytest.mark.parametrize("name", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_tokenizer_config_wins_over_tokenizer_json(name: str, tmp_path: Path) -> None:
+    word_pieces().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", name: False}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    found = [tokenizer.encode(text, add_special_tokens=True) for text in ALL_TEXTS]
+    assert found == [reference(text)["input_ids"] for text in ALL_TEXTS]
+    assert found != [word_pieces().encode(text).ids for text in ALL_TEXTS]
+
+
 def test_line_breaks_of_windows_do_not_belong_to_pieces(tmp_path: Path) -> None:
     write_vocabulary(tmp_path, {}, line_break="\r\n")
     tokenizer = Tokenizer.from_directory(tmp_path)
