@@ -21,7 +21,9 @@ _DTYPES = {
 }
 
 
-def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float) -> Tensor:
+def full_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float, bias: Tensor | None = None
+) -> Tensor:
     """reference.full_attention, whose scores exist for some keys at a time.
 
     With 16 bits, the probabilities that weigh the values are rounded to them. Raises ValueError as it does.
@@ -32,7 +34,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], s
         stop = start + number * length
         # [number, H, length, D]: neighbouring sequences of one length are computed at once.
         queries, keys, values = (x[start:stop].reshape(number, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+        mask = None if bias is None else bias[None, :, :length, :length]
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         out[start:stop] = attended.transpose(1, 2).flatten(0, 1)
     return out
 

@@ -18,11 +18,14 @@ _MAX_SCORES = 2**25
 _ROTATED_ROWS = 128
 
 
-def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float) -> Tensor:
+def full_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float, bias: Tensor | None = None
+) -> Tensor:
     """Let each row of q, k, v [T, H, D] attend to all rows of its sequence: [T, H, D] in q.dtype.
 
     cu_seqlens: on the host; sequence i has the rows from cu_seqlens[i] up to cu_seqlens[i + 1]. scale: factor of the
-    scores. Everything is computed in float32 and rounded once. A sequence's result does not depend on the other
+    scores. bias: [H, L, L] in q.dtype, of which bias[:, :n, :n] is added to the scores of n rows; n is at most L.
+    Everything is computed in float32 and rounded once. A sequence's result does not depend on the other
     sequences. Raises ValueError for sequences that do not cover the rows.
     """
     check_sequences(cu_seqlens, len(q))
@@ -35,6 +38,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], s
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
             scores = (q[rows].to(dtype).transpose(0, 1) @ keys) * scale
+            if bias is not None:
+                scores += bias[:, rows.start - start : rows.stop - start, : stop - start]
             out[rows] = (scores.softmax(-1) @ values).transpose(0, 1).to(q.dtype)
     return out
 

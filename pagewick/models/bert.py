@@ -9,7 +9,7 @@ from typing import Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import as_encoder, read_labels
+from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense
 from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
@@ -42,7 +42,7 @@ _IGNORED: Final = (
 _BERT: Final = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
-    "pad_token_id": 0, "dtype": "float32",
+    "pad_token_id": 0,
 }  # fmt: skip
 _ROBERTA: Final = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
 _XLM_ROBERTA: Final = {**_ROBERTA, "vocab_size": 30522}
@@ -82,6 +82,7 @@ def _read(entries: Entries, prefix: str, offset: int, head: tuple[tuple[str, str
     plain = (*head, *_LAYERS)
     model = reading.model_config(
         entries,
+        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
         max_position_embeddings=longest,
         longest_context=longest,
         num_position_embeddings=num_positions,

@@ -23,6 +23,7 @@ from pagewick.layers.attention import (
 )
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import Activation, add, scale, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.latent_attention import LatentAttention
@@ -97,6 +98,9 @@ class DecoderAttention(nn.Module):
         self._row_sizes = [head_dim * heads for heads in (ours.num_heads, ours.num_kv_heads, ours.num_kv_heads)]
         self.sinks = HeadSinks(context, ours.heads, config.num_heads) if config.has_sinks else None
         self._is_interleaved = layer.rope is not None and layer.rope.interleaved
+        # Not a submodule: it is the model's.
+        self._distances: tuple[DistanceBias, ...] = ()
+        self._head_dim, self._softmax_scale = head_dim, config.softmax_scale
         self.attn: Attention | BorrowedAttention = BorrowedAttention()
         if not has_keys:
             return
@@ -124,6 +128,10 @@ class DecoderAttention(nn.Module):
         assert isinstance(self.attn, BorrowedAttention) and isinstance(lender.attn, Attention)
         self.attn.borrow_from(lender.attn)
 
+    def use_distances(self, bias: DistanceBias) -> None:
+        """Add numbers for distances to the scores. Called once, in encoders without rotation and norms of heads."""
+        self._distances = (bias,)
+
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         if tensor.numel() != 1:
             raise ModelLoadError(f"its shape is {list(tensor.shape)}, and it must be one number")
@@ -146,7 +154,12 @@ class DecoderAttention(nn.Module):
         if isinstance(self.q_norm, JointHeadNorm) and isinstance(self.k_norm, JointHeadNorm):
             q, k, _ = torch.split(qkv, self._row_sizes, dim=-1)
             norm_jointly((self.q_norm, self.k_norm), (q, k), self._collectives)
-        attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
+        if self._distances:
+            parts = torch.split(qkv, self._row_sizes, dim=-1)
+            q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
+            attended = self._distances[0].attend(q, k, v, batch, self._softmax_scale).flatten(1)
+        else:
+            attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
         if gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]

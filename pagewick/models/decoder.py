@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.label_head import DenseLayer, LabelScores
@@ -96,6 +97,13 @@ class DecoderStack(nn.Module):
                 lender = attentions[layer.lender]
                 assert isinstance(attention, DecoderAttention) and isinstance(lender, DecoderAttention)
                 attention.borrow_from(lender)
+        self.distance_bias: DistanceBias | None = None
+        if encoder.num_distance_buckets:
+            usual = [attention for attention in attentions if isinstance(attention, DecoderAttention)]
+            heads = usual[0].qkv_proj.heads
+            self.distance_bias = DistanceBias(context, encoder.num_distance_buckets, heads, config.num_heads)
+            for attention in usual:
+                attention.use_distances(self.distance_bias)
         self.layer_inputs: LayerInputs | None = None
         if config.layer_inputs is not None:
             self.layer_inputs = LayerInputs(context, config.layer_inputs, config.hidden_size, config.num_layers)

@@ -6,7 +6,7 @@ from typing import Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import as_encoder, read_labels
+from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense
 from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
@@ -31,7 +31,7 @@ _NAMES: Final = (
 _IGNORED: Final = (r"vocab_(transform|layer_norm|projector)\..*", r"(.*\.)?embeddings\.position_ids")
 _DEFAULTS: Final = {
     "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu",
-    "max_position_embeddings": 512, "dtype": "float32",
+    "max_position_embeddings": 512,
 }  # fmt: skip
 _ALIASES: Final = {
     "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
@@ -47,6 +47,7 @@ def read_distilbert(entries: Entries) -> ModelConfig:
     mlp = reading.read_mlp(entries, activation=reading.read_activation(entries, "gelu"), is_gated=False, bias=True)
     model = reading.model_config(
         entries,
+        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
         num_position_embeddings=entries.size("max_position_embeddings"),
         block="post_ln",
         norm=NormConfig(kind="layer", eps=_NORM_EPS, has_bias=True),

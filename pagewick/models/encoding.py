@@ -16,6 +16,8 @@ POOLING_ENTRY: Final = "embedding_pooling"
 _DENSE_ENTRY: Final = "embedding_dense"
 # sentence-transformers takes the mean for a model without such files.
 _DEFAULT_POOLING: Final = "mean"
+# Old files of encoders, which do not name a data type, hold these numbers.
+ENCODER_DTYPE: Final = "float32"
 # Heads of other tasks: of labels, of answers in a text, of BGE-M3's other vectors.
 _OTHER_HEADS: Final = (r"(classifier|pre_classifier|qa_outputs|score|sparse_linear|colbert_linear)\..*",)
 _HEAD: Final = r"(.*\.)?lm_head\..*"

@@ -80,7 +80,7 @@ def read_embedding_gemma(entries: Entries) -> ModelConfig:
     """EmbeddingGemma: Gemma 3 as an encoder, whose file has no name for its being one but this entry."""
     entries.demand("use_bidirectional_attention", True, False, "other files of this name are refused")
     # The file's window counts tokens on both sides.
-    size = entries.size("sliding_window", 512) // 2 + 1
+    size = entries.size("sliding_window", _GEMMA3["sliding_window"]) // 2 + 1
     rest = entries.replaced({"sliding_window": size, "use_bidirectional_attention": False})
     return as_encoder(read_gemma3(rest), entries)
 

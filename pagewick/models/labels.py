@@ -76,11 +76,13 @@ def read_label_head(entries: Entries, **fields: Any) -> LabelHead:
 
 
 def _names(entries: Entries, num_labels: int) -> tuple[str, ...]:
-    """Return the labels' names; empty if the file does not name them all."""
+    """Return the labels' names; empty if the file does not name them all, or has only transformers' usual names."""
     named = entries.get("id2label")
     found = {str(key): value for key, value in named.items()} if isinstance(named, dict) else {}
     names = [found.get(str(idx)) for idx in range(num_labels)]
-    return tuple(str(name) for name in names) if all(isinstance(name, str) for name in names) else ()
+    if not all(isinstance(name, str) for name in names) or names == [f"LABEL_{idx}" for idx in range(num_labels)]:
+        return ()
+    return tuple(map(str, names))
 
 
 def _num_named(entries: Entries) -> int:

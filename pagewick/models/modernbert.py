@@ -6,7 +6,7 @@ from typing import Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import as_encoder, read_labels
+from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense, LabelHead
 from pagewick.models.parts import EncoderConfig, LayerConfig, NameMap, NormConfig
@@ -29,7 +29,7 @@ _NAMES: Final = (
 _IGNORED: Final = (r"head\..*", r"decoder\..*")
 _DEFAULTS: Final = {
     "vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22,
-    "num_attention_heads": 12, "max_position_embeddings": 8192, "dtype": "float32",
+    "num_attention_heads": 12, "max_position_embeddings": 8192,
 }  # fmt: skip
 _ALIASES: Final = {"rope_theta": "global_rope_theta", "rope_local_base_freq": "local_rope_theta"}
 
@@ -59,6 +59,7 @@ def read_modernbert(entries: Entries) -> ModelConfig:
     has_head = (labels := _labels(entries)) is not None
     model = reading.model_config(
         entries,
+        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
         norm=NormConfig(
             kind="layer", eps=entries.positive("norm_eps", 1e-5), has_bias=entries.flag("norm_bias", False)
         ),

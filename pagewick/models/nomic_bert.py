@@ -6,7 +6,7 @@ from typing import Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import as_encoder
+from pagewick.models.encoding import ENCODER_DTYPE, as_encoder
 from pagewick.models.entries import Entries
 from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
 
@@ -27,7 +27,7 @@ _IGNORED: Final = (r"(.*\.)?pooler\..*", r"cls\..*")
 _TRAINED_POSITIONS: Final = 2048
 _DEFAULTS: Final = {
     "vocab_size": 30528, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": _TRAINED_POSITIONS, "type_vocab_size": 2, "dtype": "float32",
+    "intermediate_size": 3072, "max_position_embeddings": _TRAINED_POSITIONS, "type_vocab_size": 2,
 }  # fmt: skip
 # transformers' names of entries, and those of the published files.
 _ALIASES: Final = {
@@ -60,6 +60,7 @@ def read_nomic_bert(entries: Entries) -> ModelConfig:
     rope = reading.read_rope_of(entries, attention, default_theta=1000.0)
     model = reading.model_config(
         entries,
+        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
         block="post_ln",
         norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_eps", 1e-12), has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),

@@ -182,10 +182,10 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
         raise entries.wrong("layer_types", f"left out or agree with the other entries, by which {counts}")
 
 
-def read_dtype(entries: Entries) -> str:
-    """Return the dtype of the weights: `dtype`, or `torch_dtype` in older files."""
+def read_dtype(entries: Entries, default: str = "bfloat16") -> str:
+    """Return the dtype of the weights: `dtype`, or `torch_dtype` in older files; `default` if neither is there."""
     name = "dtype" if "dtype" in entries else "torch_dtype"
-    dtype = entries.text(name, "bfloat16").removeprefix("torch.")
+    dtype = entries.text(name, default).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise entries.wrong(name, f"one of {', '.join(_DTYPES)}")
     return dtype

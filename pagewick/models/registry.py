@@ -87,6 +87,8 @@ ARCHITECTURES: Final = {
     "DistilBertForSequenceClassification": "pagewick.models.distilbert:read_distilbert",
     "ModernBertModel": "pagewick.models.modernbert:read_modernbert",
     "ModernBertForSequenceClassification": "pagewick.models.modernbert:read_modernbert",
+    "MPNetModel": "pagewick.models.mpnet:read_mpnet",
+    "MPNetForSequenceClassification": "pagewick.models.mpnet:read_mpnet",
     "NomicBertModel": "pagewick.models.nomic_bert:read_nomic_bert",
 }
 _TASKS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
@@ -103,8 +105,6 @@ _REFUSED: Final = {
     "DeepseekV32ForCausalLM": "its attention is sparse",
     "Llama4ForCausalLM": "its attention is cut into chunks",
     "Llama4ForConditionalGeneration": "its attention is cut into chunks",
-    "MPNetModel": "its attention has biases for distances",
-    "MPNetForMaskedLM": "its attention has biases for distances",
     "DebertaV2ForSequenceClassification": "its attention compares tokens with distances",
     "JinaBertForMaskedLM": "its attention has slopes for distances",
 }

@@ -144,6 +144,9 @@ class _Table:
     def _encoder_inputs(self, config: EncoderConfig, hidden: _Size) -> Iterator[ModelTensor]:
         if config.num_token_types:
             yield self._tensor("model.embed_types.weight", "embedding", _whole(config.num_token_types), hidden)
+        if config.num_distance_buckets:
+            rows, heads = _whole(config.num_distance_buckets), self._cut(self.config.num_heads)
+            yield self._tensor("model.distance_bias.weight", "attention", rows, heads)
         if config.has_embedding_norm:
             yield from self._norm("model.embed_norm", hidden.whole, has_bias=self.config.norm.has_bias)
 

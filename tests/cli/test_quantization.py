@@ -144,7 +144,7 @@ def test_doctor_names_what_is_wrong(tmp_path: Path) -> None:
 
 def test_the_line_at_the_start_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = dict.fromkeys(
-        ("vocab_size", "hidden_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+        ("vocab_size", "embedding_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
          "num_kv_blocks", "kv_cache_bytes", "num_parameters", "tensor_parallel_size"), 1,
     )  # fmt: skip
     for weights, shown in (

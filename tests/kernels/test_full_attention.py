@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,24 @@ def test_each_row_sees_all_rows_of_its_sequence(
     found = function(q, k, v, cu_seqlens, SCALE)
     assert found.dtype == dtype and found.is_contiguous()
     torch.testing.assert_close(found.double(), by_formula(q, k, v, cu_seqlens), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("function", [reference.full_attention, fused.full_attention, kernels.full_attention])
+def test_a_bias_is_added_to_the_scores(function: object, dtype: torch.dtype, tolerance: float) -> None:
+    assert callable(function)
+    bounds = (0, 64, 128, 131, 201)
+    q, k, v = heads_of(bounds, dtype)
+    bias = torch.randn(3, 90, 90, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = function(q, k, v, bounds, SCALE, bias)
+    for start, stop in itertools.pairwise(bounds):
+        rows = slice(start, stop)
+        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k[rows].double()) * SCALE
+        scores += bias[:, : stop - start, : stop - start].double()
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[rows].double())
+        torch.testing.assert_close(found[rows].double(), expected, atol=tolerance, rtol=0)
+        alone = function(q[rows], k[rows], v[rows], (0, stop - start), SCALE, bias)
+        assert torch.equal(alone, found[rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -62,11 +62,22 @@ ENCODERS = {
         _MODERN,
         extra={"norm_bias": True, "attention_bias": True, "mlp_bias": True, "local_attention": 7},
     ),
+    "mpnet": EncoderVariant("MPNet", {**_BERT, "pad_token_id": 1, "max_position_embeddings": 200}),
     "nomic-bert": EncoderVariant("NomicBert", _BERT),
     "embedding-gemma": EncoderVariant("Gemma3Text", _GEMMA, model="Gemma3TextModel"),
 }  # fmt: skip
 # Those with heads of labels.
 LABELLED = [name for name in ENCODERS if name not in ("nomic-bert", "embedding-gemma")]
+
+
+# Architecture -> the variant of it with most kinds of tensors.
+VARIANT_OF_ENCODER = {
+    architecture: name
+    for name, variant in ENCODERS.items()
+    for architecture in (
+        [variant.model or f"{variant.kind}Model", *([f"{variant.kind}ForSequenceClassification"] * (name in LABELLED))]
+    )
+}
 
 
 def make_encoder(name: str, task: str = "Model", **entries: Any) -> nn.Module:

@@ -46,6 +46,9 @@ def defined(block: nn.Module, kind: str, h: Tensor, scale: float) -> Tensor:
         return torch.tanh(x @ block.get_parameter(f"{name}.weight").double())
 
     h = h.double()
+    if kind == "post_ln":
+        h = norm("post_attention_layernorm", h + scale * part("self_attn", h))
+        return norm("post_feedforward_layernorm", h + scale * part("mlp", h))
     if kind == "post_norm":
         h = h + scale * norm("post_attention_layernorm", part("self_attn", h))
         return h + scale * norm("post_feedforward_layernorm", part("mlp", h))
@@ -71,7 +74,9 @@ def test_a_layer_adds_what_its_formula_says(kind: str, residual_scale: float) ->
         if "norm" in name:
             weight.uniform_(0.5, 1.5)
     hidden_states, earlier = torch.randn(2, 5, SIZE)
-    for residual in (None, earlier):
+    # Blocks with norms behind the sums return no residual, and get none.
+    for residual in (None,) if kind == "post_ln" else (None, earlier):
         added, kept = block(hidden_states.clone(), None if residual is None else residual.clone(), None, None)
         expected = defined(block, kind, hidden_states if residual is None else hidden_states + residual, residual_scale)
+        kept = torch.zeros_like(added) if kept is None else kept
         torch.testing.assert_close(added.double() + kept, expected, rtol=0, atol=1e-5)

@@ -12,18 +12,22 @@ from pagewick.layers.config import MlaConfig
 from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import ARCHITECTURES, read_config
 from tests.models.checkpoints import VARIANTS
+from tests.models.encoders import ENCODERS, VARIANT_OF_ENCODER
 from tests.models.test_tensors import VARIANT_OF
 
 # Sizes: every published file has them, and a wrong one is a tensor that does not fit.
 SIZES = {
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head",
+    "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head", "dim", "n_layers", "n_heads",
+    "hidden_dim",
 }  # fmt: skip
 # Entries in place of a class's own defaults: DeepSeek-V2's does not say how many experts there are for a token, and the
 # heads of GLM-4.5's do not share out hidden_size. Granite 4's has Mamba and experts, which are refused.
+# Gemma3TextModel is an encoder, and its class halves the window whenever it reads it.
 CHANGED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"num_attention_heads": 64},
+    "Gemma3TextModel": {"use_bidirectional_attention": True, "sliding_window": 4096},
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["full_attention"] * 32},
 }
 # The text part of a multimodal file is read as that of Gemma3ForCausalLM or MistralForCausalLM is.
@@ -32,7 +36,11 @@ TEXT_ONLY = sorted(name for name in ARCHITECTURES if not name.endswith("ForCondi
 
 def usual(architecture: str) -> dict[str, Any]:
     """The architecture's config.json with all defaults."""
-    config_class = getattr(transformers, f"{VARIANTS[VARIANT_OF[architecture]].config}Config")
+    if architecture in VARIANT_OF_ENCODER:
+        name = ENCODERS[VARIANT_OF_ENCODER[architecture]].kind
+    else:
+        name = VARIANTS[VARIANT_OF[architecture]].config
+    config_class = getattr(transformers, f"{name}Config")
     return {**config_class(**CHANGED.get(architecture, {})).to_dict(), "architectures": [architecture]}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pagewick.engine.admission import check_request
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ConfigError, ModelLoadError, UnsupportedError
+from pagewick.layers.distance_bias import bucket_of
 from pagewick.models.registry import ARCHITECTURES, read_config
 from pagewick.sampling_params import SamplingParams
 from tests.models.answers import make_prompts, running
@@ -64,7 +65,18 @@ def test_windows_reach_as_far_ahead_as_back(name: str, tmp_path: Path) -> None:
         assert_near(pooled(engine, prompts, "cls"), vectors(states, "cls"))
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "nomic-bert", "embedding-gemma"])
+def test_distances_beyond_the_last_bucket_count(tmp_path: Path) -> None:
+    prompts = make_prompts((190, 131, 17), VOCAB_SIZE)
+    model: Any = write_encoder("mpnet", tmp_path)
+    states = hidden_states(model, prompts)
+    with running(tmp_path) as engine:
+        assert_near(pooled(engine, prompts[2:], "mean"), vectors(states[2:], "mean"))
+        assert_near(pooled(engine, prompts, "mean", cache_salt="longer"), vectors(states, "mean"))
+    distances = torch.arange(-300, 301)
+    assert torch.equal(bucket_of(distances, 32), model.encoder.relative_position_bucket(distances))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "modernbert", "nomic-bert", "embedding-gemma"])
 def test_ranks_have_the_same_embeddings(name: str, tmp_path: Path) -> None:
     entries = {"num_attention_heads": 4} if name == "modernbert" else {}
     states = hidden_states(write_encoder(name, tmp_path, **entries), PROMPTS)
@@ -261,3 +273,18 @@ def test_what_would_change_the_model_is_refused(name: str, entries: dict[str, An
     values = {**model.config.to_dict(), "architectures": [type(model).__name__], **entries}
     with pytest.raises(ModelLoadError, match=message):
         read_config(values)
+
+
+@pytest.mark.parametrize(
+    ("entries", "dtype"),
+    [
+        ({}, "float32"), ({"dtype": None}, "float32"), ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+    ],
+)  # fmt: skip
+def test_old_files_hold_float32(entries: dict[str, Any], dtype: str) -> None:
+    for name in ("bert", "modernbert"):
+        config: Any = make_encoder(name).config
+        values = {key: value for key, value in config.to_dict().items() if key != "dtype"}
+        found = read_config({**values, "architectures": [f"{ENCODERS[name].kind}Model"], **entries})
+        assert found.dtype == dtype

@@ -220,14 +220,16 @@ def workload(num_seqs: int, length: int, num_heads: int, head_dim: int) -> Workl
 WORKLOADS = (workload(1, 4096, 16, 72), workload(1, 16384, 16, 72), workload(81, 64, 16, 80))
 
 
-def full_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float) -> Tensor:
+def full_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Sequence[int], scale: float, bias: Tensor | None = None
+) -> Tensor:
     """reference.full_attention; see the module. Raises ValueError as it does."""
     check_sequences(cu_seqlens, len(q))
-    if not _is_served(q, k, v, scale):
+    if bias is not None or not _is_served(q, k, v, scale):
         # PyTorch's fused kernel does not keep all scores of a sequence, either.
         is_fused = q.dtype == k.dtype == v.dtype and fused.supports("full_attention", q.device.type, q.dtype)
         definition = fused.full_attention if is_fused else reference.full_attention
-        return by_definition(definition, q, k, v, cu_seqlens, scale)
+        return by_definition(definition, q, k, v, cu_seqlens, scale, bias)
     num_rows, num_heads, head_dim = q.shape
     served_dim = next(size for size in HEAD_DIMS if size >= head_dim)
     if served_dim > head_dim:
