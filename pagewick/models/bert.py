@@ -46,7 +46,8 @@ _BERT: Final = {
 }  # fmt: skip
 _ROBERTA: Final = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
 _XLM_ROBERTA: Final = {**_ROBERTA, "vocab_size": 30522}
-_CAMEMBERT: Final = {**_ROBERTA, "vocab_size": 30522}
+# The default of all these classes.
+NORM_EPS: Final = 1e-12
 # Where the head of labels has its layers.
 _BERT_HEAD: Final = (("score_dense", "bert.pooler.dense"), ("score", "classifier"))
 _ROBERTA_HEAD: Final = (("score_dense", "classifier.dense"), ("score", "classifier.out_proj"))
@@ -73,13 +74,34 @@ def _read(entries: Entries, prefix: str, offset: int, head: tuple[tuple[str, str
     entries.demand("position_embedding_type", "absolute", "absolute", "others need the distance between two tokens")
     entries.demand("is_decoder", False, False, "only encoders of this kind are supported")
     entries.demand("add_cross_attention", False, False, "only encoders of this kind are supported")
+    plain = (*head, *_LAYERS)
+    names = tuple(NameMap(parts=(*plain, ("model", name), *old)) for name in ("", prefix) for old in ((), _OLD))
+    types = entries.size("type_vocab_size")
+    eps = entries.positive("layer_norm_eps", NORM_EPS)
+    return read_like_bert(entries, names, _IGNORED, eps, position_offset=offset, num_token_types=types)
+
+
+def read_like_bert(
+    entries: Entries,
+    names: tuple[NameMap, ...],
+    ignored: tuple[str, ...],
+    eps: float,
+    *,
+    head_activation: str = "tanh",
+    position_offset: int = 0,
+    **fields: int,
+) -> ModelConfig:
+    """Read an encoder with BERT's layers and learned positions; `fields` are others of EncoderConfig.
+
+    eps: of the norms. head_activation: of the layer before that of the labels.
+    """
     num_positions = entries.size("max_position_embeddings")
-    if num_positions <= offset:
-        raise entries.wrong("max_position_embeddings", f"more than {offset}, the rows before the first token's")
-    longest = num_positions - offset
+    if num_positions <= position_offset:
+        rows = f"more than {position_offset}, the rows before the first token's"
+        raise entries.wrong("max_position_embeddings", rows)
+    longest = num_positions - position_offset
     attention = reading.read_attention(entries, qkv_bias=True, o_bias=True)
     mlp = reading.read_mlp(entries, activation=reading.read_activation(entries, "gelu"), is_gated=False, bias=True)
-    plain = (*head, *_LAYERS)
     model = reading.model_config(
         entries,
         dtype=reading.read_dtype(entries, ENCODER_DTYPE),
@@ -87,19 +109,11 @@ def _read(entries: Entries, prefix: str, offset: int, head: tuple[tuple[str, str
         longest_context=longest,
         num_position_embeddings=num_positions,
         block="post_ln",
-        norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_eps", 1e-12), has_bias=True),
+        norm=NormConfig(kind="layer", eps=eps, has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
-        names=tuple(NameMap(parts=(*plain, ("model", name), *old)) for name in ("", prefix) for old in ((), _OLD)),
-        ignored=_IGNORED,
-        labels=read_labels(entries, LabelDense("tanh")),
+        names=names,
+        ignored=ignored,
+        labels=read_labels(entries, LabelDense(head_activation)),
     )
-    return as_encoder(
-        model,
-        entries,
-        EncoderConfig(
-            num_token_types=entries.size("type_vocab_size"),
-            position_offset=offset,
-            has_embedding_norm=True,
-            has_final_norm=False,
-        ),
-    )
+    encoder = EncoderConfig(position_offset=position_offset, has_embedding_norm=True, has_final_norm=False, **fields)
+    return as_encoder(model, entries, encoder)

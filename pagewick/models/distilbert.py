@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagewick.models import reading
+from pagewick.models.bert import NORM_EPS, read_like_bert
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
-from pagewick.models.labels import LabelDense
-from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
+from pagewick.models.parts import NameMap
 
 _PREFIX: Final = "distilbert"
 _NAMES: Final = (
@@ -37,23 +35,10 @@ _ALIASES: Final = {
     "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
     "intermediate_size": "hidden_dim", "hidden_act": "activation",
 }  # fmt: skip
-# transformers' constant.
-_NORM_EPS: Final = 1e-12
 
 
 def read_distilbert(entries: Entries) -> ModelConfig:
     entries = entries.filled(_DEFAULTS).renamed(_ALIASES)
-    attention = reading.read_attention(entries, qkv_bias=True, o_bias=True)
-    mlp = reading.read_mlp(entries, activation=reading.read_activation(entries, "gelu"), is_gated=False, bias=True)
-    model = reading.model_config(
-        entries,
-        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
-        num_position_embeddings=entries.size("max_position_embeddings"),
-        block="post_ln",
-        norm=NormConfig(kind="layer", eps=_NORM_EPS, has_bias=True),
-        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
-        names=tuple(NameMap(parts=(*_NAMES, ("model", prefix))) for prefix in ("", _PREFIX)),
-        ignored=_IGNORED,
-        labels=read_labels(entries, LabelDense("relu")),
-    )
-    return as_encoder(model, entries, EncoderConfig(has_embedding_norm=True, has_final_norm=False))
+    names = tuple(NameMap(parts=(*_NAMES, ("model", prefix))) for prefix in ("", _PREFIX))
+    # The eps is a constant of transformers' code.
+    return read_like_bert(entries, names, _IGNORED, NORM_EPS, head_activation="relu")

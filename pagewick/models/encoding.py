@@ -45,7 +45,7 @@ def as_encoder(model: ModelConfig, entries: Entries, encoder: EncoderConfig | No
 
 
 def read_labels(entries: Entries, dense: LabelDense | None, *, pooling: str = "cls") -> LabelHead | None:
-    """Return the head of labels, whose layers all have biases; None for an architecture without one."""
+    """Return the head of labels, whose last layer has a bias; None for an architecture without one."""
     if not architecture_of(entries.values).endswith(ENDING):
         return None
     return read_label_head(entries, pooling=pooling, dense=dense, has_bias=True)

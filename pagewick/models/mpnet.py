@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagewick.models import reading
+from pagewick.models.bert import NORM_EPS, read_like_bert
 from pagewick.models.config import ModelConfig
-from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
-from pagewick.models.labels import LabelDense
-from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
+from pagewick.models.parts import NameMap
 
 _PREFIX: Final = "mpnet"
 _NAMES: Final = (
@@ -43,32 +41,6 @@ _NUM_BUCKETS: Final = 32
 def read_mpnet(entries: Entries) -> ModelConfig:
     entries = entries.filled(_DEFAULTS)
     entries.demand("relative_attention_num_buckets", _NUM_BUCKETS, _NUM_BUCKETS)
-    num_positions = entries.size("max_position_embeddings")
-    if num_positions <= _FIRST_ROW:
-        raise entries.wrong("max_position_embeddings", f"more than {_FIRST_ROW}, the rows before the first token's")
-    longest = num_positions - _FIRST_ROW
-    attention = reading.read_attention(entries, qkv_bias=True, o_bias=True)
-    mlp = reading.read_mlp(entries, activation=reading.read_activation(entries, "gelu"), is_gated=False, bias=True)
-    model = reading.model_config(
-        entries,
-        dtype=reading.read_dtype(entries, ENCODER_DTYPE),
-        max_position_embeddings=longest,
-        longest_context=longest,
-        num_position_embeddings=num_positions,
-        block="post_ln",
-        norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_eps", 1e-12), has_bias=True),
-        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
-        names=tuple(NameMap(parts=(*_NAMES, ("model", prefix))) for prefix in ("", _PREFIX)),
-        ignored=_IGNORED,
-        labels=read_labels(entries, LabelDense("tanh")),
-    )
-    return as_encoder(
-        model,
-        entries,
-        EncoderConfig(
-            num_distance_buckets=_NUM_BUCKETS,
-            position_offset=_FIRST_ROW,
-            has_embedding_norm=True,
-            has_final_norm=False,
-        ),
-    )
+    names = tuple(NameMap(parts=(*_NAMES, ("model", prefix))) for prefix in ("", _PREFIX))
+    eps = entries.positive("layer_norm_eps", NORM_EPS)
+    return read_like_bert(entries, names, _IGNORED, eps, position_offset=_FIRST_ROW, num_distance_buckets=_NUM_BUCKETS)

@@ -151,7 +151,9 @@ def test_every_kind_of_block_is_shown() -> None:
 @given(st.lists(st.sampled_from([*"ab*`#|-> \n\n", "```", "你", "[x](y)", "1. ", "- ", "    "]), max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_any_text_can_be_shown(parts: list[str]) -> None:
-    shown(parts, width=20, height=8)
+    """It shows no letter that the text lacks, and not more of any than the text has."""
+    screen, text = shown(parts, width=20, height=8).text, "".join(parts)
+    assert all(screen.count(letter) <= text.count(letter) for letter in "abxy你")
 
 
 def test_a_block_taller_than_the_screen_scrolls() -> None:

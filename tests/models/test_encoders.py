@@ -17,6 +17,9 @@ from pagewick.engine.admission import check_request
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ConfigError, ModelLoadError, UnsupportedError
 from pagewick.layers.distance_bias import bucket_of
+from pagewick.layers.label_head import ACTIVATIONS
+from pagewick.models import reading
+from pagewick.models.encoding import DENSE_ACTIVATIONS
 from pagewick.models.registry import ARCHITECTURES, read_config
 from pagewick.sampling_params import SamplingParams
 from tests.models.answers import make_prompts, running
@@ -170,6 +173,10 @@ def test_the_table_of_tensors_agrees_with_the_modules(name: str) -> None:
         for num_ranks in (1, 2, 3):
             for rank in range(num_ranks if config.num_heads % num_ranks == 0 else 0):
                 check_rank(config, rank, num_ranks)
+
+
+def test_every_activation_that_an_entry_may_name_is_known() -> None:
+    assert set(DENSE_ACTIVATIONS) <= set(ACTIVATIONS) and set(reading.ACTIVATIONS.values()) <= set(ACTIVATIONS)
 
 
 def test_every_encoder_in_the_table_has_a_variant() -> None:

@@ -101,7 +101,7 @@ def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path)
     load(tmp_path)
     wanted = [name for name in kinds(list(tensors)) if not OTHER_PARTS.search(name)]
     if architecture.endswith("Model"):
-        # Of an encoder without a head of labels.
+        # An encoder without a head of labels does not read its pooler.
         wanted = [name for name in wanted if not name.startswith("pooler.")]
     assert len(wanted) > 8
 

@@ -25,7 +25,7 @@ MODEL = "someone/Model-1.5"
 
 __all__ = ["modelscope_hub"]
 
-# What repositories hold beside it, in folders that modules.json does not name, or that no module needs.
+# Repositories hold these files, too, which no module needs.
 OTHERS = {
     "onnx/model.onnx": b"o",
     "onnx/config.json": b"{}",

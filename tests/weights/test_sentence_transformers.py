@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model says how embeddings are made, or is refused with a reason."""
+"""The files of sentence-transformers say how a model makes embeddings; unsupported files are refused with a reason."""
 
 from __future__ import annotations
 

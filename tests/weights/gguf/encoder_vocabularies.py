@@ -15,7 +15,7 @@ _PREFIX = "tokenizer.ggml."
 
 
 def word_piece_values(backend: tokenizers.Tokenizer, vocab_size: int = 0, **more: Any) -> dict[str, Any]:
-    """Of a tokenizer like BERT's. vocab_size: rows of the embedding, if more than tokens. more: further keys."""
+    """Return the keys of a tokenizer like BERT's, and `more`. vocab_size: rows of the table, if more than tokens."""
     tokens, types = _tokens(backend, vocab_size)
     for token_id, token in enumerate(tokens):
         if types[token_id] != TokenType.CONTROL:
@@ -26,7 +26,7 @@ def word_piece_values(backend: tokenizers.Tokenizer, vocab_size: int = 0, **more
 
 
 def unigram_values(backend: tokenizers.Tokenizer, vocab_size: int = 0, **more: Any) -> dict[str, Any]:
-    """Of a tokenizer like XLM-RoBERTa's."""
+    """Return the keys of a tokenizer like XLM-RoBERTa's."""
     tokens, types = _tokens(backend, vocab_size)
     state = json.loads(backend.to_str())
     scores = [float(score) for _, score in state["model"]["vocab"]]
@@ -43,7 +43,7 @@ def unigram_values(backend: tokenizers.Tokenizer, vocab_size: int = 0, **more: A
 
 
 def byte_level_values(backend: tokenizers.Tokenizer, pre: str, vocab_size: int = 0, **more: Any) -> dict[str, Any]:
-    """Of a tokenizer like RoBERTa's (pre: roberta-bpe) or ModernBERT's (modern-bert)."""
+    """Return the keys of a tokenizer like RoBERTa's (pre: roberta-bpe) or ModernBERT's (modern-bert)."""
     tokens, types = _tokens(backend, vocab_size)
     merges = [" ".join(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
     roles = _ROBERTA if pre == "roberta-bpe" else _MODERN

@@ -1,4 +1,4 @@
-"""What the keys of encoders' GGUF files amount to, and which of them are refused."""
+"""Keys of encoders' GGUF files become entries of config.json; unsupported keys are refused."""
 
 from __future__ import annotations
 
