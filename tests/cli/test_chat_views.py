@@ -105,6 +105,13 @@ class Screen:
     column = 0
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def console_on(screen: Screen) -> Console:
     return Console(
         file=screen,  # type: ignore[arg-type]
@@ -126,6 +133,40 @@ def cut(text: str, places: set[int]) -> list[str]:
     ends = sorted({place for place in places if place < len(text)} | {len(text)})
     starts = [0, *ends[:-1]]
     return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def shown_at_once(pieces: list[str], *, width: int = 20, height: int = 200) -> str:
+    """Return what the screen shows if the view paints after every piece."""
+    screen, clock = Screen(width, height), Clock()
+    view = MarkdownView(console_on(screen), clock=clock)
+    for piece in pieces:
+        clock.now += 1
+        view.feed(piece)
+    view.finish()
+    return screen.text
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [*"ab*`#|->=12. \n\n", "```", "~~~", "|a|b|", "\n|-|-|", "1. ", "- ", "* ", "    ", "\n\n", "> "]
+        ),
+        max_size=30,
+    )
+)
+@example(["aaaaaaa", "\n", "```", "a", "`"])
+@example(["a\n***", "a"])
+@example(["a\n#", "#a"])
+@example(["a\n|a|b|\n|-|-|", "a"])
+@example(["1. a\n\n2", ".", " b"])
+@example(["> a\n***", "a"])
+@example(["- a\n#", "a"])
+@example(["|a|b|\n|-|-|\n***", "a"])
+@example(["    a\n\n ", "b"])
+@settings(max_examples=100, deadline=None)
+def test_any_text_is_shown_alike_however_it_arrives(parts: list[str]) -> None:
+    assert shown_at_once(parts) == shown_at_once(["".join(parts)])
+    assert shown_at_once(list("".join(parts))) == shown_at_once(["".join(parts)])
 
 
 @given(st.sets(st.integers(1, len(DOCUMENT))), st.integers(24, 80), st.integers(60, 90))
@@ -185,13 +226,6 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert harmless("a\x1b[2Jb\x07\x9bc\r\nd\te\ud83d") == "a�[2Jb��c\nd\te�"
     screen = shown(["safe \x1b[31mtext\x1b]0;title\x07"])
     assert screen.text == "safe �[31mtext�]0;title�"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize("is_plain", [True, False])

@@ -1,7 +1,8 @@
 """MarkdownView: a response rendered as Markdown while it arrives.
 
-A finished block (a paragraph, a list, a table, a code block) is printed once. Only the unfinished block is live: its
-lines are written again when they change, and once it is taller than the screen, its first lines are final too. So the
+A finished block (a paragraph, a list, a table, a code block) is printed once. Only unfinished blocks, the last one or
+two, are live: their lines are written again when they change, and once they are taller than the screen, their first
+lines are final too. So the
 terminal's own scrolling works, and nothing flickers.
 """
 
@@ -29,6 +30,10 @@ CODE_THEME = "ansi_dark"
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
+
+# Kinds of blocks that no further line continues, and those that none continues behind a blank line.
+_CLOSED = ("heading_open", "fence", "hr")
+_CLOSED_BY_BLANK_LINE = ("paragraph_open", "blockquote_open", "table_open")
 
 
 class LiveRegion:
@@ -81,7 +86,7 @@ class MarkdownView:
         self._region = LiveRegion(console)
         self._text = ""
         self._is_first = True
-        # Number of lines of the first block in _text that are final already.
+        # Number of lines at the top of _text that are final already.
         self._num_final = 0
 
     def feed(self, text: str) -> None:
@@ -99,21 +104,18 @@ class MarkdownView:
 
     def _paint(self, *, is_end: bool) -> None:
         blocks = self._blocks()
-        if not blocks:
-            self._region.show([], [])
-            return
-        finished = blocks if is_end else blocks[:-1]
+        num_finished = len(blocks) if is_end else self._num_finished(blocks)
         final: list[str] = []
-        for block in finished:
-            final += self._render(block)[self._num_final :]
-            self._is_first, self._num_final = False, 0
+        for block in blocks[:num_finished]:
+            final += self._render(block, is_first=self._is_first)
+            self._is_first = False
+        num_printed = min(self._num_final, len(final))
+        final, self._num_final = final[num_printed:], self._num_final - num_printed
         live: list[str] = []
-        if not is_end:
-            map_ = blocks[-1][0].map
-            assert map_ is not None, "a top-level block has a place"
-            self._text = "\n".join(self._text.split("\n")[map_[0] :])
+        if unfinished := blocks[num_finished:]:
+            self._text = "\n".join(self._text.split("\n")[_start(unfinished[0]) :])
             if self._is_live:
-                live = self._render(blocks[-1])[self._num_final :]
+                live = self._live_lines(unfinished)
                 num_surplus = max(len(live) - max(self._console.size.height - 1, 1), 0)
                 final, live = final + live[:num_surplus], live[num_surplus:]
                 self._num_final += num_surplus
@@ -121,6 +123,29 @@ class MarkdownView:
             self._region.show(final, live)
         else:
             self._region.write("".join(f"{line}\n" for line in final))
+
+    def _live_lines(self, blocks: Sequence[list[Token]]) -> list[str]:
+        """Return the lines of unfinished blocks that are not final yet."""
+        lines = [self._render(block, is_first=self._is_first and place == 0) for place, block in enumerate(blocks)]
+        return [line for block in lines for line in block][self._num_final :]
+
+    def _num_finished(self, blocks: Sequence[list[Token]]) -> int:
+        """Return how many blocks stay as they are, whatever text follows.
+
+        The last one does not. The one before may not either if the last one consists of the last line, whose end is
+        missing: three backquotes open a block of code until another one follows, and `2` is a text until a full stop
+        makes it the next item of a list.
+        """
+        if len(blocks) < 2:
+            return 0
+        lines = self._text.split("\n")
+        before, last = blocks[-2:]
+        # A table is one only with its second line.
+        is_settled = _start(last) + (last[0].type == "table_open") < len(lines) - 1
+        is_apart = not lines[_start(last) - 1].strip()
+        if is_settled or before[0].type in _CLOSED or (is_apart and before[0].type in _CLOSED_BY_BLANK_LINE):
+            return len(blocks) - 1
+        return len(blocks) - 2
 
     def _blocks(self) -> list[list[Token]]:
         """Parse the text; return the tokens of each top-level block."""
@@ -134,7 +159,7 @@ class MarkdownView:
                 blocks.append([])
         return [block for block in blocks if block]
 
-    def _render(self, block: list[Token]) -> list[str]:
+    def _render(self, block: list[Token], *, is_first: bool) -> list[str]:
         """Return a block's lines, after an empty line that separates it from the previous block."""
         markdown = Markdown("", code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = block
@@ -144,4 +169,11 @@ class MarkdownView:
         lines = [line.rstrip() for line in capture.get().split("\n")]
         shown = [index for index, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
         lines = lines[shown[0] : shown[-1] + 1] if shown else []
-        return lines if self._is_first else ["", *lines]
+        return lines if is_first else ["", *lines]
+
+
+def _start(block: list[Token]) -> int:
+    """Return the line of the text at which a block begins."""
+    place = block[0].map
+    assert place is not None, "a top-level block has a place"
+    return place[0]
