@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some, read_json_object
 from pagewick.weights.lora.adapter import Adapter, digest_of, paired
 from pagewick.weights.lora.finding import CONFIG_NAME, WEIGHTS_NAME
+from pagewick.weights.lora.name_patterns import Matches, PatternError, matcher_of
 
 _PICKLE_NAME: Final = "adapter_model.bin"
 
@@ -43,7 +44,8 @@ def read_peft(directory: Path) -> Adapter:
     with _open(directory) as file:
         for name, match in _factors(file, directory):
             (a if match["factor"] == "A" else b)[match["module"]] = file.get_tensor(name)
-    scales = {name: _scale(name, factor, config, directory) for name, factor in a.items()}
+    alphas = _alphas(config, directory)
+    scales = {name: _scale(name, factor, config, alphas, directory) for name, factor in a.items()}
     digest = digest_of((directory / CONFIG_NAME, directory / WEIGHTS_NAME))
     return Adapter(paired(str(directory), a, b, scales), digest)
 
@@ -92,18 +94,43 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     return config
 
 
-def _scale(name: str, a: Tensor, config: Mapping[str, Any], directory: Path) -> float:
-    """Return the factor of B A for a weight. alpha_pattern has names, or ends of names, as regular expressions."""
-    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+def _alphas(config: Mapping[str, Any], directory: Path) -> list[tuple[str, Matches, Any]]:
+    """Return alpha_pattern: names, or ends of names, as regular expressions, how each matches, and the alphas."""
+    patterns = config.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
         raise ModelLoadError(f"alpha_pattern in {directory / CONFIG_NAME} is {patterns!r}; it must be an object")
-    for pattern, value in patterns.items():
-        try:
-            if re.fullmatch(rf"(.*\.)?({pattern})", name):
+    found = []
+    for pattern, alpha in patterns.items():
+        with _naming(pattern, directory):
+            found.append((pattern, matcher_of(pattern), alpha))
+    return found
+
+
+@contextmanager
+def _naming(pattern: str, directory: Path) -> Iterator[None]:
+    """Name the expression of alpha_pattern in errors about it."""
+    try:
+        yield
+    except PatternError as error:
+        raise ModelLoadError(
+            f"{directory}: {pattern[:200]!r} in alpha_pattern {error}\n  give the names of the modules there"
+        ) from error
+
+
+def _scale(
+    name: str,
+    a: Tensor,
+    config: Mapping[str, Any],
+    alphas: Sequence[tuple[str, Matches, Any]],
+    directory: Path,
+) -> float:
+    """Return the factor of B A for a weight. The first expression that matches its name says the alpha."""
+    alpha = config.get("lora_alpha")
+    for pattern, matches, value in alphas:
+        with _naming(pattern, directory):
+            if matches(name):
                 alpha = value
                 break
-        except re.error as error:
-            raise ModelLoadError(f"{directory}: {pattern!r} in alpha_pattern is no regular expression") from error
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ModelLoadError(f"lora_alpha in {directory / CONFIG_NAME} is {alpha!r}; it must be a number")
     rank = max(1, a.shape[0] if a.ndim else 1)
