@@ -86,6 +86,11 @@ GEMMA_4_TOKENS = (
     "<|turn> <turn|> <|think|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> "
     '<tool_response|> <|"|>'
 )
+LFM_TOKENS = (
+    "<|im_start|> <|tool_list_start|> <|tool_list_end|> <|tool_call_start|> <|tool_call_end|> "
+    "<|tool_response_start|> <|tool_response_end|>"
+)
+LFM: dict[str, Any] = {"tokens": LFM_TOKENS, "bos": "<|startoftext|>"}
 GRANITE_TOKENS = "<|start_of_role|> <|end_of_role|> <|tool_call|>"
 
 FAMILIES = [
@@ -318,6 +323,19 @@ FAMILIES = [
         "<|im_start|>user\nAnd?<|im_end|>\n\n<|im_start|>assistant\n<think>\n",
         "<|im_start|>",
         words="<think> </think> <response> </response> <tool_call> </tool_call>",
+        calls=True,
+    ),
+    Family("LFM2", "lfm2", "<|startoftext|>" + CHATML, **LFM),
+    Family("LFM2.5", "lfm2.5", "<|startoftext|>" + CHATML, **LFM, words="<think> </think>", calls=True),
+    Family(  # and Nemotron-H
+        "Nemotron-Nano-v2",
+        "nemotron-nano-v2",
+        "<SPECIAL_10>System\nBe brief.\n\n<SPECIAL_11>User\nHi\n<SPECIAL_11>Assistant\nHello.\n<SPECIAL_12>\n\n"
+        "<SPECIAL_11>User\nAnd?\n<SPECIAL_11>Assistant\n<think>\n",
+        "<SPECIAL_10> <SPECIAL_11>",
+        eos="<SPECIAL_12>",
+        has_none=True,
+        arguments="given",
         calls=True,
     ),
 ]

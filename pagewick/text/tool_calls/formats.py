@@ -22,8 +22,10 @@ from pagewick.text.tool_calls.granite import GRANITE
 from pagewick.text.tool_calls.harmony import HARMONY
 from pagewick.text.tool_calls.hermes import HERMES
 from pagewick.text.tool_calls.kimi import KIMI_K2
+from pagewick.text.tool_calls.lfm2 import LFM_2
 from pagewick.text.tool_calls.minimax import MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
+from pagewick.text.tool_calls.nemotron import NEMOTRON
 from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.olmo import OLMO_3
 from pagewick.text.tool_calls.phi import PHI_4_MINI
@@ -36,7 +38,7 @@ from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
-    SMOLLM_3_CODE, DEEPSEEK_3_2, PLAIN_JSON,
+    SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -57,8 +59,11 @@ ALIASES: Mapping[str, str] = {
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
+    "lfm2.5": "lfm2",
     "mistral_v3": "mistral",
     "mistral_v7": "mistral",
+    "nemotron": "nemotron_json",
+    "nemotron_nano_v2": "nemotron_json",
     "phi4_mini": "phi4_mini_json",
     "qwen": "hermes",
     "qwen25": "hermes",
@@ -70,6 +75,10 @@ ALIASES: Mapping[str, str] = {
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (SEED_OSS, ("<seed:tool_call>",)),
+    (LFM_2, ("<|tool_list_start|>",)),
+    (LFM_2, ("<|tool_call_start|>",)),
+    (LFM_2, ("List of tools: ", "keep_past_thinking")),  # the first of LFM2.5
+    (NEMOTRON, ("<TOOLCALL>",)),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),

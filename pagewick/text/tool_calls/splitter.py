@@ -39,6 +39,7 @@ class CallFormat:
     read: reads calls from the end of the opener on, or from the start. written: writes calls as the family does, for
     prompts. grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
+    has_result_role: whether the family knows the role of results although its templates do not name it.
     own_splitter: makes, from offer, ids and streams, the splitter of a family that marks all parts of a response.
     """
 
@@ -52,6 +53,7 @@ class CallFormat:
     exact_starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
     json_spacing: Mapping[str, Any] | None = None
     prompt_id: PromptId = same_id
+    has_result_role: bool = False
     own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool], PartSplitter] | None = None
 
 

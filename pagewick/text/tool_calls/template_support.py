@@ -53,8 +53,11 @@ class TemplateTools:
     has_system: bool
 
     @classmethod
-    def of(cls, render: Render, sources: Sequence[str]) -> TemplateTools:
-        """Find out a template's abilities by rendering short conversations."""
+    def of(cls, render: Render, sources: Sequence[str], *, has_result_role: bool = False) -> TemplateTools:
+        """Find out a template's abilities by rendering short conversations.
+
+        has_result_role: whether the model knows the role of results although the template may not name it.
+        """
 
         def writes(messages: Sequence[Message], *words: str, tools: Tools | None = (_TOOL,)) -> bool:
             try:
@@ -67,7 +70,7 @@ class TemplateTools:
         results: list[Message] = [_answer("probe0001", _RESULT)]
         called: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one]}, *results]
         several: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one, other]}, *results]
-        has_role = any(_RESULT_ROLE.search(source) for source in sources)
+        has_role = has_result_role or any(_RESULT_ROLE.search(source) for source in sources)
         return cls(
             lists_tools=writes([_USER], _NAME),
             writes_calls=writes(called, _VALUE, tools=None) or writes(called, _VALUE),
@@ -87,7 +90,7 @@ class ToolPrompts:
 
     @cached_property
     def support(self) -> TemplateTools:
-        return TemplateTools.of(self._render, self._sources)
+        return TemplateTools.of(self._render, self._sources, has_result_role=self._form.has_result_role)
 
     def prepared(
         self, messages: Sequence[Message], tools: Tools | None, *, is_continued: bool = False

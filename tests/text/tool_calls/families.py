@@ -223,6 +223,30 @@ def seed_oss(calls: Sequence[Call]) -> str:
     return "\n".join(text)
 
 
+def lfm_2(calls: Sequence[Call]) -> str:
+    def shown(value: Any) -> str:
+        return dumped(value) if isinstance(value, str | dict) else python(value)
+
+    listed = (f"{name}({', '.join(f'{key}={shown(one)}' for key, one in given.items())})" for name, given in calls)
+    return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>"
+
+
+def lfm_2_python(calls: Sequence[Call]) -> str:
+    return f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>"
+
+
+def lfm_2_objects(calls: Sequence[Call]) -> str:
+    return f"<|tool_call_start|>{dumped(_objects(calls))}<|tool_call_end|>"
+
+
+def nemotron(calls: Sequence[Call]) -> str:
+    return f"<TOOLCALL>{dumped(_objects(calls))}</TOOLCALL>"
+
+
+def nemotron_parameters(calls: Sequence[Call]) -> str:
+    return f"<TOOLCALL>{dumped(_objects(calls, arguments='parameters'))}</TOOLCALL>"
+
+
 def plain_list(calls: Sequence[Call]) -> str:
     return dumped(_objects(calls))
 
@@ -258,6 +282,8 @@ FAMILIES = [
     Family("olmo3", olmo_3), Family("olmo3", olmo_3_python), Family("seed_oss", seed_oss),
     Family("smollm3_code", smollm_3_code), Family("granite", granite),
     Family("granite", granite_tag), Family("command_r", command_r), Family("command_r7b", command_r7b),
+    Family("lfm2", lfm_2), Family("lfm2", lfm_2_python), Family("lfm2", lfm_2_objects),
+    Family("nemotron_json", nemotron), Family("nemotron_json", nemotron_parameters),
     Family("kimi_k2", kimi), Family("minimax_m2", minimax), Family("json", plain_list, is_bare=True),
     Family("json", fenced_list, is_bare=True), Family("json", llama, is_bare=True),
 ]  # fmt: skip
