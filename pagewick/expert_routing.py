@@ -11,7 +11,7 @@ class Routing:
     """Parameters for selecting experts from E logits per token.
 
     scoring: a token's scores are the softmax of its logits, or the sigmoid of each.
-    renormalize: divide a token's weights by their sum.
+    renormalize: divide a token's weights by their sum. epsilon: added to this sum.
     num_groups, top_k_groups: divide the experts into num_groups groups of neighbours and select only from the best
         top_k_groups.
     group_score: a group's score is that of its best expert (DeepSeek-V2), or the sum of its best two (DeepSeek-V3).
@@ -22,6 +22,7 @@ class Routing:
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = False
+    epsilon: float = 1e-20
     num_groups: int = 1
     top_k_groups: int = 1
     group_score: Literal["max", "sum_of_two"] = "max"

@@ -158,6 +158,49 @@ class DeltaOptions:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanOptions:
+    """Constants of a selective scan: H heads of P numbers, G groups (a divisor of H) with keys of N numbers.
+
+    conv_weight: [C, K] float32, for the channels of values, keys and queries; the newest of K inputs has the last
+    weight. conv_bias: [C] float32. log_decay, skip, dt_bias: [H] float32. norm_weight: [H * P] float32, of the RMS norm
+    over each of num_norm_groups equal parts; None: there is no norm. is_norm_first: the gate is applied after the norm.
+    gate_scale, dt_scale: factors of the gate and of the step before its bias.
+    """
+
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_dim: int
+    conv_weight: Tensor
+    conv_bias: Tensor
+    log_decay: Tensor
+    skip: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor | None
+    norm_eps: float
+    num_norm_groups: int = 1
+    is_norm_first: bool = False
+    gate_scale: float = 1.0
+    dt_scale: float = 1.0
+
+    @property
+    def num_channels(self) -> int:
+        """C = H * P + 2 * G * N."""
+        return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvolutionOptions:
+    """Constants of a gated short convolution of D channels.
+
+    weight: [D, K] float32; the newest of K inputs has the last weight. bias: [D] float32, or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
 class MoeBiases(NamedTuple):
     """Biases of a mixture of experts, and factors of the experts' weights.
 

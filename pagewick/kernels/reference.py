@@ -47,6 +47,7 @@ from pagewick.kernels.reference_sampling import (
     rank_tokens,
     sample_tokens,
 )
+from pagewick.kernels.reference_scan import selective_scan, short_convolution
 from pagewick.kernels.reference_truncation import (
     mask_surprise,
     mask_top_k_top_p,
@@ -64,7 +65,7 @@ __all__ = [
     "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "multiply", "paged_attention",
     "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store",
     "rope_and_store_latent", "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks",
-    "sigmoid_gate", "soft_cap", "store_kv", "surprise",
+    "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.

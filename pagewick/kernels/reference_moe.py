@@ -35,7 +35,7 @@ def route(
     expert_ids = _greatest(keys, routing)
     weights = scores.gather(-1, expert_ids)
     if routing.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
     weights = weights * routing.scaling
     return expert_ids.to(torch.int32), weights if scales is None else weights * scales[expert_ids]
 

@@ -281,6 +281,15 @@ def test_a_bias_changes_the_choice_but_no_weight(kernels: Kernels) -> None:
     assert (expert_ids.tolist(), weights.tolist()) == ([[1, 3]], [[1.5, 1.5]])
 
 
+def test_a_number_is_added_to_the_sum_of_weights(kernels: Kernels) -> None:
+    logits = random(9, 20)
+    plain, found = (
+        kernels.route(logits, Routing(top_k=3, scoring="sigmoid", renormalize=is_normed, epsilon=0.25))[1]
+        for is_normed in (False, True)
+    )
+    torch.testing.assert_close(found, plain / (plain.sum(-1, keepdim=True) + 0.25), rtol=1e-6, atol=0)
+
+
 def test_weights_may_have_factors_of_their_experts(kernels: Kernels) -> None:
     logits, scales = random(9, 20), random(20, seed=1)
     routing = Routing(top_k=3, renormalize=True, scaling=0.5)
@@ -360,7 +369,16 @@ def test_sums_are_in_the_order_of_the_choices(kernels: Kernels) -> None:
 class Layer:
     """A mixture with everything that a model may want of it."""
 
-    def __init__(self, dtype: torch.dtype, num_experts: int, top_k: int, hidden: int, inner: int, gated: bool) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        num_experts: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        gated: bool,
+        activation: str = "silu",
+    ) -> None:
         self.weights = (
             random(num_experts, inner * (2 if gated else 1), hidden, dtype=dtype) / hidden**0.5,
             random(num_experts, hidden, inner, dtype=dtype) / inner**0.5,
@@ -369,7 +387,7 @@ class Layer:
         self.gate_up, self.down = map(loaded, self.weights)
         self.routing = Routing(top_k=top_k, renormalize=True, scoring="sigmoid")
         self.router_bias = random(num_experts)
-        self.is_gated = gated
+        self.is_gated, self.activation = gated, activation
 
     def inputs(self, num_tokens: int) -> dict[str, Tensor]:
         hidden, dtype = self.down.num_rows, self.weights[0].dtype
@@ -382,14 +400,14 @@ class Layer:
 
     def fused(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         return dispatched.fused_moe(
-            x, logits, self.gate_up, self.down, self.routing, biases=MoeBiases(self.router_bias, *self.biases),
-            shared=SharedOutput(shared, shared_gate),
+            x, logits, self.gate_up, self.down, self.routing, activation=self.activation,
+            biases=MoeBiases(self.router_bias, *self.biases), shared=SharedOutput(shared, shared_gate),
         )  # fmt: skip
 
     def in_steps(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         expert_ids, weights = dispatched.route(logits, self.routing, self.router_bias)
         inner = self.gate_up.linear(x, expert_ids, self.biases[0])
-        activated = (dispatched.gated_activation if self.is_gated else dispatched.activation)(inner, "silu")
+        activated = (dispatched.gated_activation if self.is_gated else dispatched.activation)(inner, self.activation)
         given = self.down.linear(activated, expert_ids, self.biases[1])
         return dispatched.combine(given, weights, SharedOutput(shared, shared_gate))
 
@@ -400,7 +418,7 @@ class Layer:
             gate, up = inner.chunk(2, dim=-1)
             activated = gate * gate.sigmoid() * up
         else:
-            activated = inner * inner.sigmoid()
+            activated = inner.clamp(min=0) ** 2 if self.activation == "relu2" else inner * inner.sigmoid()
         y = products(activated, self.weights[1], expert_ids, self.biases[1])
         total = (weights.double()[:, :, None] * y.view(*weights.shape, -1)).sum(1)
         return total + shared_gate.double().sigmoid()[:, None] * shared.double()
@@ -408,22 +426,22 @@ class Layer:
 
 @functools.cache
 def layer_case(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], num_tokens: int, gated: bool
+    dtype: torch.dtype, shape: tuple[int, int, int, int], num_tokens: int, gated: bool, activation: str
 ) -> tuple[Layer, dict[str, Tensor], Tensor]:
     """A layer, what goes in, and what should come out."""
-    layer = Layer(dtype, *shape, gated)
+    layer = Layer(dtype, *shape, gated, activation)
     inputs = layer.inputs(num_tokens)
     return layer, inputs, layer.in_float64(**inputs)
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("gated", "activation"), [(False, "silu"), (True, "silu"), (False, "relu2")])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 33, 65), (8, 2, 64, 31), (64, 8, 40, 24)])
 def test_a_whole_layer(
-    native: NativeKernels, shape: tuple[int, int, int, int], dtype: torch.dtype, gated: bool
+    native: NativeKernels, shape: tuple[int, int, int, int], dtype: torch.dtype, gated: bool, activation: str
 ) -> None:
     for num_tokens in (1, 7, 130):
-        layer, inputs, expected = layer_case(dtype, shape, num_tokens, gated)
+        layer, inputs, expected = layer_case(dtype, shape, num_tokens, gated, activation)
         out = layer.fused(**inputs)
         # Rounded three times on the way, to half a unit each, of numbers up to the size of the greatest result.
         error = (3 * ROUNDING[dtype] + 2e-6) * expected.abs().max().item()
@@ -465,8 +483,9 @@ def test_other_experts_than_when_it_was_recorded() -> None:
 
 
 @pytest.mark.usefixtures("without_the_library")
-def test_without_the_native_library() -> None:
-    layer = Layer(torch.float32, 8, 2, 33, 20, True)
+@pytest.mark.parametrize(("gated", "activation"), [(True, "silu"), (False, "relu2")])
+def test_without_the_native_library(gated: bool, activation: str) -> None:
+    layer = Layer(torch.float32, 8, 2, 33, 20, gated, activation)
     assert not layer.gate_up.is_packed
     inputs = layer.inputs(7)
     torch.testing.assert_close(layer.fused(**inputs).double(), layer.in_float64(**inputs), rtol=0, atol=2e-5)

@@ -86,21 +86,25 @@ def weight_of(name: str | None, num_experts: int, outputs: int, inputs: int) -> 
     return experts_of(name, rows_of(name, num_experts, outputs, inputs), inputs, torch.float32)
 
 
+@pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_whole_layer_has_the_bits_of_its_operations(
-    native_bytes: NativeKernels, pair: tuple[str | None, ...]
+    native_bytes: NativeKernels, pair: tuple[str | None, ...], is_gated: bool
 ) -> None:
-    gate_up, down = weight_of(pair[0], 6, 512, 256), weight_of(pair[1], 6, 256, 256)
+    gate_up, down = weight_of(pair[0], 6, 512 if is_gated else 256, 256), weight_of(pair[1], 6, 256, 256)
+    activate, activation = native_bytes.gated_activation if is_gated else native_bytes.activation, "relu2"
     routing, bias = Routing(top_k=2, renormalize=True), random(6)
     for num_tokens in (1, 5, 300):
         x, logits = random(num_tokens, 256) / 16, random(num_tokens, 6)
         shared = SharedOutput(random(num_tokens, 256, seed=1), random(num_tokens))
         ids, weights = native_bytes.route(logits, routing, bias)
-        activated = native_bytes.gated_activation(gate_up.linear(x, ids), "silu")
+        activated = activate(gate_up.linear(x, ids), activation)
         expected = native_bytes.combine(down.linear(activated, ids), weights, shared)
         for count in (1, 3):
             native_bytes.set_num_threads(count)
-            found = native_bytes.fused_moe(x, logits, gate_up, down, routing, biases=MoeBiases(bias), shared=shared)
+            found = native_bytes.fused_moe(
+                x, logits, gate_up, down, routing, activation=activation, biases=MoeBiases(bias), shared=shared
+            )
             assert torch.equal(found, expected)
         native_bytes.set_num_threads(1)
 

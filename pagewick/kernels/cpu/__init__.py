@@ -15,6 +15,7 @@ from pagewick.kernels.cpu import (
     quantized,
     quantizers,
     rope,
+    scan,
     truncation,
 )
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, empty, library, status
@@ -23,7 +24,8 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
 _FAMILIES = (
-    attention, delta, elementwise, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope, truncation,
+    attention, delta, elementwise, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope, scan,
+    truncation,
 )  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {

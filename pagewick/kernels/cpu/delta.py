@@ -1,18 +1,10 @@
 """The gated delta rule by the native library."""
 
-import torch
 from torch import Tensor
 
 from pagewick.kernels import reference_delta
-from pagewick.kernels.cpu.binding import (
-    BAD_BLOCK_ID,
-    BAD_LENGTHS,
-    DTYPES,
-    Operation,
-    check_metadata,
-    empty,
-    is_plain,
-)
+from pagewick.kernels.cpu.binding import DTYPES, Operation, empty, is_plain
+from pagewick.kernels.cpu.states import check_parameters, check_rows, check_states, check_status
 from pagewick.kernels.cpu.structs import DeltaArgs
 from pagewick.kernels.options import AttentionMetadata, DeltaOptions
 
@@ -37,18 +29,14 @@ def gated_delta_net(
     if not all(is_plain(x) for x in (qkv, gate, beta, decay)):
         return reference_delta.gated_delta_net(qkv, gate, beta, decay, states, batch, options)
     num_tokens, columns = len(qkv), options.num_value_heads * options.value_dim
-    _check_rows(qkv, (num_tokens, options.num_channels), qkv.dtype, "qkv")
-    _check_rows(gate, (num_tokens, columns), qkv.dtype, "gate")
-    _check_rows(beta, (num_tokens, options.num_value_heads), qkv.dtype, "beta")
-    _check_rows(decay, (num_tokens, options.num_value_heads), qkv.dtype, "decay")
+    check_rows(qkv, (num_tokens, options.num_channels), qkv.dtype, "qkv")
+    check_rows(gate, (num_tokens, columns), qkv.dtype, "gate")
+    check_rows(beta, (num_tokens, options.num_value_heads), qkv.dtype, "beta")
+    check_rows(decay, (num_tokens, options.num_value_heads), qkv.dtype, "decay")
     _check_options(options)
     reference_delta.split_states(states, options)
-    if not states.is_contiguous() or states.data_ptr() % 4:
-        raise ValueError("states must be contiguous, and begin at a multiple of 4 bytes")
-    check_metadata(batch)
+    check_states(states, batch)
     block_tables, context_lens, cu_seqlens_q, *_ = batch
-    if block_tables.shape[1] < 2:
-        raise ValueError(f"block_tables must be [B, 2], not {list(block_tables.shape)}")
     out = empty((num_tokens, columns), qkv.dtype)
     args = DeltaArgs(
         qkv=qkv.data_ptr(), gate=gate.data_ptr(), beta=beta.data_ptr(), decay=decay.data_ptr(),
@@ -62,22 +50,11 @@ def gated_delta_net(
         gate_stride=gate.stride(0), beta_stride=beta.stride(0), decay_stride=decay.stride(0),
         norm_eps=options.norm_eps, dtype=DTYPES[qkv.dtype],
     )  # fmt: skip
-    status = _GATED_DELTA_NET.run(args)
-    if status == BAD_LENGTHS:
-        raise ValueError("context_lens, cu_seqlens_q and qkv contradict each other")
-    if status == BAD_BLOCK_ID:
-        raise ValueError(f"block_tables name a block outside the {len(states)} blocks of states")
+    check_status(_GATED_DELTA_NET.run(args), states, "qkv")
     return out
 
 
 OPERATIONS = {gated_delta_net: DTYPES}
-
-
-def _check_rows(x: Tensor, shape: tuple[int, int], dtype: torch.dtype, name: str) -> None:
-    if x.shape != shape or x.dtype != dtype or dtype not in DTYPES or (x.stride(1) != 1 and shape[1] > 1):
-        raise ValueError(
-            f"{name} {x.dtype} {list(x.shape)} must be {list(shape)} of one native dtype, rows in one piece"
-        )
 
 
 def _check_options(options: DeltaOptions) -> None:
@@ -86,12 +63,10 @@ def _check_options(options: DeltaOptions) -> None:
         raise ValueError(f"{heads} value heads are no multiple of {options.num_key_heads} key heads")
     if min(options.key_dim, options.value_dim) < 1 or options.conv_weight.dim() != 2:
         raise ValueError(f"heads of {options.key_dim} and {options.value_dim} numbers, or conv_weight is not [C, K]")
-    shapes = {
+    parameters = {
         "conv_weight": (options.conv_weight, (channels, max(1, options.conv_weight.shape[1]))),
         "log_decay": (options.log_decay, (heads,)),
         "dt_bias": (options.dt_bias, (heads,)),
         "norm_weight": (options.norm_weight, (options.value_dim,)),
     }
-    for name, (parameter, shape) in shapes.items():
-        if parameter.shape != shape or parameter.dtype != torch.float32 or not parameter.is_contiguous():
-            raise ValueError(f"{name} must be contiguous float32 {list(shape)}")
+    check_parameters(parameters)

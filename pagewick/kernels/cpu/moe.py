@@ -144,8 +144,8 @@ def _route_args(
         logits=logits.data_ptr(), bias=address(bias), scales=address(scales), expert_ids=expert_ids.data_ptr(),
         weights=weights.data_ptr(), num_tokens=len(logits), num_experts=logits.shape[1], top_k=routing.top_k,
         logits_stride=logits.stride(0), num_groups=routing.num_groups, top_k_groups=routing.top_k_groups,
-        scaling=routing.scaling, scoring=_SCORINGS[routing.scoring], group_score=_GROUP_SCORES[routing.group_score],
-        renormalize=routing.renormalize,
+        scaling=routing.scaling, epsilon=routing.epsilon, scoring=_SCORINGS[routing.scoring],
+        group_score=_GROUP_SCORES[routing.group_score], renormalize=routing.renormalize,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 23
+ABI_VERSION = 24
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -72,6 +72,12 @@ class StoreKvArgs(Structure):
     k: Address; v: Address; slot_mapping: Address; kv_cache: Address; num_tokens: Int64; num_kv_heads: Int64
     head_dim: Int64; num_blocks: Int64; block_size: Int64; k_stride: Int64; v_stride: Int64; k_scale: Float
     v_scale: Float; dtype: Int32; kv_dtype: Int32
+
+@laid_out
+class ConvolutionArgs(Structure):
+    bcx: Address; weight: Address; bias: Address; states: Address; block_tables: Address; context_lens: Address
+    cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
+    block_table_stride: Int64; num_channels: Int64; conv_width: Int64; bcx_stride: Int64; dtype: Int32
 
 @laid_out
 class DeltaArgs(Structure):
@@ -163,7 +169,7 @@ class StoreLatentArgs(Structure):
 class RouteArgs(Structure):
     logits: Address; bias: Address; scales: Address; expert_ids: Address; weights: Address; num_tokens: Int64
     num_experts: Int64; top_k: Int64; logits_stride: Int64; num_groups: Int64; top_k_groups: Int64; scaling: Float
-    scoring: Int32; group_score: Int32; renormalize: Int32
+    epsilon: Float; scoring: Int32; group_score: Int32; renormalize: Int32
 
 @laid_out
 class GroupedLinearArgs(Structure):
@@ -232,6 +238,15 @@ class DynamicAnglesArgs(Structure):
     positions: Address; cos: Address; sin: Address; num_tokens: Int64; rotary_dim: Int64; original_length: Int64
     theta: Double; factor: Double
 
+@laid_out
+class ScanArgs(Structure):
+    xbc: Address; gate: Address; dt: Address; conv_weight: Address; conv_bias: Address; log_decay: Address
+    skip: Address; dt_bias: Address; norm_weight: Address; states: Address; block_tables: Address
+    context_lens: Address; cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64
+    block_floats: Int64; block_table_stride: Int64; num_heads: Int64; num_groups: Int64; head_dim: Int64
+    state_dim: Int64; conv_width: Int64; num_norm_groups: Int64; xbc_stride: Int64; gate_stride: Int64
+    dt_stride: Int64; norm_eps: Float; gate_scale: Float; dt_scale: Float; is_norm_first: Int32; dtype: Int32
+
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
@@ -241,7 +256,8 @@ OPERATIONS: dict[str, type[Structure]] = {
     "store_kv": StoreKvArgs, "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs,
     "fused_moe": FusedMoeArgs, "add_low_rank": AddLowRankArgs, "elementwise": ElementwiseArgs,
     "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
-    "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs, "quantized_linear": QuantizedLinearArgs,
+    "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs, "selective_scan": ScanArgs,
+    "short_convolution": ConvolutionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
     "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
     "truncate_rows": TruncateArgs, "surprise": SurpriseArgs

@@ -2,8 +2,7 @@
 
 Definition: gated_delta_net of reference_delta.py. The state of a head is divided by columns among programs, each of
 which takes its part through all new tokens of a sequence, in registers. So the bits of a token depend on its own
-sequence alone, however a prompt is cut into chunks. The inputs of the convolution for the next token are stored last,
-as they may go to the block that others come from. A block outside `states` is not noticed.
+sequence alone, however a prompt is cut into chunks. The convolution and its inputs are in windows.py.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.
@@ -20,78 +19,43 @@ from torch import Tensor
 
 from pagewick.kernels import reference_delta
 from pagewick.kernels.options import AttentionMetadata, DeltaOptions
+from pagewick.kernels.triton import windows
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
+from pagewick.kernels.triton.windows import convolved, silu, softplus
 
 # The sizes of heads that variants serve.
 SIZES = (16, 32, 64, 128, 256)
-# Ends of sequences that a program compares with its token at once.
-BLOCK_B = 128
-# Channels of a program that stores inputs.
-BLOCK_C = 1024
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Numbers of a state that a program has. One warp adds them without waiting for others.
 _STATE_NUMBERS = 2048
 # Else the threads of a sum get results that differ in their last bits: see Variant.
 _FUSES = False
 
 
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _softplus(x):
-    """Return log(1 + e^x), with the digits that 1 + e^x has no room for."""
-    power = tl.exp(-tl.abs(x))
-    total = 1.0 + power
-    log = tl.where(total == 1.0, power, tl.log(total) * (power / tl.where(total == 1.0, 1.0, total - 1.0)))
-    return log + tl.where(x > 0.0, x, 0.0)
-
-
 @triton.jit(do_not_specialize=["num_seqs"])
 def convolve_heads(
-    qkv_ptr, weight_ptr, mixed_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_key_heads, key_dim,
-    value_dim, num_channels, width, qkv_stride, block_floats, table_stride, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+    rows_ptr, weight_ptr, mixed_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_key_heads, key_dim,
+    value_dim, num_channels, width, row_stride, block_floats, table_stride, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Convolve the channels of head program_id(1) for token program_id(0): queries, then keys, then values.
 
     mixed: [T, C] float32. Queries and keys are brought to length 1, queries divided by the root of DK as well.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    # The sequence is the first that ends behind the token.
-    seq = tl.full((), 0, tl.int32)
-    for first in range(0, num_seqs, BLOCK_B):
-        places = first + tl.arange(0, BLOCK_B)
-        ends = tl.load(starts_ptr + 1 + places, mask=places < num_seqs, other=2147483647)
-        seq += tl.sum((ends <= token).to(tl.int32), axis=0)
-    start = tl.load(starts_ptr + seq)
-    has_past = tl.load(lengths_ptr + seq) > tl.load(starts_ptr + seq + 1) - start
-    source = tl.load(tables_ptr + seq.to(tl.int64) * table_stride).to(tl.int64)
-    place = token - start
     is_value = head >= 2 * num_key_heads
     size = tl.where(is_value, value_dim, key_dim)
     begin = tl.where(is_value, 2 * num_key_heads * (key_dim - value_dim), 0) + head * size
     columns = tl.arange(0, BLOCK)
-    inside = columns < size
-    channels = begin + columns
-    total = tl.zeros((BLOCK,), tl.float32)
-    for tap in range(0, width):
-        before = width - 1 - tap
-        row_ptr = qkv_ptr + (token - before) * qkv_stride
-        num_new = tl.where(before <= place, size, 0)
-        new = tl.load(row_ptr + channels, mask=columns < num_new, other=0.0).to(tl.float32)
-        earlier_ptr = states_ptr + source * block_floats + (place + tap) * num_channels
-        num_earlier = tl.where((before > place) & has_past, size, 0)
-        earlier = tl.load(earlier_ptr + channels, mask=columns < num_earlier, other=0.0)
-        weight = tl.load(weight_ptr + channels * width + tap, mask=inside, other=0.0)
-        total += weight * (new + earlier)
-    x = _silu(total)
+    x = silu(
+        convolved(
+            rows_ptr, weight_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, token, begin, columns, size,
+            num_seqs, num_channels, width, row_stride, block_floats, table_stride, False, BLOCK_B,
+        )
+    )  # fmt: skip
     if not is_value:
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
         x = x * tl.where(head < num_key_heads, tl.rsqrt(key_dim.to(tl.float32)), 1.0)
-    tl.store(mixed_ptr + token * num_channels + channels, x, mask=inside)
+    tl.store(mixed_ptr + token * num_channels + begin + columns, x, mask=columns < size)
 
 
 @triton.jit
@@ -126,7 +90,7 @@ def advance_states(
             token = start.to(tl.int64) + step
             row_ptr = mixed_ptr + token * num_channels
             key, query = tl.load(row_ptr + keys), tl.load(row_ptr + queries)
-            time = _softplus(tl.load(decay_ptr + token * decay_stride + head).to(tl.float32) + bias)
+            time = softplus(tl.load(decay_ptr + token * decay_stride + head).to(tl.float32) + bias)
             strength = tl.load(beta_ptr + token * beta_stride + head).to(tl.float32)
             state = state * tl.exp(-speed * time)
             held = tl.sum(state * key[:, None], axis=0)
@@ -148,32 +112,7 @@ def finish_heads(
     weight = tl.load(weight_ptr + tl.arange(0, VALUE_DIM))
     gate = tl.load(gate_ptr + token * gate_stride + columns).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / VALUE_DIM + eps) * weight
-    tl.store(out_ptr + token * out_stride + columns, (normed * _silu(gate)).to(out_ptr.dtype.element_ty))
-
-
-@triton.jit
-def keep_inputs(
-    qkv_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_channels, width, qkv_stride, block_floats,
-    table_stride, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Store channels program_id(1) of the last K - 1 inputs of sequence program_id(0)."""
-    seq, channels = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if start < end:
-        count = end - start
-        has_past = tl.load(lengths_ptr + seq) > count
-        source = states_ptr + tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
-        target = states_ptr + tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
-        # In a block that is source and target, each row comes from a later one.
-        for row in range(0, width - 1):
-            place = count - (width - 1) + row
-            row_ptr = qkv_ptr + (start + place).to(tl.int64) * qkv_stride
-            num_new = tl.where(place >= 0, num_channels, 0)
-            new = tl.load(row_ptr + channels, mask=channels < num_new, other=0.0).to(tl.float32)
-            earlier_ptr = source + (count + row).to(tl.int64) * num_channels
-            num_earlier = tl.where((place < 0) & has_past, num_channels, 0)
-            earlier = tl.load(earlier_ptr + channels, mask=channels < num_earlier, other=0.0)
-            tl.store(target + row * num_channels + channels, new + earlier, mask=channels < num_channels)
+    tl.store(out_ptr + token * out_stride + columns, (normed * silu(gate)).to(out_ptr.dtype.element_ty))
 
 
 def columns_of(key_dim: int, value_dim: int) -> int:
@@ -181,18 +120,14 @@ def columns_of(key_dim: int, value_dim: int) -> int:
     return min(value_dim, 32, max(8, _STATE_NUMBERS // key_dim))
 
 
-_BATCH = {"states_ptr": "*fp32", **dict.fromkeys(("tables_ptr", "lengths_ptr", "starts_ptr"), "*i32")}
-_MULTIPLES = dict.fromkeys(("num_channels", "qkv_stride", "block_floats"), "i32:16")
-
-
 def _convolution(dtype: torch.dtype, size: int) -> Variant:
-    numbers = {"qkv_ptr": f"*{TYPE_NAMES[dtype]}", "weight_ptr": "*fp32", "mixed_ptr": "*fp32"}
-    sizes = dict.fromkeys(("num_seqs", "num_key_heads", "width", "table_stride"), "i32")
+    numbers = {"rows_ptr": f"*{TYPE_NAMES[dtype]}", "weight_ptr": "*fp32", "mixed_ptr": "*fp32"}
+    sizes = {**dict.fromkeys(("num_seqs", "num_key_heads"), "i32"), **dict.fromkeys(("key_dim", "value_dim"), "i32:16")}
     return Variant(
         name=f"convolve_{TYPE_NAMES[dtype]}_{size}",
         kernel=convolve_heads,
-        signature={**numbers, **_BATCH, **sizes, **_MULTIPLES, "key_dim": "i32:16", "value_dim": "i32:16"},
-        constexprs={"BLOCK": size, "BLOCK_B": BLOCK_B},
+        signature={**numbers, **windows.BATCH, **windows.SIZES, **sizes},
+        constexprs={"BLOCK": size, "BLOCK_B": windows.BLOCK_B},
         num_warps=1,
         fuses=_FUSES,
         in_sample=(dtype, size) == (torch.bfloat16, 128),
@@ -207,7 +142,7 @@ def _advance(dtype: torch.dtype, key_dim: int, columns: int) -> Variant:
     return Variant(
         name=f"advance_{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
         kernel=advance_states,
-        signature={**numbers, **_BATCH, **dict.fromkeys(counts, "i32"), **sizes},
+        signature={**numbers, **windows.BATCH, **dict.fromkeys(counts, "i32"), **sizes},
         constexprs={"KEY_DIM": key_dim, "BLOCK_V": columns},
         num_warps=1,
         fuses=_FUSES,
@@ -230,25 +165,14 @@ def _finish(dtype: torch.dtype, value_dim: int) -> Variant:
     )
 
 
-def _keep(dtype: torch.dtype) -> Variant:
-    sizes = dict.fromkeys(("width", "table_stride"), "i32")
-    return Variant(
-        name=f"keep_{TYPE_NAMES[dtype]}",
-        kernel=keep_inputs,
-        signature={"qkv_ptr": f"*{TYPE_NAMES[dtype]}", **_BATCH, **sizes, **_MULTIPLES},
-        constexprs={"BLOCK": BLOCK_C},
-    )
-
-
-_CONVOLUTIONS = {key: _convolution(*key) for key in itertools.product(_DTYPES, SIZES)}
+_CONVOLUTIONS = {key: _convolution(*key) for key in itertools.product(windows.DTYPES, SIZES)}
 _ADVANCES = {
     (dtype, key_dim, columns): _advance(dtype, key_dim, columns)
-    for dtype, key_dim in itertools.product(_DTYPES, SIZES)
+    for dtype, key_dim in itertools.product(windows.DTYPES, SIZES)
     for columns in sorted({columns_of(key_dim, value_dim) for value_dim in SIZES})
 }
-_FINISHES = {key: _finish(*key) for key in itertools.product(_DTYPES, SIZES)}
-_KEEPS = {dtype: _keep(dtype) for dtype in _DTYPES}
-VARIANTS = (*_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *_KEEPS.values())
+_FINISHES = {key: _finish(*key) for key in itertools.product(windows.DTYPES, SIZES)}
+VARIANTS = (*_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values())
 
 # Qwen3-Next: 16 key heads and 32 value heads of 128. States are read and written once for each sequence; its channels
 # are read in bfloat16, written and read in float32.
@@ -278,15 +202,10 @@ def gated_delta_net(
     # The results of the convolution, then the numbers that queries read in the place of values.
     mixed = torch.empty((num_tokens, channels), dtype=torch.float32, device=qkv.device)
     out = torch.empty((num_tokens, value_heads * value_dim), dtype=dtype, device=qkv.device)
-    numbers = states.view(torch.float32)
-    where = {
-        "states_ptr": numbers, "tables_ptr": batch.block_tables, "lengths_ptr": batch.context_lens,
-        "starts_ptr": batch.cu_seqlens_q, "table_stride": batch.block_tables.stride(0), "num_channels": channels,
-        "width": width, "block_floats": numbers.stride(0),
-    }  # fmt: skip
+    where = windows.where(states, batch, channels, width)
     _CONVOLUTIONS[dtype, max(key_dim, value_dim)].launch(
-        (num_tokens, 2 * key_heads + value_heads), qkv_ptr=qkv, weight_ptr=options.conv_weight, mixed_ptr=mixed,
-        num_seqs=num_seqs, num_key_heads=key_heads, key_dim=key_dim, value_dim=value_dim, qkv_stride=qkv.stride(0),
+        (num_tokens, 2 * key_heads + value_heads), weight_ptr=options.conv_weight, mixed_ptr=mixed,
+        num_seqs=num_seqs, num_key_heads=key_heads, key_dim=key_dim, value_dim=value_dim, **windows.rows_of(qkv),
         **where,
     )  # fmt: skip
     columns = columns_of(key_dim, value_dim)
@@ -301,7 +220,7 @@ def gated_delta_net(
         first_channel=2 * key_heads * key_dim, num_channels=channels, gate_stride=gate.stride(0),
         out_stride=out.stride(0), eps=options.norm_eps,
     )  # fmt: skip
-    _KEEPS[dtype].launch((num_seqs, -(-channels // BLOCK_C)), qkv_ptr=qkv, qkv_stride=qkv.stride(0), **where)
+    windows.keep(windows.KEEPS[dtype], qkv, where)
     return out
 
 
@@ -309,4 +228,4 @@ def _is_served(rows: tuple[Tensor, ...], states: Tensor, options: DeltaOptions) 
     constants = (options.conv_weight, options.log_decay, options.dt_bias, options.norm_weight)
     is_alike = all(each.dtype == rows[0].dtype and each.stride(-1) == 1 for each in rows)
     fits = options.key_dim in SIZES and options.value_dim in SIZES and states.is_contiguous()
-    return rows[0].dtype in _DTYPES and is_alike and fits and all(each.is_contiguous() for each in constants)
+    return rows[0].dtype in windows.DTYPES and is_alike and fits and all(each.is_contiguous() for each in constants)

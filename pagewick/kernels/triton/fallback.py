@@ -21,7 +21,7 @@ _logger = get_logger(__name__)
 _EXACT = frozenset({
     "activation", "argmax_rows", "edit_tokens", "full_attention", "gated_activation", "gated_delta_net",
     "gather_blocks", "gather_quantized_rows", "mask_rows", "philox_uniform", "rotate_heads", "scale",
-    "scatter_blocks", "sigmoid_gate", "soft_cap",
+    "scatter_blocks", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
 })  # fmt: skip
 
 

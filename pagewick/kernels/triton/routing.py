@@ -34,8 +34,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @triton.jit
 def route_tokens(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, group_size, num_groups, top_k, top_k_groups, scaling,
-    renormalize, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, MAX_TOP_K: tl.constexpr, IS_SOFTMAX: tl.constexpr,
-    BY_SUM: tl.constexpr,
+    epsilon, renormalize, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, MAX_TOP_K: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr, BY_SUM: tl.constexpr,
 ):  # fmt: skip
     """Write the ids [T, A] int32 and the weights [T, A] float32 of token program_id(0) of logits [T, E] float32.
 
@@ -86,7 +86,7 @@ def route_tokens(
         chosen_weights = tl.where(places == place, weight, chosen_weights)
         order = tl.where(is_best, closed, order)
     if renormalize != 0:
-        chosen_weights = chosen_weights / (tl.sum(chosen_weights, axis=0) + 1e-20)
+        chosen_weights = chosen_weights / (tl.sum(chosen_weights, axis=0) + epsilon)
     out = token * top_k + places
     tl.store(ids_ptr + out, chosen, mask=places < top_k)
     tl.store(weights_ptr + out, chosen_weights * scaling, mask=places < top_k)
@@ -118,7 +118,14 @@ def combine_rows(
 
 def _route_variant(tile: tuple[int, int], scoring: str, by_sum: bool, has_bias: bool) -> Variant:
     numbers = dict.fromkeys(("row_stride", "group_size", "num_groups", "top_k", "top_k_groups", "renormalize"), "i32")
-    signature = {"logits_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", **numbers, "scaling": "fp32"}
+    signature = {
+        "logits_ptr": "*fp32",
+        "ids_ptr": "*i32",
+        "weights_ptr": "*fp32",
+        **numbers,
+        "scaling": "fp32",
+        "epsilon": "fp32",
+    }
     kind = f"{scoring}{'_sum' if by_sum else ''}{'_bias' if has_bias else ''}"
     return Variant(
         name=f"route_{kind}_{tile[0]}x{tile[1]}",
@@ -186,7 +193,8 @@ def route(
     _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None].launch(
         (len(logits),), logits_ptr=logits, ids_ptr=expert_ids, weights_ptr=weights, row_stride=logits.stride(0),
         group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
-        scaling=routing.scaling, renormalize=int(routing.renormalize), **({} if bias is None else {"bias_ptr": bias}),
+        scaling=routing.scaling, epsilon=routing.epsilon, renormalize=int(routing.renormalize),
+        **({} if bias is None else {"bias_ptr": bias}),
     )  # fmt: skip
     return expert_ids, weights if scales is None else weights * scales[expert_ids.long()]
 

@@ -19,7 +19,8 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
                                 {"kv_bytes", test_kv_bytes},     {"mla", test_mla},
-                                {"delta", test_delta},
+                                {"delta", test_delta},           {"scan", test_scan},
+                                {"convolution", test_convolution},
                                 {"moe", test_moe},
                                 {"recorded_steps", test_recorded_steps}};
 

@@ -2,6 +2,7 @@
 // Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash.
 #include "activation.h"
 #include "attention.h"
+#include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
 #include "logits.h"
@@ -12,12 +13,14 @@
 #include "quantized.h"
 #include "quantizers.h"
 #include "rope.h"
+#include "scan.h"
 
 namespace pagewick {
 namespace PW_ISA {
 
 extern const ActivationKernels kActivation{};
 extern const AttentionKernels kAttention{};
+extern const ConvolutionKernels kConvolution{};
 extern const DeltaKernels kDelta{};
 extern const ElementwiseKernels kElementwise{};
 extern const LogitsKernels kLogits{};
@@ -28,6 +31,7 @@ extern const NormKernels kNorm{};
 extern const QuantizedKernels kQuantized{};
 extern const QuantizerKernels kQuantizers{};
 extern const RopeKernels kRope{};
+extern const ScanKernels kScan{};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

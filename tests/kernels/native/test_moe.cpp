@@ -25,6 +25,7 @@ struct Routing {
 };
 
 constexpr float kScaling = 2.5f;
+constexpr float kEpsilon = 0.25f;
 
 // Logits that are whole multiples of 1 / 8, each once in a row, and biases below 1 / 64, so no two keys are close.
 Tensor make_logits(const Routing& r, int64_t stride) {
@@ -78,7 +79,8 @@ void test_route(const Routing& r) {
     std::fill_n(ids.data(), ids.size(), -1);
     run("route", pagewick::RouteArgs{logits.floats(), r.has_bias ? bias.floats() : nullptr, nullptr, ids.data(),
                                      static_cast<float*>(out.data()), r.num_tokens, r.num_experts, r.top_k, stride,
-                                     r.num_groups, r.top_k_groups, kScaling, r.scoring, r.group_score, r.renormalize});
+                                     r.num_groups, r.top_k_groups, kScaling, kEpsilon, r.scoring, r.group_score,
+                                     r.renormalize});
     return out;
   });
   for (int64_t token = 0; token < r.num_tokens; ++token) {
@@ -90,7 +92,7 @@ void test_route(const Routing& r) {
     for (const int64_t id : expected) sum += scores[id];
     for (int64_t i = 0; i < r.top_k; ++i) {
       require(ids[token * r.top_k + i] == expected[i], "chosen experts");
-      const double weight = scores[expected[i]] / (r.renormalize ? sum : 1.0) * kScaling;
+      const double weight = scores[expected[i]] / (r.renormalize ? sum + kEpsilon : 1.0) * kScaling;
       require_near(weights, token * r.top_k + i, weight, 4e-6 * weight, "weight");
     }
   }
@@ -178,7 +180,7 @@ class Layer {
 
   pagewick::RouteArgs route(const Array<int32_t>& ids, const Tensor& weights, int64_t num_tokens) const {
     return {logits_.floats(), nullptr, nullptr, ids.data(), static_cast<float*>(weights.data()), num_tokens, kExperts,
-            kTopK, kExperts, 1, 1, 1.0f, Scoring::kSoftmax, GroupScore::kMax, 1};
+            kTopK, kExperts, 1, 1, 1.0f, kEpsilon, Scoring::kSoftmax, GroupScore::kMax, 1};
   }
 
   // `extra`: elements between the rows of `out`.

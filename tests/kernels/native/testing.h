@@ -162,5 +162,7 @@ void test_kv_bytes();
 void test_logits();
 void test_mla();
 void test_delta();
+void test_scan();
+void test_convolution();
 void test_moe();
 void test_recorded_steps();

@@ -37,6 +37,8 @@ from pagewick.kernels.triton import (
     rope,
     rotate_heads,
     sampling,
+    scan,
+    short_convolution,
 )
 from pagewick.kernels.triton.launcher import Launcher
 
@@ -133,6 +135,21 @@ def _advance(num_tokens: int) -> None:
         )
 
 
+def _scan(num_tokens: int) -> None:
+    """As parts of one product, whose rows are those of Granite 4.0-H; and LFM2's convolutions."""
+    zeros, size, channels = torch.zeros, 48 * 64, 48 * 64 + 2 * 128
+    options = ops.ScanOptions(
+        48, 1, 64, 128, zeros(channels, 4), zeros(channels), zeros(48), zeros(48), zeros(48), zeros(size), 1e-6
+    )
+    states = zeros(3, 4 * (3 * channels + size * 128), dtype=torch.uint8)
+    gate, xbc, dt = zeros(num_tokens, size + channels + 48, dtype=_BF16).split((size, channels, 48), dim=1)
+    bcx, weights = zeros(num_tokens, 3 * 2048, dtype=_BF16), ops.ConvolutionOptions(zeros(2048, 3))
+    for each in (1, num_tokens):
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], 2)
+        scan.selective_scan(xbc, gate, dt, states, batch, options)
+        short_convolution.short_convolution(bcx, states, batch, weights)
+
+
 def _see(num_patches: int) -> None:
     """Attend with the patches of one picture, and with those of windows, as parts of one product."""
     rotation = ops.Rotation(torch.ones(num_patches, 36), torch.ones(num_patches, 36))
@@ -183,6 +200,7 @@ def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
         _sample(size)
         _see(size)
         _advance(size)
+        _scan(size)
     return list(found)
 
 

@@ -23,6 +23,7 @@ from pagewick.kernels.options import (
 )
 from tests.kernels.delta import make_delta
 from tests.kernels.paged import Paged, make_paged, plain_cache
+from tests.kernels.scan import ConvolutionBatch, ScanBatch, make_convolution, make_scan
 from tests.kernels.test_mla import make_latents
 from tests.kernels.triton.comparison import numbers
 from tests.kernels.triton.harness import IS_DEEP
@@ -30,7 +31,21 @@ from tests.kernels.triton.test_moe import E, K, plain_experts, quantized_experts
 from tests.kernels.triton.test_quantized import packed, random_x
 
 pytest.importorskip("triton")
-from pagewick.kernels.triton import attention, delta, latents, launches, logits, mla, moe, norm, rope, routing, sampling
+from pagewick.kernels.triton import (
+    attention,
+    delta,
+    latents,
+    launches,
+    logits,
+    mla,
+    moe,
+    norm,
+    rope,
+    routing,
+    sampling,
+    scan,
+    short_convolution,
+)
 from pagewick.kernels.triton.linear import linear
 from pagewick.kernels.triton.quantized import quantized_linear
 
@@ -154,6 +169,17 @@ def states_of_one_token() -> Operation:
     return compute
 
 
+def numbers_and_states(batch: ScanBatch | ConvolutionBatch, operation: Callable[..., Tensor]) -> Operation:
+    def compute(n: int) -> Tensor:
+        tables, lens, begins = (each[: n + extra] for each, extra in zip(batch.batch[:3], (0, 0, 1), strict=True))
+        names = ("xbc", "gate", "dt") if isinstance(batch, ScanBatch) else ("bcx",)
+        rows = {name: getattr(batch, name)[:n] for name in names}
+        out, states = replace(batch, batch=AttentionMetadata(tables, lens, begins), **rows).run(operation)
+        return torch.cat((out, states.view(torch.float32)[tables[:, 1]]), dim=1)
+
+    return compute
+
+
 OPERATIONS: dict[str, Callable[[], Operation]] = {
     "linear in float16": lambda: product(torch.float16, torch.float16),
     "linear in float16 into float32": lambda: product(torch.float16, torch.float32),
@@ -170,6 +196,12 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
     "argmax_rows, log_softmax_stats and sample_tokens": tokens_and_sums,
     "paged_attention": sequences_of_one_token,
     "gated_delta_net": states_of_one_token,
+    "selective_scan": lambda: numbers_and_states(
+        make_scan([1] * MOST, [3] * MOST, heads=(2, 1), dims=(32, 16), width=2), scan.selective_scan
+    ),
+    "short_convolution": lambda: numbers_and_states(
+        make_convolution([1] * MOST, [3] * MOST, num_channels=16), short_convolution.short_convolution
+    ),
 }
 
 

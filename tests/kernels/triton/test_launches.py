@@ -32,10 +32,11 @@ def forms() -> dict[str, list[str]]:
 
 def test_triton_takes_the_arguments_of_the_kernels() -> None:
     assert {
-        "advance_states", "attend_all", "attend_long", "attend_short", "attend_short_latents", "combine_rows",
-        "convolve_heads", "draw_rows", "finish_heads", "group_kernel", "keep_inputs", "latent_store",
-        "map_rows", "mask_parts", "merge_splits", "norm_rows", "rope_store", "route_tokens", "rows_kernel",
-        "tiles_kernel", "turn_rows", "weigh_parts",
+        "advance_scan", "advance_states", "attend_all", "attend_long", "attend_short", "attend_short_latents",
+        "combine_rows", "convolve_channels", "convolve_heads", "convolve_products", "draw_rows",
+        "finish_heads", "gate_rows", "group_kernel", "keep_inputs", "latent_store", "map_rows", "mask_parts",
+        "merge_splits", "norm_rows", "rope_store", "route_tokens", "rows_kernel", "tiles_kernel", "turn_rows",
+        "weigh_parts",
     } <= {*forms()["first"]}  # fmt: skip
 
 

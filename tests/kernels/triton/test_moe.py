@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -99,8 +101,8 @@ def test_an_id_of_no_expert_makes_its_row_nan(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "dtype"), [(1, torch.float32), (11, torch.float32), (11, torch.float16)])
-@pytest.mark.parametrize("is_gated", [True, False])
-def test_a_layer_of_experts(num_tokens: int, dtype: torch.dtype, is_gated: bool) -> None:
+@pytest.mark.parametrize(("is_gated", "activation"), [(True, "silu"), (False, "silu"), (False, "relu2")])
+def test_a_layer_of_experts(num_tokens: int, dtype: torch.dtype, is_gated: bool, activation: str) -> None:
     routing = Routing(top_k=3, renormalize=True)
     hidden, inner = 64, 33
     gate_up = plain_experts(2 * inner if is_gated else inner, hidden, dtype)
@@ -108,9 +110,25 @@ def test_a_layer_of_experts(num_tokens: int, dtype: torch.dtype, is_gated: bool)
     x, logits = random(num_tokens, hidden, dtype=dtype), random(num_tokens, E, seed=5)
     biases = MoeBiases(random(E), random(E, gate_up.num_rows, dtype=dtype), random(E, hidden, dtype=dtype))
     shared = SharedOutput(random(num_tokens, hidden, dtype=dtype, seed=9), random(num_tokens))
-    expected = reference.fused_moe(x, logits, gate_up, down, routing, biases=biases, shared=shared)
-    found = fused_moe(x, logits, gate_up, down, routing, biases=biases, shared=shared)
+    options: Any = {"activation": activation, "biases": biases, "shared": shared}
+    expected = reference.fused_moe(x, logits, gate_up, down, routing, **options)
+    found = fused_moe(x, logits, gate_up, down, routing, **options)
     assert_close(found, expected, absolute=1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 11])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int4_g128", "fp8_g128"])
+def test_quantized_experts_without_gates(name: str, num_tokens: int) -> None:
+    (up, numbers), (down, down_numbers) = quantized_experts(name, K, K, 1), quantized_experts(name, 33, K, 9)
+    x, logits = random(num_tokens, K) / 16, random(num_tokens, E, seed=5)
+    routing = Routing(top_k=3, scoring="sigmoid", renormalize=True)
+    weights, ids = logits.sigmoid().double().topk(3)
+    ids = ids.to(torch.int32)
+    activated = by_definition(x, numbers, ids, None).clamp(min=0).square()
+    rows = by_definition(activated, down_numbers, ids, None).view(num_tokens, 3, -1)
+    expected = ((weights / weights.sum(-1, keepdim=True))[..., None] * rows).sum(1)
+    found = fused_moe(x, logits, up, down, routing, activation="relu2")
+    assert_close(found, expected, absolute=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("rows_of_tile", [1, 4, 16])

@@ -16,34 +16,13 @@ constexpr int64_t kSlice = 64;
 // Channels of the convolution that are worth handing to another thread in one go.
 constexpr int64_t kGrain = 1 << 11;
 
-Status check(const DeltaArgs& args) {
-  if (args.cu_seqlens_q[0] != 0 || args.cu_seqlens_q[args.num_seqs] != args.num_tokens) return kBadLengths;
-  for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
-    const int64_t num_new = int64_t{args.cu_seqlens_q[seq + 1]} - args.cu_seqlens_q[seq];
-    if (num_new < 0 || args.context_lens[seq] < num_new) return kBadLengths;
-    if (num_new == 0) continue;
-    const int32_t* const blocks = args.block_tables + seq * args.block_table_stride;
-    for (int i = args.context_lens[seq] == num_new ? 1 : 0; i < 2; ++i)
-      if (blocks[i] < 0 || blocks[i] >= args.num_blocks) return kBadBlockId;
-  }
-  return kOk;
-}
-
-DeltaSequence sequence_at(const DeltaArgs& args, int64_t seq) {
-  const int64_t first = args.cu_seqlens_q[seq], num_new = args.cu_seqlens_q[seq + 1] - first;
-  const int32_t* const blocks = args.block_tables + seq * args.block_table_stride;
-  const bool is_new = args.context_lens[seq] == num_new;
-  return {first, num_new, is_new ? nullptr : args.states + blocks[0] * args.block_floats,
-          args.states + blocks[1] * args.block_floats};
-}
-
 // A unit has a key head, with all channels that belong to it, so that nothing is computed twice and no unit writes what
 // another one reads.
 void advance_key_heads(const DeltaKernels& delta, const DeltaArgs& args) {
   const int64_t keys = args.num_key_heads * args.key_dim;
   const int64_t columns = args.num_value_heads / args.num_key_heads * args.value_dim;
   parallel_for(args.num_seqs * args.num_key_heads, [&](int64_t index) {
-    const DeltaSequence sequence = sequence_at(args, index / args.num_key_heads);
+    const StateSequence sequence = sequence_at(args, index / args.num_key_heads);
     const int64_t head = index % args.num_key_heads;
     if (sequence.num_tokens == 0) return;
     const DeltaUnit unit = {head, head * columns, (head + 1) * columns, 0, sequence.num_tokens, sequence.source};
@@ -68,7 +47,7 @@ void advance_columns(const DeltaKernels& delta, const DeltaArgs& args) {
   for (int64_t begin = 0; begin < longest; begin += slice) {
     parallel_for(args.num_seqs * num_units, [&](int64_t index) {
       const int64_t seq = index / num_units, head = index % num_units / parts, part = index % parts;
-      const DeltaSequence sequence = sequence_at(args, seq);
+      const StateSequence sequence = sequence_at(args, seq);
       if (begin >= sequence.num_tokens) return;
       const int64_t first = head * args.value_dim + part * kColumns;
       const int64_t end = std::min((head + 1) * args.value_dim, first + kColumns);
@@ -77,14 +56,14 @@ void advance_columns(const DeltaKernels& delta, const DeltaArgs& args) {
       delta.advance(args, sequence, unit, reads + seq * slice * row);
     });
     parallel_for(args.num_seqs * slice, [&](int64_t index) {
-      const DeltaSequence sequence = sequence_at(args, index / slice);
+      const StateSequence sequence = sequence_at(args, index / slice);
       const int64_t token = begin + index % slice;
       if (token < sequence.num_tokens)
         delta.finish(args, sequence.first_token + token, 0, args.num_value_heads, reads + index * row);
     });
   }
   parallel_elements(args.num_seqs, num_channels(args), kGrain, [&](int64_t seq, int64_t first, int64_t end) {
-    const DeltaSequence sequence = sequence_at(args, seq);
+    const StateSequence sequence = sequence_at(args, seq);
     if (sequence.num_tokens > 0) delta.keep_inputs(args, sequence, first, end);
   });
 }
@@ -92,7 +71,7 @@ void advance_columns(const DeltaKernels& delta, const DeltaArgs& args) {
 }  // namespace
 
 Status gated_delta_net(const Kernels& kernels, const DeltaArgs& args) {
-  if (const Status status = check(args); status != kOk) return status;
+  if (const Status status = check_sequences(args); status != kOk) return status;
   const int64_t num_units = args.num_seqs * args.num_key_heads, threads = num_threads();
   if (num_units >= 2 * threads || num_units % threads == 0) {
     advance_key_heads(*kernels.delta, args);

@@ -5,7 +5,7 @@
 // inputs of the convolution for each of its C = 2 KH DK + VH DV channels: queries, keys, values.
 #pragma once
 
-#include "kernels.h"
+#include "states.h"
 
 namespace pagewick {
 
@@ -47,14 +47,6 @@ inline int64_t num_channels(const DeltaArgs& args) {
   return 2 * args.num_key_heads * args.key_dim + args.num_value_heads * args.value_dim;
 }
 
-// The new tokens of a sequence, and the blocks of its state. source: null for a sequence without earlier tokens.
-struct DeltaSequence {
-  int64_t first_token;
-  int64_t num_tokens;
-  const float* source;
-  float* target;
-};
-
 // Tokens [begin, end) of a sequence, counted from its first new one, for columns [first_column, end_column) of the
 // VH * DV value columns: all of those of one key head, or some of those of a value head. S comes from `before` (null:
 // zeros) and goes to the target.
@@ -70,11 +62,11 @@ struct DeltaUnit {
 struct DeltaKernels {
   // Takes the tokens of a unit through the rule. reads: where token `begin` reads the state, tokens VH * DV numbers
   // apart. Null: the unit has all columns of its value heads, and their outputs are computed.
-  void (*advance)(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, float* reads);
+  void (*advance)(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, float* reads);
   // Computes the outputs of value heads [first_head, end_head) of a token from what it has read [VH * DV].
   void (*finish)(const DeltaArgs& args, int64_t token, int64_t first_head, int64_t end_head, const float* reads);
   // Stores the inputs of the convolution for the next token, in channels [first, end).
-  void (*keep_inputs)(const DeltaArgs& args, const DeltaSequence& sequence, int64_t first, int64_t end);
+  void (*keep_inputs)(const DeltaArgs& args, const StateSequence& sequence, int64_t first, int64_t end);
 };
 
 // Returns kBadLengths or kBadBlockId, and writes nothing, if the batch contradicts itself.

@@ -2,9 +2,9 @@
 // length, and the factors of S. Also where a unit's memory lies.
 #pragma once
 
+#include "convolve.h"
 #include "delta.h"
 #include "parallel.h"
-#include "rows.h"
 #include "vec_math.h"
 
 namespace pagewick {
@@ -12,24 +12,6 @@ namespace PW_ISA {
 namespace {
 
 constexpr float kL2Eps = 1e-6f;
-// Tokens whose convolution is computed before the state passes over them.
-constexpr int64_t kChunk = 32;
-int64_t padded(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
-
-// log(1 + e^x), relative error below 2^-21.
-Vec softplus(Vec x) {
-  // max(x, 0) + log(1 + t) with t = e^-|x|, and log(1 + t) = 2 atanh(s) with s = t / (2 + t), which is at most 1 / 3.
-  const Vec t = exp(x > 0.0f ? -x : x), s = t / (t + 2.0f), square = s * s;
-  Vec p = set1(1.0f / 15);
-  p = madd(p, square, set1(1.0f / 13));
-  p = madd(p, square, set1(1.0f / 11));
-  p = madd(p, square, set1(1.0f / 9));
-  p = madd(p, square, set1(1.0f / 7));
-  p = madd(p, square, set1(1.0f / 5));
-  p = madd(p, square, set1(1.0f / 3));
-  return madd(s + s, madd(p, square, set1(1.0f)), max(zero(), x));
-}
-
 // Memory of a unit. Rows of tokens, and rows of S, begin at multiples of a vector and have no gaps between their
 // blocks.
 struct Memory {
@@ -70,20 +52,16 @@ void for_segments(const DeltaArgs& args, const DeltaUnit& unit, const Memory& m,
 }
 
 template <class T>
-const T* qkv_row(const DeltaArgs& args, const DeltaSequence& sequence, int64_t place) {
-  return static_cast<const T*>(args.qkv) + (sequence.first_token + place) * args.qkv_stride;
+Inputs<T> inputs_of(const DeltaArgs& args, const StateSequence& sequence) {
+  const T* const rows = static_cast<const T*>(args.qkv) + sequence.first_token * args.qkv_stride;
+  return {rows, args.qkv_stride, sequence.source, args.conv_width - 1, num_channels(args)};
 }
 
-// Prefetches what a unit reads and writes of a token: rows of tokens lie too far apart for the processor's own
-// prefetchers.
+// Prefetches what a unit reads and writes of a token.
 template <class T>
-void prefetch_token(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
+void prefetch_token(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
                     int64_t place, bool has_outputs) {
-  const auto prefetch = [](const T* memory, int64_t count) {
-    asm volatile("");  // GCC removes a call of a function that only prefetches
-    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(memory + i, 0, 2);
-  };
-  const T* const row = qkv_row<T>(args, sequence, place);
+  const T* const row = inputs_of<T>(args, sequence).token(place, 0).row;
   for_segments(args, unit, m, [&](int64_t channel, int64_t, int64_t size) { prefetch(row + channel, size); });
   if (!has_outputs) return;
   const int64_t token = sequence.first_token + place, first = unit.first_column, count = unit.end_column - first;
@@ -91,82 +69,31 @@ void prefetch_token(const DeltaArgs& args, const DeltaSequence& sequence, const 
   prefetch(static_cast<const T*>(args.out) + token * args.num_value_heads * args.value_dim + first, count);
 }
 
-// Returns inputs of the convolution at a place, counted from the sequence's first new token.
-template <class T>
-Vec input_at(const DeltaArgs& args, const DeltaSequence& sequence, int64_t place, int64_t channel, int64_t count) {
-  if (place >= 0) return load_count(qkv_row<T>(args, sequence, place) + channel, count);
-  if (sequence.source == nullptr) return zero();
-  return load_count(sequence.source + (args.conv_width - 1 + place) * num_channels(args) + channel, count);
-}
-
-// Writes the weights of kLanes channels with four taps each, tap by tap. The bits of a number's index are rotated, one
-// place in each stage, until those of the tap come first.
-void turn_four_taps(const float* weight, float* taps, int64_t stride) {
-  Vec rows[4];
-  for (int i = 0; i < 4; ++i) rows[i] = load(weight + i * kLanes);
-#pragma GCC unroll 4
-  for (int stage = 1; stage < kLanes; stage *= 2) {
-    const Vec next[4] = {interleave_low(rows[0], rows[2]), interleave_high(rows[0], rows[2]),
-                         interleave_low(rows[1], rows[3]), interleave_high(rows[1], rows[3])};
-    for (int i = 0; i < 4; ++i) rows[i] = next[i];
-  }
-  for (int i = 0; i < 4; ++i) store(taps + i * stride, rows[i]);
-}
-
 void load_taps(const DeltaArgs& args, const DeltaUnit& unit, const Memory& m) {
   for_segments(args, unit, m, [&](int64_t channel, int64_t offset, int64_t size) {
-    const float* const weight = args.conv_weight + channel * args.conv_width;
-    int64_t i = 0;
-    if (args.conv_width == 4)
-      for (; i + kLanes <= size; i += kLanes) turn_four_taps(weight + i * 4, m.taps + offset + i, m.width);
-    for (; i < padded(size); ++i)
-      for (int64_t tap = 0; tap < args.conv_width; ++tap)
-        m.taps[tap * m.width + offset + i] = i < size ? weight[i * args.conv_width + tap] : 0.0f;
+    turn_taps(args.conv_weight + channel * args.conv_width, args.conv_width, size, m.taps + offset, m.width);
   });
 }
 
-// Computes a segment of x for tokens [begin, begin + count). kTaps: 0 means any number.
+// Computes all segments of x for tokens [begin, begin + count).
 template <class T, int kTaps>
-void convolve_segment(const DeltaArgs& args, const DeltaSequence& sequence, const Memory& m, int64_t channel,
-                      int64_t offset, int64_t size, int64_t begin, int64_t count) {
-  const int64_t num_taps = kTaps > 0 ? kTaps : args.conv_width, before = num_taps - 1;
-  // The input of a token takes the place of the one that is no longer needed.
-  const auto inputs_of = [&](int64_t n) { return m.inputs + n % num_taps * m.longest; };
-  for (int64_t n = 0; n < before; ++n)
-    for_vectors(0, size, [&](int64_t i, auto part) {
-      store(inputs_of(n) + i, input_at<T>(args, sequence, begin - before + n, channel + i, part()));
-    });
-  const float* const taps = m.taps + offset;
-  for (int64_t n = 0; n < count; ++n) {
-    const T* const row = qkv_row<T>(args, sequence, begin + n) + channel;
-    float* const x = m.x + n * m.width + offset;
-    const float* inputs[kTaps > 0 ? kTaps : 1];
-    for (int64_t tap = 0; tap < kTaps; ++tap) inputs[tap] = inputs_of(n + tap);
-    float* const newest = inputs_of(n + before);
-    for_vectors(0, size, [&](int64_t i, auto part) {
-      const Vec input = load_count(row + i, part());
-      Vec sum = zero();
-      if (kTaps > 0) {
-#pragma GCC unroll 4
-        for (int64_t tap = 0; tap + 1 < kTaps; ++tap)
-          sum = madd(load(inputs[tap] + i), load(taps + tap * m.width + i), sum);
-      } else {
-        for (int64_t tap = 0; tap < before; ++tap)
-          sum = madd(load(inputs_of(n + tap) + i), load(taps + tap * m.width + i), sum);
-      }
-      store(newest + i, input);
-      store(x + i, silu(madd(input, load(taps + before * m.width + i), sum)));
-    });
-  }
+void convolve_segments(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
+                       int64_t begin, int64_t count) {
+  const Inputs<T> inputs = inputs_of<T>(args, sequence);
+  for_segments(args, unit, m, [&](int64_t channel, int64_t offset, int64_t size) {
+    const Taps taps = {m.taps + offset, m.width, args.conv_width, m.inputs, m.longest};
+    convolve_taps<kTaps>(inputs, taps, channel, size, begin, count,
+                         [x = m.x + offset, width = m.width](int64_t n, int64_t i, auto, Vec sum) {
+                           store(x + n * width + i, silu(sum));
+                         });
+  });
 }
 
 template <class T>
-void convolve(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
+void convolve(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
               int64_t begin, int64_t count) {
-  const auto run = args.conv_width == 4 ? convolve_segment<T, 4> : convolve_segment<T, 0>;
-  for_segments(args, unit, m, [&](int64_t channel, int64_t offset, int64_t size) {
-    run(args, sequence, m, channel, offset, size, begin, count);
-  });
+  const auto run = args.conv_width == 4 ? convolve_segments<T, 4> : convolve_segments<T, 0>;
+  run(args, sequence, unit, m, begin, count);
 }
 
 // Scales queries to length 1 / sqrt(DK) and keys to length 1. The roots of all tokens are computed together.
@@ -190,7 +117,7 @@ void set_lengths(const DeltaArgs& args, const Memory& m, int64_t count) {
 
 // Computes the factors of a head, for many tokens at a time.
 template <class T>
-void set_factors(const DeltaArgs& args, const DeltaSequence& sequence, int64_t head, int64_t begin, int64_t count,
+void set_factors(const DeltaArgs& args, const StateSequence& sequence, int64_t head, int64_t begin, int64_t count,
                  float* kept, float* taken) {
   T betas[kChunk], decays[kChunk];
   const int64_t first = sequence.first_token + begin;
@@ -208,7 +135,7 @@ void set_factors(const DeltaArgs& args, const DeltaSequence& sequence, int64_t h
 
 // Computes x, common and factors of tokens [begin, begin + count).
 template <class T>
-void prepare(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
+void prepare(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
              int64_t begin, int64_t count) {
   convolve<T>(args, sequence, unit, m, begin, count);
   set_lengths(args, m, count);

@@ -102,24 +102,9 @@ void pass_block(const DeltaArgs& args, const Memory& m, const Block& block, int6
   }
 }
 
-// Copies columns of S to rows of whole vectors, with zeros behind them, or back.
-void load_columns(const float* source, int64_t stride, int64_t rows, int64_t count, float* state) {
-  for (int64_t i = 0; i < rows; ++i)
-    for_vectors(0, count, [&](int64_t j, auto part) {
-      store(state + i * padded(count) + j, load_count(source + i * stride + j, part()));
-    });
-}
-
-void store_columns(const float* state, int64_t rows, int64_t count, float* target, int64_t stride) {
-  for (int64_t i = 0; i < rows; ++i)
-    for_vectors(0, count, [&](int64_t j, auto part) {
-      store_count(target + i * stride + j, load(state + i * padded(count) + j), part());
-    });
-}
-
 // Takes a chunk of tokens over all columns of a unit. S is in m.state between chunks.
 template <class F>
-void pass_chunk(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, const Memory& m,
+void pass_chunk(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
                 bool is_first, bool is_last, int64_t count, float* reads, int64_t reads_stride, const F& ahead) {
   const int64_t rows = args.key_dim, size = (unit.end_column - unit.first_column) / m.heads;
   for (int64_t head = 0; head < m.heads; ++head)
@@ -159,7 +144,7 @@ void finish_heads(const DeltaArgs& args, int64_t token, int64_t first_head, int6
 }
 
 template <class T>
-void advance_typed(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, float* reads) {
+void advance_typed(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, float* reads) {
   const Memory m = memory_for(args, unit);
   const int64_t row = args.num_value_heads * args.value_dim, columns = unit.end_column - unit.first_column;
   const int64_t first_head = unit.first_column / args.value_dim;
@@ -182,20 +167,7 @@ void advance_typed(const DeltaArgs& args, const DeltaSequence& sequence, const D
   }
 }
 
-template <class T>
-void keep_inputs_typed(const DeltaArgs& args, const DeltaSequence& sequence, int64_t first, int64_t end) {
-  const int64_t num_kept = args.conv_width - 1;
-  // In a block that is source and target, each row comes from a later one.
-  for (int64_t row = 0; row < num_kept; ++row) {
-    const int64_t place = sequence.num_tokens - num_kept + row;
-    float* const target = sequence.target + row * num_channels(args);
-    for_vectors(first, end, [&](int64_t channel, auto count) {
-      store_count(target + channel, input_at<T>(args, sequence, place, channel, count()), count());
-    });
-  }
-}
-
-void advance(const DeltaArgs& args, const DeltaSequence& sequence, const DeltaUnit& unit, float* reads) {
+void advance(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, float* reads) {
   with_type(args.dtype, [&](auto* type) { advance_typed<Element<decltype(type)>>(args, sequence, unit, reads); });
 }
 
@@ -205,8 +177,10 @@ void finish(const DeltaArgs& args, int64_t token, int64_t first_head, int64_t en
   });
 }
 
-void keep_inputs(const DeltaArgs& args, const DeltaSequence& sequence, int64_t first, int64_t end) {
-  with_type(args.dtype, [&](auto* type) { keep_inputs_typed<Element<decltype(type)>>(args, sequence, first, end); });
+void keep_inputs(const DeltaArgs& args, const StateSequence& sequence, int64_t first, int64_t end) {
+  with_type(args.dtype, [&](auto* type) {
+    keep_newest_inputs(inputs_of<Element<decltype(type)>>(args, sequence), sequence, first, end);
+  });
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace pagewick {
 
 // Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
-constexpr int kAbiVersion = 23;
+constexpr int kAbiVersion = 24;
 
 // The last three are for KV caches only.
 enum class DType : int32_t {
@@ -40,6 +40,8 @@ struct MlaKernels;
 struct DeltaKernels;
 struct QuantizedKernels;
 struct QuantizerKernels;
+struct ScanKernels;
+struct ConvolutionKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -55,6 +57,8 @@ struct Kernels {
   const DeltaKernels* delta;
   const QuantizedKernels* quantized;
   const QuantizerKernels* quantizers;
+  const ScanKernels* scan;
+  const ConvolutionKernels* convolution;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

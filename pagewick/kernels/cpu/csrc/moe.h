@@ -29,6 +29,7 @@ struct RouteArgs {
   int64_t num_groups;  // divides num_experts
   int64_t top_k_groups;
   float scaling;
+  float epsilon;  // added to the sum of the weights that are renormalized
   Scoring scoring;
   GroupScore group_score;
   int32_t renormalize;

@@ -116,7 +116,7 @@ void choose(const RouteArgs& args, const float* keys, const RowMemory& memory, i
 void weigh(const RouteArgs& args, const float* scores, const int32_t* expert_ids, float* weights) {
   float sum = 0.0f;
   for (int64_t i = 0; i < args.top_k; ++i) sum += weights[i] = scores[expert_ids[i]];
-  const float divisor = args.renormalize ? sum + 1e-20f : 1.0f;
+  const float divisor = args.renormalize ? sum + args.epsilon : 1.0f;
   for (int64_t i = 0; i < args.top_k; ++i) {
     weights[i] = weights[i] / divisor * args.scaling;
     if (args.scales != nullptr) weights[i] *= args.scales[expert_ids[i]];

@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
 #include "kernels.h"
@@ -18,6 +19,7 @@
 #include "quantizers.h"
 #include "replay.h"
 #include "rope.h"
+#include "scan.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -37,6 +39,8 @@ namespace pagewick {
   extern const DeltaKernels kDelta;             \
   extern const QuantizedKernels kQuantized;     \
   extern const QuantizerKernels kQuantizers;    \
+  extern const ScanKernels kScan;               \
+  extern const ConvolutionKernels kConvolution; \
   }
 
 // A set that has instructions for products only. Everything else is that of another set.
@@ -44,6 +48,7 @@ namespace pagewick {
   namespace isa {                           \
   extern const QuantizedKernels kQuantized; \
   using other::kActivation;                 \
+  using other::kConvolution;                \
   using other::kDelta;                      \
   using other::kElementwise;                \
   using other::kLogits;                     \
@@ -51,6 +56,7 @@ namespace pagewick {
   using other::kNorm;                       \
   using other::kQuantizers;                 \
   using other::kRope;                       \
+  using other::kScan;                       \
   }
 // For those that multiply only bytes: products of floats are those of the other set, too.
 #define PW_USE_FLOAT_PRODUCTS(isa, other) \
@@ -94,7 +100,8 @@ struct InstructionSet {
 #define PW_KERNELS(isa) PW_KERNELS_OF(isa, isa)
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers}
+   &isa::kElementwise, &isa::kMla, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,    \
+   &isa::kScan, &isa::kConvolution}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -163,6 +170,8 @@ const Operation kOperations[] = {
     PW_OPERATION(store_latent, StoreLatentArgs),
     PW_OPERATION(latent_attention, LatentAttentionArgs),
     PW_ADVANCING(gated_delta_net, DeltaArgs),
+    PW_ADVANCING(selective_scan, ScanArgs),
+    PW_ADVANCING(short_convolution, ConvolutionArgs),
     PW_EXPECTED(quantized_linear, QuantizedLinearArgs, expect_quantized_linear),
     PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),

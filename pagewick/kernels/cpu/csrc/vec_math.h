@@ -68,6 +68,20 @@ inline Vec times_sigmoid(Vec x, Vec s) {
 
 inline Vec silu(Vec x) { return times_sigmoid(x, x); }
 
+// log(1 + e^x), relative error below 2^-21.
+inline Vec softplus(Vec x) {
+  // max(x, 0) + log(1 + t) with t = e^-|x|, and log(1 + t) = 2 atanh(s) with s = t / (2 + t), which is at most 1 / 3.
+  const Vec t = exp(x > 0.0f ? -x : x), s = t / (t + 2.0f), square = s * s;
+  Vec p = set1(1.0f / 15);
+  p = madd(p, square, set1(1.0f / 13));
+  p = madd(p, square, set1(1.0f / 11));
+  p = madd(p, square, set1(1.0f / 9));
+  p = madd(p, square, set1(1.0f / 7));
+  p = madd(p, square, set1(1.0f / 5));
+  p = madd(p, square, set1(1.0f / 3));
+  return madd(s + s, madd(p, square, set1(1.0f)), max(zero(), x));
+}
+
 inline Vec tanh(Vec x) {
   const Vec bounded = max(set1(-20.0f), x);
   const Vec argument = bounded > 20.0f ? set1(20.0f) : bounded;

@@ -1,0 +1,168 @@
+"""Mamba-2's scan and short convolutions in Triton, interpreted: against transformers, and against themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.kernels import reference
+from tests.kernels.delta import ROUNDING, metadata
+from tests.kernels.scan import ConvolutionBatch, ScanBatch, assert_is_expected, make_convolution, make_scan
+from tests.kernels.triton.harness import IS_DEEP
+
+from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
+from pagewick.kernels.triton import short_convolution as short  # isort: skip
+
+DIMS = (32, 16)
+
+
+def operation(batch: ScanBatch | ConvolutionBatch) -> Callable[..., Tensor]:
+    return kernels.selective_scan if isinstance(batch, ScanBatch) else short.short_convolution
+
+
+@pytest.fixture
+def roughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter cuts off what does not fit into bfloat16: twice the error of a rounding.
+    monkeypatch.setitem(ROUNDING, torch.bfloat16, 2 * ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.usefixtures("roughly")
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_ragged_batch(dtype: torch.dtype) -> None:
+    is_exact = dtype == torch.float32
+    lengths = [1, 2, 5, 1], [0, 7, 1, 2]
+    scan = make_scan(*lengths, heads=(4, 2), dims=DIMS, dtype=dtype, in_place=is_exact)
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+
+
+@pytest.mark.usefixtures("roughly")
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_ragged_batch_of_short_convolutions(dtype: torch.dtype) -> None:
+    is_exact = dtype == torch.float32
+    lengths = [1, 2, 5, 1], [0, 7, 1, 2]
+    # One program has all of its channels, the last one few.
+    convolution = make_convolution(*lengths, num_channels=272, dtype=dtype, in_place=is_exact, has_bias=is_exact)
+    assert_is_expected(convolution.run(short.short_convolution), convolution)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims", "width"),
+    [
+        ((1, 1), (64, 16), 2),
+        ((3, 1), (32, 128), 3),
+        ((3, 3), (32, 32), 4),
+        ((4, 2), (32, 256), 1),
+        *([((2, 1), (128, 64), 4), ((8, 1), (64, 128), 4), ((8, 8), (64, 256), 8)] if IS_DEEP else []),
+    ],
+)
+def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, int], width: int) -> None:
+    scan = make_scan([1, 3], [3, 0], heads=heads, dims=dims, width=width, num_norm_groups=1)
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+
+
+@pytest.mark.parametrize("width", [2, 3, 7, 8])
+def test_widths_of_short_convolutions(width: int) -> None:
+    convolution = make_convolution([1, 3, 9], [3, 0, 2], num_channels=16, width=width)
+    assert_is_expected(convolution.run(short.short_convolution), convolution)
+
+
+@pytest.mark.parametrize(("num_norm_groups", "is_norm_first"), [(None, False), (1, True), (4, False), (4, True)])
+def test_gates_and_norms(num_norm_groups: int | None, is_norm_first: bool) -> None:
+    # Rows of 640 numbers are more than one piece without a norm.
+    scan = make_scan(
+        [1, 2], [0, 7], heads=(20, 1), dims=DIMS, num_norm_groups=num_norm_groups, is_norm_first=is_norm_first
+    )
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+
+
+@pytest.mark.parametrize("is_norm_first", [False, True])
+def test_norms_of_several_pieces(monkeypatch: pytest.MonkeyPatch, is_norm_first: bool) -> None:
+    monkeypatch.setattr(kernels, "_PIECES", (512,))
+    scan = make_scan([1, 2], [0, 7], heads=(35, 1), dims=DIMS, num_norm_groups=1, is_norm_first=is_norm_first)
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sequence_has_the_same_bits_alone_and_in_chunks(in_place: bool) -> None:
+    lengths = [1, 6, 2], [4, 0, 1]
+    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (
+        make_scan(*lengths, heads=(2, 1), dims=DIMS, in_place=in_place),
+        make_convolution(*lengths, num_channels=48, in_place=in_place),
+    )
+    for batch, (seq, cuts) in itertools.product(batches, ((0, [0, 1]), (1, [0, 1, 3, 6]))):
+        together, states = batch.run(operation(batch))
+        current, parts = batch.states.clone(), []
+        for begin, end in itertools.pairwise(cuts):
+            out, current = replace(batch.only(seq, begin, end), states=current).run(operation(batch))
+            parts.append(out)
+        assert torch.equal(torch.cat(parts), together[batch.of(seq)])
+        target = batch.batch.block_tables[seq, 1]
+        assert torch.equal(current[target], states[target])
+
+
+def test_padding_changes_nothing_but_its_own_block() -> None:
+    scan = make_scan([2, 1, 1], [5, 0, 0], heads=(2, 1), dims=DIMS)
+    convolution = make_convolution([2, 1, 1], [5, 0, 0], num_channels=16)
+    # Padding has equal tokens, so that it does not matter which of them is stored last.
+    for rows in (scan.xbc, scan.gate, scan.dt, convolution.bcx):
+        rows[3] = rows[2]
+    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (scan, convolution)
+    for batch in batches:
+        blocks = [batch.batch.block_tables[0].tolist(), [0, 0], [0, 0], [0, 1]]
+        padded = replace(batch, batch=metadata(blocks, [7, 1, 1, 3], [2, 1, 1, 0]))
+        out, states = padded.run(operation(batch))
+        alone, left = batch.only(0).run(operation(batch))
+        assert torch.equal(out[:2], alone)
+        assert not out.isnan().any()
+        assert torch.equal(states[1:], left[1:])
+
+
+def test_more_sequences_than_a_program_compares_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kernels, short):
+        few = {
+            key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2})
+            for key, each in module._CONVOLUTIONS.items()
+        }
+        monkeypatch.setattr(module, "_CONVOLUTIONS", few)
+    lengths = [1, 2, 1, 2, 1], [3, 0, 1, 2, 0]
+    scan = make_scan(*lengths, heads=(2, 1), dims=DIMS, width=2)
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+    convolution = make_convolution(*lengths, num_channels=16)
+    assert_is_expected(convolution.run(short.short_convolution), convolution)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+def test_large_numbers_give_no_infinities() -> None:
+    scan = make_scan([5], [4], heads=(2, 1), dims=DIMS)
+    for name in ("gate", "dt"):
+        scan = replace(scan, **{name: 100 * getattr(scan, name)})
+    out, states = scan.run(kernels.selective_scan)
+    expected, left = scan.run(reference.selective_scan)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=1e-4)
+    targets = scan.batch.block_tables[:, 1]
+    found, numbers = (each.view(torch.float32)[targets] for each in (states, left))
+    torch.testing.assert_close(found, numbers, rtol=2e-5, atol=1e-4)
+
+
+def test_unsupported_calls_go_to_the_definition() -> None:
+    scan = make_scan([2, 1], [1, 0])
+    assert all(map(torch.equal, scan.run(kernels.selective_scan), scan.run(reference.selective_scan)))
+    convolution = make_convolution([2, 1], [1, 0])
+    expected = convolution.run(reference.short_convolution)
+    assert all(map(torch.equal, convolution.run(short.short_convolution), expected))
+
+
+def test_a_step_without_tokens() -> None:
+    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (
+        make_scan([1], [2], heads=(2, 1), dims=DIMS),
+        make_convolution([1], [2], num_channels=64),
+    )
+    for batch in batches:
+        empty = replace(batch.only(0, 0, 0), batch=metadata([[0, 0]], [0], [0]))
+        out, states = empty.run(operation(batch))
+        assert out.shape == (0, 64) and torch.equal(states, batch.states)
