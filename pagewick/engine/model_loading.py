@@ -25,7 +25,7 @@ from pagewick.engine.adapters import read_room
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.image_settings import image_settings
 from pagewick.engine.preflight import plan_at_load
-from pagewick.engine.whole_parts import for_encoder, max_image_tokens
+from pagewick.engine.whole_parts import check_encoder_options, for_encoder, max_image_tokens
 from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.layers.context import LayerContext, LoraRoom
@@ -36,7 +36,6 @@ from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.registry import build_model, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
-from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import method_chooser
 from pagewick.weights.end_tokens import tokenizer_end_ids
 from pagewick.weights.loader import load_weights
@@ -101,6 +100,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             rope_theta=config.rope_theta,
             language_model_only=config.language_model_only,
         ).fitted(source.names())
+        check_encoder_options(config, model_config)
         config, model_config, images = _with_images(config, model_config, collectives)
         eos = _end_token_ids(config, model_config, source)
         config = config.resolve(
@@ -117,7 +117,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         kernels.set_num_threads(config.num_threads)
         if config.batch_invariant:
             _require_batch_invariance(device, collectives)
-        check_tensor_parallel(model_config.num_heads, collectives.tp_size)
+        model_config.check_ranks(collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         if collectives.rank == 0:
             check_tied_heads(source, model_config.tied_heads(source.names()))

@@ -48,25 +48,36 @@ def whole_parts(config: EngineConfig, model: ModelConfig) -> WholeParts:
     return WholeParts(most, spans_of_images) if most else NO_PARTS
 
 
-def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = True) -> EngineConfig:
-    """Return a resolved config as an encoder needs it, or as it is for another model.
-
-    A step then has room for the longest prompt. Prompts share no prefixes, since every token depends on all others. No
-    step is one that a CUDA graph could repeat.
-    is_first: whether the log gets a line about this. Raises ConfigError for options that need shared prefixes.
-    """
+def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ConfigError for what the user's config asks for and an encoder cannot do. config: not yet resolved."""
     if model.encoder is None:
-        return config
+        return
     if config.kv_cache_disk is not None:
         raise ConfigError(
             "--kv-cache-disk keeps prefixes that prompts share, and with this model they share none: tokens see those "
             "behind them\n  leave it out"
+        )
+    if config.swap_space:
+        raise ConfigError(
+            "--swap-space keeps KV blocks for later, and this model has none that are used again: it computes a prompt "
+            "in one step\n  leave it out"
         )
     if config.enable_lora:
         raise ConfigError(
             f"LoRA adapters of {model.architecture} are not supported; merge the adapter into the model, or leave out "
             "--lora, --lora-modules and --enable-lora"
         )
+
+
+def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = True) -> EngineConfig:
+    """Return a resolved config as an encoder needs it, or as it is for another model.
+
+    A step then has room for the longest prompt. Prompts share no prefixes, since every token depends on all others. No
+    step is one that a CUDA graph could repeat.
+    is_first: whether the log gets lines about this. It does although these may be defaults: the config cannot tell.
+    """
+    if model.encoder is None:
+        return config
     length = config.max_model_len or model.max_position_embeddings
     num_tokens = max(length, config.max_num_batched_tokens)
     if num_tokens > config.max_num_batched_tokens and is_first:
@@ -76,9 +87,17 @@ def for_encoder(config: EngineConfig, model: ModelConfig, *, is_first: bool = Tr
             num_tokens,
             config.max_num_batched_tokens,
         )
+    if (off := _switched_off(config)) and is_first:
+        _logger.info("this model has no use for %s: its tokens see those behind them", " and ".join(off))
     return replace(
         config, max_num_batched_tokens=num_tokens, enable_prefix_caching=False, swap_space=0, enforce_eager=True
     )
+
+
+def _switched_off(config: EngineConfig) -> list[str]:
+    """Return, in words, what a resolved config has on and an encoder cannot use."""
+    has_graphs = config.device.startswith("cuda") and not config.enforce_eager
+    return ["prefix caching"] * config.enable_prefix_caching + ["CUDA graphs"] * has_graphs
 
 
 def sees_images_whole(config: ModelConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.messages import EngineRequest
+from pagewick.engine.whole_parts import for_encoder
 from pagewick.errors import ConfigError, ModelLoadError, UnsupportedError
 from pagewick.layers.distance_bias import bucket_of
 from pagewick.layers.label_head import ACTIVATIONS
@@ -22,6 +25,7 @@ from pagewick.models import reading
 from pagewick.models.encoding import DENSE_ACTIVATIONS
 from pagewick.models.registry import ARCHITECTURES, read_config
 from pagewick.sampling_params import SamplingParams
+from tests.log_lines import collected_lines
 from tests.models.answers import make_prompts, running
 from tests.models.checkpoints import write_checkpoint
 from tests.models.encoders import ENCODERS, LABELLED, VOCAB_SIZE, hidden_states, make_encoder, write_encoder
@@ -194,6 +198,34 @@ def test_a_cache_of_prefixes_on_disk_is_refused(tmp_path: Path) -> None:
     write_encoder("bert", tmp_path)
     with pytest.raises(ConfigError, match="--kv-cache-disk"), running(tmp_path, kv_cache_disk=str(tmp_path / "disk")):
         pass
+
+
+@pytest.mark.parametrize("given", ["1GiB", 4])
+def test_memory_for_blocks_that_are_kept_is_refused(given: Any, tmp_path: Path) -> None:
+    write_encoder("bert", tmp_path)
+    with pytest.raises(ConfigError, match=r"--swap-space keeps.*\n  leave it out"), running(tmp_path, swap_space=given):
+        pass
+    with running(tmp_path, swap_space=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "prefix caching"),
+        ({"enable_prefix_caching": False}, None),
+        ({"device": "cuda:0"}, "prefix caching and CUDA graphs"),
+        ({"device": "cuda:0", "enforce_eager": True}, "prefix caching"),
+        ({"device": "cuda:0", "enable_prefix_caching": False, "enforce_eager": True}, None),
+    ],
+)
+def test_the_log_names_what_an_encoder_does_without(options: dict[str, Any], named: str | None) -> None:
+    model = read_config({**PUBLISHED_NOMIC, "n_positions": 128})
+    with collected_lines(logging.INFO) as lines:
+        found = for_encoder(EngineConfig(**options), model)
+        for_encoder(EngineConfig(**options), model, is_first=False)
+    assert (found.enable_prefix_caching, found.swap_space, found.enforce_eager) == (False, 0, True)
+    assert lines == ([] if named is None else [f"this model has no use for {named}: its tokens see those behind them"])
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
