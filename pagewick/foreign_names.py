@@ -82,7 +82,7 @@ NOTED: Lines = (
     ("--mamba-config= --mamba-cache-dtype= --mamba-ssm-cache-dtype= --mamba-block-size= --mamba-cache-mode= "
      "--enable-mamba-shared-prefix-checkpoint --replayssm-buffer-len= --use-replayssm --mamba-backend= "
      "--mamba-ssu-algorithm= --enable-mamba-cache-stochastic-rounding --mamba-cache-philox-rounds=",
-     "state-space models are not supported yet"),
+     "a layer's states are float32 and lie in the KV cache; their size decides how far apart prompts share them"),
     ("--max-cpu-loras=", "adapters are loaded once, into the memory of the device: --max-loras limits their number"),
     ("--fully-sharded-loras --specialize-active-lora --max-lora-cls-labels=",
      "every rank holds its share of an adapter's larger factors, and steps without adapters skip them"),
@@ -111,7 +111,8 @@ REFUSED: Lines = (
      "every expert is split between the ranks, with --tensor-parallel-size"),
     ("--n-cpu-moe=0 --cpu-moe --override-tensor= -ot=", "experts are kept in host memory by number, not by layer: give "
      "--num-experts-offload-per-rank"),
-    ("--mamba-fraction=", "state-space models are not supported yet"),
+    ("--mamba-fraction=", "states of Mamba and the like take their memory from the KV cache as they are needed; "
+     "--kv-cache-memory sets its size"),
     ("--lora-dtype=auto", "adapters have the data type of the model's activations: --dtype"),
     ("--lora-target-modules=", "an adapter changes all layers that it has factors for"),
     ("--default-mm-loras= --enable-tower-connector-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras",

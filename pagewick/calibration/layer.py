@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from pagewick.attention.backend import GroupBatch
 from pagewick.attention.native import choose_backend, default_block_size
 from pagewick.calibration.observation import InputObservation, Seen
 from pagewick.errors import ConfigError
+from pagewick.layers.attention import Attention
 from pagewick.layers.context import LayerContext
+from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.rotary import Angles, RotaryEmbedding
+from pagewick.layers.state import StateLayer
 from pagewick.models.blocks import BLOCKS, Block
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import DecoderStack
@@ -167,7 +170,8 @@ class TextRunner:
         for module in block.modules():
             if callable(finish := getattr(module, "finish_loading", None)):
                 finish()
-        attention: Any = getattr(block.mixer, "attn", block.mixer)
-        spec = attention.cache_spec
-        attention.bind_cache(torch.zeros(self._num_blocks, spec.block_bytes, dtype=torch.uint8), 0)
+        for part in block.modules():
+            if isinstance(part, Attention | LatentAttention | StateLayer):
+                blocks = torch.zeros(self._num_blocks, part.cache_spec.block_bytes, dtype=torch.uint8)
+                part.bind_cache(blocks, 0)
         return block, None if seen is None else InputObservation(block, routes, seen)

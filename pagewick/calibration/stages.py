@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
+from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 
@@ -55,26 +55,38 @@ class Fold:
 
 
 _NO_NORM = "no norm comes before it"
+_NO_GATE = "its inputs come from an activation without a gate"
+_NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
 _NOT_LINEAR = ("clamped_swish",)
+_STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv"}
+_SHARED = "the tensor before it holds the factors of a product"
 Stage = tuple[Fold, ...]
 """Folds whose inputs are known as soon as the weights of earlier stages are quantized."""
 
 
 def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     """Return a layer's stages, in the order of computation."""
-    attention, mlp = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
     if config.block == "parallel":
-        first = [(Fold((*attention, *mlp), _norm(config, "input_layernorm", layer.mlp)),)]
-        return [*first, *_inner(layer.attention), (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))]
+        assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
+        inputs = (*_attention_inputs(layer.attention), *_mlp_inputs(layer.mlp))
+        first = [(Fold(inputs, _norm(config, "input_layernorm", layer.mlp)),)]
+        outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
+        return [*first, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
     first_norm, second_norm = _norms_before(config, layer)
-    return [
-        (Fold(attention, first_norm, _NO_NORM if first_norm is None else ""),),
-        *_inner(layer.attention),
-        _attention_output(layer.attention),
-        (Fold(mlp, second_norm, _NO_NORM if second_norm is None else ""),),
-        _mlp_outputs(layer.mlp),
-    ]
+    stages: list[Stage] = []
+    if layer.attention is not None:
+        reason = _NO_NORM if first_norm is None else ""
+        beside = [] if layer.beside is None else [layer.beside.mamba]
+        parts = (layer.attention, *beside)
+        points = tuple(point for part in parts for point in _attention_inputs(part))
+        stages.append((Fold(points, first_norm, reason),))
+        stages += [*_inner(layer.attention), tuple(fold for part in parts for fold in _attention_output(part))]
+    if layer.mlp is not None:
+        reason = _NO_NORM if second_norm is None else ""
+        stages.append((Fold(_mlp_inputs(layer.mlp), second_norm, reason),))
+        stages += [*_latents(layer.mlp), _mlp_outputs(layer.mlp), *_latent_outputs(layer.mlp)]
+    return stages
 
 
 def _norms_before(config: ModelConfig, layer: LayerConfig) -> tuple[NormAbsorber | None, NormAbsorber | None]:
@@ -92,21 +104,25 @@ def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> 
     return NormAbsorber(name, config.norm.offset, config.norm.has_bias, tuple(readers))
 
 
-def _attention_inputs(config: AttentionConfig | MlaConfig | DeltaConfig) -> tuple[Point, ...]:
+def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tuple[Point, ...]:
     if isinstance(config, DeltaConfig):
         kinds = (
             *(("qkvz",) if config.is_fused else ("qkv", "z")),
             *(("ba",) if config.has_fused_gates else ("b", "a")),
         )
         return (Point(tuple(f"linear_attn.in_proj_{kind}" for kind in kinds)),)
+    if isinstance(config, StateConfig):
+        return (Point((f"{_STATE_NAMES[type(config)]}.in_proj",)),)
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
         return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa")),)
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
+    if config.has_head_gates:
+        names = (*names, "g_proj")
     return (Point(tuple(f"self_attn.{name}" for name in names)),)
 
 
-def _inner(config: AttentionConfig | MlaConfig | DeltaConfig) -> list[Stage]:
+def _inner(config: AttentionConfig | MlaConfig | StateConfig) -> list[Stage]:
     """The second factors of latent attention."""
     if not isinstance(config, MlaConfig):
         return []
@@ -121,10 +137,13 @@ def _inner(config: AttentionConfig | MlaConfig | DeltaConfig) -> list[Stage]:
     ]
 
 
-def _attention_output(config: AttentionConfig | MlaConfig | DeltaConfig) -> Stage:
+def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stage:
     """The output projection, whose inputs are sums of values, if each head has values of its own."""
     if isinstance(config, DeltaConfig):
         return (Fold((Point(("linear_attn.out_proj",)),), None, "all heads share the norm before it"),)
+    if isinstance(config, StateConfig):
+        reason = "its inputs are not linear in what comes before" if isinstance(config, MambaConfig) else _SHARED
+        return (Fold((Point((f"{_STATE_NAMES[type(config)]}.out_proj",)),), None, reason),)
     num_heads, points = config.num_heads, (Point(("self_attn.o_proj",)),)
     if isinstance(config, MlaConfig):
         size, stride = config.v_head_dim, config.qk_nope_head_dim + config.v_head_dim
@@ -151,19 +170,47 @@ def _mlp_inputs(config: MlpConfig | MoeConfig) -> tuple[Point, ...]:
     if isinstance(config, MlpConfig):
         names = ("gate_up_proj",) if config.is_fused else config.input_projections
         return (Point(tuple(f"mlp.{name}" for name in names)),)
-    return tuple(Point((f"{path}.gate_proj", f"{path}.up_proj")) for path in _experts(config))
+    paths = _experts(config) if config.latent_size is None else _shared_expert(config)
+    latents = [] if config.latent_size is None else [Point(("mlp.fc1_latent_proj",))]
+    return *latents, *(_expert_inputs(config, path) for path in paths)
+
+
+def _expert_inputs(config: MoeConfig, path: str) -> Point:
+    if _is_fused(config, path):
+        return Point((f"{path}.gate_up_proj",))
+    return Point(tuple(f"{path}.{name}" for name in config.input_projections))
+
+
+def _latents(config: MlpConfig | MoeConfig) -> list[Stage]:
+    """The first projections of experts that read latents."""
+    if isinstance(config, MlpConfig) or config.latent_size is None:
+        return []
+    points = tuple(_expert_inputs(config, path) for path in _routed_experts(config))
+    return [(Fold(points, RowsAbsorber("mlp.fc1_latent_proj", tuple(range(config.latent_size)), has_bias=False)),)]
+
+
+def _latent_outputs(config: MlpConfig | MoeConfig) -> list[Stage]:
+    """The projection behind the sum of the experts' latents."""
+    if isinstance(config, MlpConfig) or config.latent_size is None:
+        return []
+    return [(Fold((Point(("mlp.fc2_latent_proj",)),), None, "several experts make its inputs"),)]
 
 
 def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:
     if isinstance(config, MoeConfig):
         shared = config.shared_intermediate_size or 0
-        if config.activation in _NOT_LINEAR:
-            reason = "its inputs come from an activation that does not grow with the gate's other half"
+        if not config.is_gated or config.activation in _NOT_LINEAR:
+            reason = _NOT_GROWING if config.is_gated else _NO_GATE
             return tuple(Fold((Point((f"{path}.down_proj",)),), None, reason) for path in _experts(config))
         sizes = {path: shared if path == "mlp.shared_expert" else config.intermediate_size for path in _experts(config)}
-        return tuple(_down(path, f"{path}.up_proj", size) for path, size in sizes.items())
+        return tuple(
+            _down(path, f"{path}.gate_up_proj", size, first=size)
+            if _is_fused(config, path)
+            else _down(path, f"{path}.up_proj", size)
+            for path, size in sizes.items()
+        )
     if not config.is_gated:
-        return (Fold((Point(("mlp.down_proj",)),), None, "its inputs come from an activation without a gate"),)
+        return (Fold((Point(("mlp.down_proj",)),), None, _NO_GATE),)
     size = config.intermediate_size
     if config.is_fused:
         return (_down("mlp", "mlp.gate_up_proj", size, first=size, has_bias=config.bias),)
@@ -176,7 +223,20 @@ def _down(path: str, up: str, size: int, *, first: int = 0, has_bias: bool = Fal
     return Fold((Point((f"{path}.down_proj",)),), rows)
 
 
+def _is_fused(config: MoeConfig, path: str) -> bool:
+    """Whether an expert's gate and up are one tensor."""
+    return config.is_shared_fused and path == "mlp.shared_expert"
+
+
 def _experts(config: MoeConfig) -> Iterator[str]:
+    yield from _routed_experts(config)
+    yield from _shared_expert(config)
+
+
+def _routed_experts(config: MoeConfig) -> Iterator[str]:
     yield from (f"mlp.experts.{expert}" for expert in range(config.num_experts))
+
+
+def _shared_expert(config: MoeConfig) -> Iterator[str]:
     if config.shared_intermediate_size is not None:
         yield "mlp.shared_expert"

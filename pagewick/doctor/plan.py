@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Final, Literal
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, KeptState, native_spec, state_spec
@@ -29,7 +30,7 @@ from pagewick.engine.step_memory import (
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig
 from pagewick.models.tensors import DTYPE_BYTES
-from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
+from pagewick.parallel.sharding import kv_heads_of_rank
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
@@ -172,7 +173,7 @@ class LayerGroup:
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
     """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
-    groups = Counter(_kept(layer, num_ranks) for layer in model.layers if layer.lender is None)
+    groups = Counter(kept for layer in model.layers if layer.lender is None for kept in _kept(layer, num_ranks))
     return [
         LayerGroup(
             state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count
@@ -181,27 +182,28 @@ def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) ->
     ]
 
 
-def _kept(layer: LayerConfig, num_ranks: int) -> Kept | KeptState:
+def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     attention = layer.attention
-    if layer.state is not None:
-        return KeptState(layer.state.state_bytes(num_ranks))
+    for state in layer.states:
+        yield KeptState(state.state_bytes(num_ranks))
     if layer.latent is not None:
-        return KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim)
-    assert isinstance(attention, AttentionConfig), "there is no other kind"
-    # Every rank stores as many KV heads as the first.
-    kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
-    return KeptHeads(len(kv_heads), attention.head_dim, layer.window)
+        yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim)
+    if isinstance(attention, AttentionConfig):
+        # Every rank stores as many KV heads as the first.
+        kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
+        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window)
 
 
 def tensor_parallel_sizes(model: ModelConfig, most: int, can_share: CanShare = lambda size: True) -> list[int]:
-    """Numbers of ranks, up to `most`, that divide the attention heads and cut no block of weights."""
-    return [size for size in range(1, most + 1) if model.num_heads % size == 0 and can_share(size)]
+    """Numbers of ranks, up to `most`, that divide all heads and cut no block of weights."""
+    unit = gcd(*model.divided.values())
+    return [size for size in range(1, most + 1) if unit % size == 0 and can_share(size)]
 
 
 def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:
     """Plan how a model would run. Raises ConfigError for impossible wishes."""
     size = wishes.tensor_parallel_size or 1
-    check_tensor_parallel(model.num_heads, size)
+    model.check_ranks(size)
     EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
     dtype = wishes.dtype or model.dtype
     kv_dtype = wishes.kv_cache_dtype or dtype

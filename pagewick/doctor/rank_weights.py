@@ -12,7 +12,8 @@ from typing import Final
 
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import Role, model_tensors
+from pagewick.models.tensor_sizes import Role
+from pagewick.models.tensors import model_tensors
 
 _PARTS: Final[tuple[Role, ...]] = ("embedding", "head", "expert", "shared_expert")
 

@@ -138,7 +138,7 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     same = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype")
     return {
         **{name: getattr(model, name) for name in same},
-        "intermediate_size": model.layers[0].mlp.intermediate_size,
+        "intermediate_size": next(layer.mlp.intermediate_size for layer in model.layers if layer.mlp is not None),
         "is_tied": model.tie_word_embeddings,
         **dict(zip(("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"), kept, strict=True)),
     }

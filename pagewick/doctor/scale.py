@@ -203,7 +203,8 @@ def _check(model: ModelConfig, num_ranks: int, wishes: Wishes, experts_per_rank:
             f"--tensor-parallel-size {wishes.tensor_parallel_size} is not the {num_ranks} GPUs that --gpus and --nodes "
             "say\n  leave it out"
         )
-    if model.num_heads % num_ranks:
-        sizes = ", ".join(map(str, tensor_parallel_sizes(model, min(num_ranks, model.num_heads))))
-        raise ConfigError(f"{num_ranks} GPUs do not divide the model's {model.num_heads} heads; smaller: {sizes}")
+    for parts, count in model.divided.items():
+        if count % num_ranks:
+            sizes = ", ".join(map(str, tensor_parallel_sizes(model, min(num_ranks, count))))
+            raise ConfigError(f"{num_ranks} GPUs do not divide the model's {count} {parts}; smaller: {sizes}")
     model.check_expert_offload(experts_per_rank, num_ranks)

@@ -88,9 +88,9 @@ class AdapterLoader:
 
     def _check_order(self, adapter: Adapter, path: str) -> None:
         """Raise ModelLoadError if the adapter's value heads are in another order than those of linear attention."""
-        states = [layer.state for layer in self._config.layers if layer.state is not None]
-        is_ordered = any(state.num_value_heads > state.num_key_heads for state in states)
-        is_tiled = any(state.is_tiled for state in states)
+        deltas = self._config.deltas
+        is_ordered = any(delta.num_value_heads > delta.num_key_heads for delta in deltas)
+        is_tiled = any(delta.is_tiled for delta in deltas)
         changed = [name for name in adapter.factors if ".linear_attn." in name]
         if is_ordered and changed and adapter.is_gguf != is_tiled:
             has, needs = ("a GGUF file", "safetensors") if adapter.is_gguf else ("no GGUF file", "GGUF")

@@ -24,7 +24,6 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.parallel.layout import layout_of
-from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.quantization.at_load_memory import most_quantizing_bytes
 from pagewick.quantization.plan import QuantizationPlan, choose_mix, plan_quantization
@@ -155,11 +154,11 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
 def _check_ranks(models: Sequence[FoundModel], num_ranks: int) -> None:
     """Raise ConfigError, naming the sizes that work, if these ranks cannot share the model, or the draft model."""
     for model, owner in zip(models, ("model", "draft model"), strict=False):
-        check_tensor_parallel(model.config.num_heads, num_ranks, owner)
+        model.config.check_ranks(num_ranks, owner)
         if (vision := model.config.fitted(model.names).vision) is not None:
             vision.check_ranks(num_ranks)
         if num_ranks > 1 and (cut := model.unshared(num_ranks)):
-            num_heads = gcd(*(each.config.num_heads for each in models))
+            num_heads = gcd(*(count for each in models for count in each.config.divided.values()))
             sizes = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
             working = ", ".join(str(size) for size in sizes if not any(each.unshared(size) for each in models))
             raise ConfigError(

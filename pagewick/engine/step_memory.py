@@ -10,7 +10,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        latent attention          query heads * 2 latents / R
                        gated delta rule          (3 channels + 2 value heads * value_dim) / R
                        MLP                       3 I / R
-                       experts                   3 (A * I + shared I) / R + A * H
+                       experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
+                                                 latents of size L (A + 2) * L in place of A * H
     adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
@@ -186,17 +187,15 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
         width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    elif layer.state is not None:
-        width = layer.state.products_width
     elif layer.latent is not None:
         width = layer.latent.num_heads * 2 * layer.latent.latent_size
+    width += sum(state.products_width for state in layer.states)
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):
         if isinstance(mlp, MlpConfig):
             widest = max(widest, -(-3 * mlp.intermediate_size // num_ranks))
         elif mlp is not None:
-            inner = mlp.routing.top_k * mlp.intermediate_size + (mlp.shared_intermediate_size or 0)
-            widest = max(widest, -(-3 * inner // num_ranks) + mlp.routing.top_k * hidden_size)
+            widest = max(widest, mlp.products_width(hidden_size, num_ranks))
     return widest
 
 

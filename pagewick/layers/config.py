@@ -143,10 +143,89 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """A layer of Mamba-2 (arXiv:2405.21060). The numbers of heads and groups are those of the whole model.
+
+    num_groups: a divisor of num_heads; consecutive heads share a group's keys and queries of state_dim numbers.
+    conv_size: tokens that the convolution sees, the new one included. has_bias: the input and output projections have
+    biases. has_norm: the result is normalised, each group's heads as one vector; is_norm_first: before its gate.
+    scales: factors of the input projection's outputs: gates, values, keys, queries, steps.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    conv_size: int = 4
+    norm_eps: float = 1e-6
+    has_bias: bool = False
+    has_conv_bias: bool = True
+    has_norm: bool = True
+    is_norm_first: bool = False
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+
+    @property
+    def num_values(self) -> int:
+        """Numbers of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Numbers of values, keys and queries together."""
+        return self.num_values + 2 * self.num_groups * self.state_dim
+
+    @property
+    def products_width(self) -> int:
+        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice."""
+        return 3 * self.num_channels + 2 * self.num_values + self.num_heads
+
+    def groups_of(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """Return the range of the groups that a rank's heads use. Ranks may share a model's only group."""
+        if self.num_groups == 1:
+            return 0, 1
+        return rank * self.num_groups // num_ranks, (rank + 1) * self.num_groups // num_ranks
+
+    def state_bytes(self, num_ranks: int = 1) -> int:
+        """Return the bytes of a sequence's state on each rank: float32, as kernels.selective_scan lays it out."""
+        first, last = self.groups_of(0, num_ranks)
+        channels = self.num_values // num_ranks + 2 * (last - first) * self.state_dim
+        return 4 * ((self.conv_size - 1) * channels + self.num_values * self.state_dim // num_ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionConfig:
+    """A gated short convolution (LFM2, arXiv:2511.23404) of num_channels channels.
+
+    conv_size: tokens that it sees, the new one included. has_bias: the convolution and both projections have biases.
+    """
+
+    num_channels: int
+    conv_size: int = 3
+    has_bias: bool = False
+
+    @property
+    def products_width(self) -> int:
+        """Numbers of a token in the layer's products."""
+        return 4 * self.num_channels
+
+    def state_bytes(self, num_ranks: int = 1) -> int:
+        """Return the bytes of a sequence's state on each rank: float32, as kernels.short_convolution lays it out."""
+        return 4 * (self.conv_size - 1) * -(-self.num_channels // num_ranks)
+
+
+StateConfig = DeltaConfig | MambaConfig | ConvolutionConfig
+"""A layer that keeps one state of a sequence, and nothing of each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
     """A feed-forward layer in which every token uses a few of `num_experts` experts, and the shared one if any.
 
-    intermediate_size: size of one expert; experts are gated. has_expert_biases: all their projections have biases.
+    intermediate_size: size of one expert. is_gated: experts, the shared one too, are activation(gate(x)) * up(x), else
+    activation(up(x)). has_expert_biases: all projections of experts but the shared one have biases.
+    latent_size: inputs and outputs of all experts but the shared one have this size: one projection makes the inputs
+    from hidden states, and another one hidden states from the sum of the outputs (Nemotron 3 Super). None: they are
+    hidden states.
     routing: how experts are chosen. Router logits are sums in float32 that are not rounded before they are compared, as
     in DeepSeek's own code; that of Mixtral and Qwen rounds them to the model's dtype first.
     activation: a name in kernels.reference.ACTIVATIONS, for all experts.
@@ -157,6 +236,7 @@ class MoeConfig:
     logit_scale: factor of the router's outputs.
     is_router_bias_matrix: the file has these numbers as a matrix of one row.
     shared_intermediate_size: size of the expert that every token uses; None: there is none.
+    is_shared_fused: the file has the shared expert's gate and up in one tensor.
     has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
     Raises ValueError if the numbers contradict each other.
     """
@@ -165,6 +245,8 @@ class MoeConfig:
     intermediate_size: int
     routing: Routing
     activation: str = "silu"
+    is_gated: bool = True
+    latent_size: int | None = None
     has_logit_bias: bool = False
     has_router_bias: bool = False
     has_expert_biases: bool = False
@@ -173,12 +255,30 @@ class MoeConfig:
     logit_scale: float = 1.0
     is_router_bias_matrix: bool = False
     shared_intermediate_size: int | None = None
+    is_shared_fused: bool = False
     has_shared_gate: bool = False
 
     def __post_init__(self) -> None:
         self.routing.check(self.num_experts)
         if self.has_shared_gate and self.shared_intermediate_size is None:
             raise ValueError("there is no shared expert for the shared gate")
+        if self.has_shared_gate and self.latent_size is not None:
+            raise ValueError("the gate of a shared expert beside latents is not supported")
+
+    @property
+    def input_projections(self) -> tuple[str, ...]:
+        """Names of an expert's projections that read its inputs."""
+        return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
+
+    def products_width(self, hidden_size: int, num_ranks: int) -> int:
+        """Return the numbers of a token in the layer's products on each rank: results, and their activations."""
+        top_k = self.routing.top_k
+        inner = (1 + len(self.input_projections)) * (
+            top_k * self.intermediate_size + (self.shared_intermediate_size or 0)
+        )
+        # Latents, too, are the inputs of experts and the sum of their outputs.
+        outputs = top_k * hidden_size if self.latent_size is None else (top_k + 2) * self.latent_size
+        return -(-inner // num_ranks) + outputs
 
     def num_offloaded(self, per_rank: int, num_ranks: int) -> int:
         """Return how many experts are in host memory with --num-experts-offload-per-rank `per_rank`.

@@ -2,7 +2,7 @@
 
 An expert is in one of the slots on the device, or in one of the rows of host memory. One row is spare, so that two
 experts can trade places. All ranks choose the same experts, so their slots hold the same ones at any time.
-T: tokens; E: experts; A: experts of a token; H: hidden_size.
+T: tokens; E: experts; A: experts of a token; H: size of the experts' inputs and outputs.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class OffloadedExperts(nn.Module):
 
     def _products(self, x: Tensor, slots: Tensor, biases: MoeBiases) -> Tensor:
         """Return the output of each choice's expert: [number of choices, H]. biases: those of the slots."""
-        activated = kernels.gated_activation(self.gate_up.linear(x, slots, biases.gate_up), self._config.activation)
+        activate = kernels.gated_activation if self._config.is_gated else kernels.activation
+        activated = activate(self.gate_up.linear(x, slots, biases.gate_up), self._config.activation)
         return self.down.linear(activated, slots, biases.down)
 
     def _biases_of_slots(self, biases: MoeBiases) -> MoeBiases:

@@ -1,6 +1,6 @@
 """The experts of a layer. A rank keeps its share of each of them: a range of intermediate_size.
 
-T: tokens; E: experts; H: hidden_size.
+T: tokens; E: experts; H: size of the experts' inputs and outputs, which is hidden_size if there are no latents.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _BIAS: Final = "bias"
 class ExpertWeights(nn.Module):
     """x [T, H] and router logits [T, E] float32 -> [T, H], this rank's partial sum.
 
-    prefix: the checkpoint name of the module that holds the experts, whose tensors are `prefix`.0.gate_proj.weight and
-    so on. Raises ConfigError if some should be in host memory and cannot.
+    prefix: the checkpoint name of the module that holds the experts, whose tensors are `prefix`.0.up_proj.weight and so
+    on. width: H. Raises ConfigError if some should be in host memory and cannot.
     """
 
-    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
+    def __init__(self, context: LayerContext, prefix: str, width: int, config: MoeConfig) -> None:
         super().__init__()
         size = config.intermediate_size
         kept = shard_bounds(size, context.tp_rank, context.tp_size)
-        first = tuple(Part(name, size, (kept,)) for name in ("gate_proj", "up_proj"))
-        self._shares = Share(first, hidden_size, (0, hidden_size)), whole_rows(hidden_size, size, kept)
+        first = tuple(Part(name, size, (kept,)) for name in config.input_projections)
+        self._shares = Share(first, width, (0, width)), whole_rows(width, size, kept)
         self._num_experts = config.num_experts
         # Checkpoint name of a tensor's owner -> the expert, which of its two weights, and the part of that weight.
         self._places: dict[str, tuple[int, int, str | None]] = {}
         for expert in range(config.num_experts):
             owner = f"{prefix.rpartition('.')[2]}.{expert}"
-            for name in ("gate_proj", "up_proj"):
+            for name in config.input_projections:
                 self._places[f"{owner}.{name}"] = expert, 0, name
             self._places[f"{owner}.down_proj"] = expert, 1, None
         num_offloaded = config.num_offloaded(context.num_experts_offload_per_rank, context.tp_size)
@@ -57,7 +57,7 @@ class ExpertWeights(nn.Module):
                 context.dtype,
                 context.device,
             )
-            for share, names in zip(self._shares, (("gate_proj", "up_proj"), ("down_proj",)), strict=True)
+            for share, names in zip(self._shares, (config.input_projections, ("down_proj",)), strict=True)
         )
         self.gate_up_bias: nn.Parameter | None = None
         self.down_bias: nn.Parameter | None = None
@@ -135,7 +135,11 @@ class ExpertWeights(nn.Module):
 
 
 class ResidentExperts(nn.Module):
-    """All experts on the device. gate_up: the weights of the first product. down: those of the second."""
+    """All experts on the device.
+
+    gate_up: the weights of the first product, in which there are no gates if the experts have none. down: those of the
+    second product.
+    """
 
     def __init__(self, config: MoeConfig, gate_up: ExpertStorage, down: ExpertStorage) -> None:
         super().__init__()

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch
-from pagewick.attention.cache_spec import CacheSpec, KeptState, state_spec
 from pagewick.errors import ConfigError
-from pagewick.kernels.options import AttentionMetadata, DeltaOptions
+from pagewick.kernels.options import DeltaOptions
 from pagewick.layers.config import TILED, DeltaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, RowParallelLinear
 from pagewick.layers.rotary import Angles
+from pagewick.layers.state import Constant, StateLayer, constant, times
 from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
-from pagewick.quantization.share import Part, Range, Share, check_floats
+from pagewick.quantization.share import Part, Range, Share
 
 # Raise the number whenever the layout of a state changes.
 _LAYOUT = "gated delta 1"
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(StateLayer):
     """Linear attention: [T, hidden_size] -> [T, hidden_size].
 
-    Each rank has some of the key heads, and the value heads that use them. The engine reads `cache_spec` and calls
-    `bind_cache` once. Raises ConfigError unless all ranks get as many key heads, and for several ranks if value heads
-    are tiled.
+    Each rank has some of the key heads, and the value heads that use them. Raises ConfigError unless all ranks get as
+    many key heads, and for several ranks if value heads are tiled.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: DeltaConfig) -> None:
-        super().__init__()
         rank, num_ranks = context.tp_rank, context.tp_size
-        check_tensor_parallel(config.num_key_heads, num_ranks, "layers of linear attention")
+        super().__init__(config.state_bytes(num_ranks), _LAYOUT)
+        check_tensor_parallel(config.num_key_heads, num_ranks, parts="key heads of linear attention")
         if config.is_tiled and num_ranks > 1:
             raise ConfigError(f"--tensor-parallel-size {num_ranks} does not fit the model's {TILED}\n  use 1")
         keys = shard_bounds(config.num_key_heads, rank, num_ranks)
         ratio = config.num_value_heads // config.num_key_heads
         values = _value_heads(config, keys)
-        self._kept = KeptState(config.state_bytes(num_ranks))
-        self._bound: tuple[Tensor, int] | None = None
         self._num_keys, self._num_values = keys[1] - keys[0], (keys[1] - keys[0]) * ratio
         self.in_proj = Linear(context, prefix, _input_share(config, hidden_size, keys, values))
         self.out_proj = RowParallelLinear(
@@ -57,10 +54,10 @@ class GatedDeltaNet(nn.Module):
             self._columns = torch.tensor(_file_order(config, values), device=context.device)
         num_channels = config.num_channels // num_ranks
         self._widths = [num_channels, self._num_values * config.value_dim, self._num_values, self._num_values]
-        self.conv_weight = _constant(context, num_channels, config.conv_size)
-        self.log_decay = _constant(context, self._num_values)
-        self.dt_bias = _constant(context, self._num_values)
-        self.norm_weight = _constant(context, config.value_dim)
+        self.conv_weight = constant(context, num_channels, config.conv_size)
+        self.log_decay = constant(context, self._num_values)
+        self.dt_bias = constant(context, self._num_values)
+        self.norm_weight = constant(context, config.value_dim)
         self.options = DeltaOptions(
             num_key_heads=self._num_keys,
             num_value_heads=self._num_values,
@@ -72,50 +69,23 @@ class GatedDeltaNet(nn.Module):
             norm_weight=self.norm_weight,
             norm_eps=config.norm_eps,
         )
-        # Each tensor of the file has a shape, rows that this rank keeps, and a place here.
         heads = ((config.num_value_heads,), values)
-        self._loaded: dict[str, tuple[tuple[int, ...], tuple[Range, ...], Tensor]] = {
-            "conv1d.weight": (
-                (config.num_channels, 1, config.conv_size), _channels(config, keys, values), self.conv_weight,
-            ),
-            "A_log": (*heads, self.log_decay),
-            "dt_bias": (*heads, self.dt_bias),
-            "norm.weight": ((config.value_dim,), ((0, config.value_dim),), self.norm_weight),
-        }  # fmt: skip
-
-    @property
-    def cache_spec(self) -> CacheSpec:
-        return state_spec(self._kept, layout=_LAYOUT)
-
-    def bind_cache(self, blocks: Tensor, group: int) -> None:
-        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        self._bound = (blocks, group)
-
-    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return ((None, name) for name in self._loaded)
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        """Keep this rank's rows, in float32. Raises ModelLoadError if the tensor does not fit."""
-        shape, ranges, target = self._loaded[name]
-        check_floats(tensor, shape)
-        kept = torch.cat([tensor[start:stop] for start, stop in ranges])
-        target.copy_(kept.view(target.shape))
+        channels = (config.num_channels, 1, config.conv_size)
+        self._constants = {
+            "conv1d.weight": Constant(channels, _channels(config, keys, values), self.conv_weight),
+            "A_log": Constant(*heads, self.log_decay),
+            "dt_bias": Constant(*heads, self.dt_bias),
+            "norm.weight": Constant((config.value_dim,), ((0, config.value_dim),), self.norm_weight),
+        }
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         """angles: not used; the order of the tokens is in the state."""
-        assert self._bound is not None, "bind_cache comes first"
-        states, group = self._bound
+        states, metadata = self.states(batch)
         qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
-        metadata = AttentionMetadata(batch.groups[group].block_tables, batch.context_lens, batch.cu_seqlens_q)
         mixed = kernels.gated_delta_net(qkv, gate, beta, decay, states, metadata, self.options)
         if self._columns is not None:
             mixed = kernels.gather_columns(mixed, self._columns)
         return self.out_proj(mixed, batch)  # type: ignore[no-any-return]
-
-
-def _constant(context: LayerContext, *shape: int) -> nn.Parameter:
-    """Make an uninitialised parameter, in float32 as the state is."""
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=context.device), requires_grad=False)
 
 
 def _value_heads(config: DeltaConfig, keys: Range) -> tuple[Range, ...]:
@@ -149,7 +119,7 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Seq
     else:
         parts = [
             Part("in_proj_qkv", config.num_channels, _channels(config, keys, values)),
-            Part("in_proj_z", num_values * value_dim, tuple(_times(head, value_dim) for head in values)),
+            Part("in_proj_z", num_values * value_dim, tuple(times(head, value_dim) for head in values)),
         ]
     if config.has_fused_gates:
         small = [
@@ -166,11 +136,7 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Seq
 def _channels(config: DeltaConfig, keys: Range, values: Sequence[Range]) -> tuple[Range, ...]:
     """Return the rows of these heads where all queries are followed by all keys, and these by all values."""
     size = config.num_key_heads * config.key_dim
-    first, last = _times(keys, config.key_dim)
-    of_values = (_times(head, config.value_dim) for head in values)
+    first, last = times(keys, config.key_dim)
+    of_values = (times(head, config.value_dim) for head in values)
     rows = ((2 * size + start, 2 * size + stop) for start, stop in of_values)
     return (first, last), (size + first, size + last), *rows
-
-
-def _times(heads: Range, size: int) -> Range:
-    return heads[0] * size, heads[1] * size

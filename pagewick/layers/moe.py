@@ -1,6 +1,6 @@
 """A mixture of experts: a router, the experts from which it chooses, and one shared expert that serves every token.
 
-Module names are checkpoint names. T: tokens; E: experts; H: hidden_size.
+Module names are checkpoint names. T: tokens; E: experts; H: hidden_size; L: size of latents.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pagewick import kernels
 from pagewick.kernels.options import MoeBiases, SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.elementwise import Activation
 from pagewick.layers.experts import ExpertWeights
-from pagewick.layers.linear import Linear, MergedColumnParallelLinear, WeightLayer
+from pagewick.layers.linear import Linear, MergedColumnParallelLinear, ReplicatedLinear, WeightLayer
 from pagewick.layers.norm import RMSNorm
 from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.share import check_floats, whole_rows
@@ -24,7 +25,8 @@ from pagewick.quantization.share import check_floats, whole_rows
 class MoeLayer(nn.Module):
     """[T, H] -> [T, H]. Each rank computes with its share of all experts; the partial sums are added once at the end.
 
-    prefix: the layer's checkpoint name; gate, experts, shared_expert and shared_expert_gate are below it.
+    prefix: the layer's checkpoint name; gate, experts, shared_expert, shared_expert_gate, fc1_latent_proj and
+    fc2_latent_proj are below it.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
@@ -45,12 +47,19 @@ class MoeLayer(nn.Module):
             self.router_norm = RMSNorm(context, hidden_size, config.router_norm_eps)
         self.expert_scales = ExpertScales(context, config.num_experts) if config.has_expert_scales else None
         self._logit_scale = config.logit_scale
-        self.experts = ExpertWeights(context, f"{prefix}.experts", hidden_size, config)
+        # Whole on every rank: the ranks divide the experts' intermediate_size, and not their inputs and outputs.
+        self.fc1_latent_proj: ReplicatedLinear | None = None
+        self.fc2_latent_proj: ReplicatedLinear | None = None
+        width = hidden_size if config.latent_size is None else config.latent_size
+        if config.latent_size is not None:
+            self.fc1_latent_proj = ReplicatedLinear(context, f"{prefix}.fc1_latent_proj", hidden_size, width)
+            self.fc2_latent_proj = ReplicatedLinear(context, f"{prefix}.fc2_latent_proj", width, hidden_size)
+        self.experts = ExpertWeights(context, f"{prefix}.experts", width, config)
         self.shared_expert: SharedExpert | None = None
         self.shared_expert_gate: Router | None = None
         if config.shared_intermediate_size is not None:
             self.shared_expert = SharedExpert(
-                context, f"{prefix}.shared_expert", hidden_size, config.shared_intermediate_size, config.activation
+                context, f"{prefix}.shared_expert", hidden_size, config.shared_intermediate_size, config
             )
         if config.has_shared_gate:
             self.shared_expert_gate = Router(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
@@ -70,8 +79,13 @@ class MoeLayer(nn.Module):
             logits = kernels.scale(logits, self._logit_scale)
         scales = None if self.expert_scales is None else self.expert_scales.weight
         biases = MoeBiases(self.gate.e_score_correction_bias, scales=scales)
-        partial: Tensor = self.experts(hidden_states, logits, biases, shared, batch)
-        return self._collectives.all_reduce(partial)
+        if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
+            partial: Tensor = self.experts(hidden_states, logits, biases, shared, batch)
+            return self._collectives.all_reduce(partial)
+        latents = self.experts(self.fc1_latent_proj(hidden_states, batch), logits, biases, None, batch)
+        # The projection is linear, so that the ranks' sums are added behind it, once, with those of the shared expert.
+        partial = self.fc2_latent_proj(latents, batch)
+        return self._collectives.all_reduce(partial if shared is None else kernels.add(partial, shared.output))
 
 
 class Router(WeightLayer):
@@ -130,20 +144,21 @@ class ExpertScales(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """A gated feed-forward layer: [T, H] -> [T, H], this rank's partial sum."""
+    """A feed-forward layer, gated if the other experts are: [T, H] -> [T, H], this rank's partial sum."""
 
     def __init__(
-        self, context: LayerContext, prefix: str, hidden_size: int, intermediate_size: int, activation: str
+        self, context: LayerContext, prefix: str, hidden_size: int, intermediate_size: int, config: MoeConfig
     ) -> None:
         super().__init__()
-        self._activation = activation
+        self.act_fn = Activation(config.activation, is_gated=config.is_gated)
         self.gate_up_proj = MergedColumnParallelLinear(
-            context, prefix, hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        )
+            context, prefix, hidden_size, dict.fromkeys(config.input_projections, intermediate_size),
+            fused_name="gate_up_proj" if config.is_shared_fused else None,
+        )  # fmt: skip
         columns = shard_bounds(intermediate_size, context.tp_rank, context.tp_size)
         # Not RowParallelLinear: MoeLayer adds the partial sums of all experts over the ranks at once.
         self.down_proj = Linear(context, f"{prefix}.down_proj", whole_rows(hidden_size, intermediate_size, columns))
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        activated = kernels.gated_activation(self.gate_up_proj(hidden_states, batch), self._activation)
+        activated = self.act_fn(self.gate_up_proj(hidden_states, batch))
         return self.down_proj(activated, batch)  # type: ignore[no-any-return]

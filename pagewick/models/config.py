@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.config import TILED, DeltaConfig, MlaConfig
+from pagewick.layers.config import TILED, DeltaConfig, MambaConfig, MlaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
 from pagewick.models.parts import (
     AttentionConfig,
@@ -25,6 +25,7 @@ from pagewick.models.parts import (
     NameMap,
     NormConfig,
 )
+from pagewick.parallel.sharding import check_tensor_parallel
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig
@@ -85,7 +86,8 @@ class ModelConfig:
     @property
     def attention(self) -> AttentionConfig | MlaConfig:
         """The attention of the first layer that has queries."""
-        return next(layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaConfig))
+        found = (layer.attention for layer in self.layers)
+        return next(attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig))
 
     @property
     def embedding_size(self) -> int:
@@ -95,8 +97,31 @@ class ModelConfig:
     @property
     def unshared(self) -> str:
         """The part of the model that several ranks cannot share, and why; empty if there is none."""
-        states = (layer.state for layer in self.layers)
-        return TILED if any(state is not None and state.is_tiled for state in states) else ""
+        return TILED if any(delta.is_tiled for delta in self.deltas) else ""
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """How many there are of each kind of part of which all ranks must get as many."""
+        counts = {"attention heads": self.num_heads}
+        if self.deltas:
+            counts["key heads of linear attention"] = self.deltas[0].num_key_heads
+        states = (state for layer in self.layers for state in layer.states)
+        mamba = next((state for state in states if isinstance(state, MambaConfig)), None)
+        if mamba is not None:
+            counts["heads of Mamba"] = mamba.num_heads
+            # Ranks may share a model's only group.
+            counts |= {"groups of Mamba": mamba.num_groups} if mamba.num_groups > 1 else {}
+        return counts
+
+    def check_ranks(self, num_ranks: int, owner: str = "model") -> None:
+        """Raise ConfigError, naming the sizes that work, unless every rank gets as many of all parts of `owner`."""
+        for parts, count in self.divided.items():
+            check_tensor_parallel(count, num_ranks, owner, parts)
+
+    @property
+    def deltas(self) -> list[DeltaConfig]:
+        """The linear attention of every layer that has the gated delta rule."""
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaConfig)]
 
     @property
     def num_heads(self) -> int:
@@ -144,7 +169,7 @@ class ModelConfig:
     def mixtures(self) -> list[MoeConfig]:
         """The MoeConfig of every layer that has experts."""
         found = (layer.mlp if layer.experts is None else layer.experts for layer in self.layers)
-        return [mixture for mixture in found if not isinstance(mixture, MlpConfig)]
+        return [mixture for mixture in found if mixture is not None and not isinstance(mixture, MlpConfig)]
 
     def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
         """Raise ConfigError unless --num-experts-offload-per-rank `per_rank` is possible with this model."""
@@ -162,7 +187,8 @@ class ModelConfig:
         sought = ["model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight"]
         if self.encoder is not None and self.encoder.has_embedding_norm:
             sought.append("model.embed_norm.weight")
-        mixed = next((idx for idx, layer in enumerate(self.layers) if not isinstance(layer.mlp, MlpConfig)), None)
+        kinds = (layer.mlp for layer in self.layers)
+        mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
         if self.vision is not None:

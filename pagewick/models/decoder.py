@@ -23,10 +23,11 @@ from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead,
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import RotaryEmbedding
-from pagewick.models.blocks import DecoderAttention, make_norm
+from pagewick.models.blocks import make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ALL_BLOCKS, LayerInputs
 from pagewick.models.labels import LabelHead
+from pagewick.models.mixers import DecoderAttention
 from pagewick.models.parts import EncoderConfig
 from pagewick.models.vision.building import build_encoder
 
@@ -91,7 +92,7 @@ class DecoderStack(nn.Module):
             block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
         ]
         self.layers = nn.ModuleList(blocks)
-        attentions = [made.mixer for made in blocks]
+        attentions = [made.mixer if made.has_mixer else None for made in blocks]
         for layer, attention in zip(config.layers, attentions, strict=True):
             if layer.lender is not None:
                 lender = attentions[layer.lender]

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
@@ -139,7 +141,10 @@ def _attention(entries: Entries, rope: RopeConfig) -> MlaConfig:
     nope_dim = entries.size("qk_nope_head_dim", 128)
     scale = (nope_dim + rope.rotary_dim) ** -0.5
     if rope.mscale_all_dim:
-        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+        mscale = yarn_mscale(rope.factor, rope.mscale_all_dim)
+        scale *= mscale * mscale
+        if not math.isfinite(scale):
+            raise ModelLoadError("config.json: mscale_all_dim makes the scores of attention infinite")
     return MlaConfig(
         num_heads=entries.size("num_attention_heads"),
         q_lora_rank=entries.optional_size("q_lora_rank"),

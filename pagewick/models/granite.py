@@ -1,19 +1,21 @@
-"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), and Granite 4 without Mamba: Llama, except for four factors.
+"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), and Granite 4: Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
 The experts of a layer are the best of a softmax over all, with normalised weights. Granite 4 calls an MLP without
-experts beside it shared_mlp, and may rotate nothing.
+experts beside it shared_mlp, may rotate nothing, and has Mamba-2 in most layers of its models whose names have an H.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.mamba_entries import read_kinds, read_mamba
 from pagewick.models.parts import MlpConfig, NameMap, NormConfig
 
 _NAMES: Final = NameMap()
@@ -26,7 +28,18 @@ _NEW_MOE_NAMES: Final = NameMap(
 _SHARED_NAMES: Final = NameMap(
     parts=(("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
 )
-_ATTENTION: Final = ("attention", reading.FULL)
+_SHARED_MOE_NAMES: Final = tuple(
+    NameMap(
+        parts=(
+            ("mlp.shared_expert.gate_up_proj", "shared_mlp.input_linear"),
+            ("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),
+            *names.parts,
+        )
+    )
+    for names in (_MOE_NAMES, _NEW_MOE_NAMES)
+)
+# Files whose shared MLPs are not fused give them the usual names.
+_SEPARATE_MOE_NAMES: Final = NameMap(parts=(("mlp.shared_expert", "shared_mlp"), *_MOE_NAMES.parts))
 
 
 def read_granite(entries: Entries) -> ModelConfig:
@@ -34,32 +47,46 @@ def read_granite(entries: Entries) -> ModelConfig:
 
 
 def read_granite_moe(entries: Entries) -> ModelConfig:
+    return _read(entries, _read_experts(entries), _MOE_NAMES, _NEW_MOE_NAMES)
+
+
+def _read_experts(entries: Entries, **fields: Any) -> MoeConfig:
     num_experts = entries.size("num_local_experts", 8)
-    moe = reading.make_moe(
+    return reading.make_moe(
         {"top_k": entries.size("num_experts_per_tok", 2, most=num_experts), "renormalize": True},
         num_experts=num_experts,
         intermediate_size=entries.size("intermediate_size"),
         activation=reading.read_activation(entries),
+        **fields,
     )
-    return _read(entries, moe, _MOE_NAMES, _NEW_MOE_NAMES)
 
 
 def read_granite_hybrid(entries: Entries) -> ModelConfig:
     entries = entries.renamed({"layer_types": "layers_block_type"})
-    entries.demand("num_local_experts", 0, 8, "experts beside an MLP are not supported")
     num_layers = reading.read_num_layers(entries)
-    kinds = entries.texts("layer_types") or ()
-    if len(kinds) != num_layers or set(kinds) - set(_ATTENTION):
-        expected = f"a list of num_hidden_layers ({num_layers}) times {_ATTENTION[0]}: Mamba is not supported"
-        raise entries.wrong("layer_types", expected)
+    kinds = read_kinds(entries, entries.texts("layer_types"), (reading.LINEAR, reading.FULL))
+    if len(kinds) != num_layers:
+        raise entries.wrong("layer_types", f"a list of num_hidden_layers ({num_layers}) kinds")
     is_rotated = entries.choice("position_embedding_type", ("rope", "nope"), "nope") == "rope"
-    mlp = MlpConfig(
-        intermediate_size=entries.size("shared_intermediate_size", 1024),
-        activation=reading.read_activation(entries),
-        is_fused=True,
-    )
+    shared, is_fused = entries.size("shared_intermediate_size", 1024), entries.flag("shared_mlp_fused", True)
+    mlp: MlpConfig | MoeConfig
+    if entries.count("num_local_experts", 8):
+        mlp = _read_experts(entries, shared_intermediate_size=shared, is_shared_fused=is_fused)
+        names = _SHARED_MOE_NAMES if is_fused else (_SEPARATE_MOE_NAMES,)
+    else:
+        activation = reading.read_activation(entries)
+        mlp = MlpConfig(intermediate_size=shared, activation=activation, is_fused=is_fused)
+        names = (_SHARED_NAMES if is_fused else _NAMES,)
+    mamba = None
+    if reading.LINEAR in kinds:
+        mamba = read_mamba(entries, norm_eps=entries.positive("rms_norm_eps", 1e-6))
     entries = entries.replaced(dict.fromkeys(("layer_types", "layers_block_type")))
-    return _read(entries, mlp, _SHARED_NAMES, is_rotated=is_rotated)
+    config = _read(entries, mlp, *names, is_rotated=is_rotated)
+    layers = [
+        replace(layer, attention=mamba, rope=None) if kind == reading.LINEAR else layer
+        for layer, kind in zip(config.layers, kinds, strict=True)
+    ]
+    return replace(config, layers=tuple(layers))
 
 
 def _read(entries: Entries, mlp: MlpConfig | MoeConfig, *names: NameMap, is_rotated: bool = True) -> ModelConfig:

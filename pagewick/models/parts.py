@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from pagewick.layers.config import DeltaConfig, MlaConfig
+from pagewick.layers.config import MambaConfig, MlaConfig, StateConfig
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, RopeConfig
@@ -68,6 +68,7 @@ class AttentionConfig:
     one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
     outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
+    has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
@@ -84,6 +85,7 @@ class AttentionConfig:
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False
+    has_head_gates: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
     sees_images_whole: bool = False
@@ -94,7 +96,7 @@ class AttentionConfig:
 class MlpConfig:
     """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), or activation(up(x)).
 
-    is_fused: the file has gate and up in one tensor.
+    is_fused: the file has gate and up in one tensor. in_scale, out_scale: factors of its inputs and its outputs.
     """
 
     intermediate_size: int
@@ -102,6 +104,8 @@ class MlpConfig:
     is_gated: bool = True
     bias: bool = False
     is_fused: bool = False
+    in_scale: float = 1.0
+    out_scale: float = 1.0
 
     @property
     def input_projections(self) -> tuple[str, ...]:
@@ -110,22 +114,34 @@ class MlpConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideConfig:
+    """Mamba-2 beside a layer's attention: both read the same, and their outputs are added, each times a factor."""
+
+    mamba: MambaConfig
+    scale: float = 1.0
+    attention_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated.
 
     Where a token sees those behind it, the window says how many of them, too.
+    attention, mlp: None in a sequential block that has only the other one, with one norm. beside: Mamba-2 beside
+    attention, in a sequential block.
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
     in an extended block.
     """
 
-    attention: AttentionConfig | MlaConfig | DeltaConfig
-    mlp: MlpConfig | MoeConfig
+    attention: AttentionConfig | MlaConfig | StateConfig | None
+    mlp: MlpConfig | MoeConfig | None
     rope: RopeConfig | None
     window: int | None = None
     has_input_norm: bool = True
     lender: int | None = None
     experts: MoeConfig | None = None
+    beside: BesideConfig | None = None
 
     def without_images(self) -> LayerConfig:
         """Return the layer as it is in a model that reads text only."""
@@ -149,12 +165,19 @@ class LayerConfig:
     def norms(self, block: Block) -> tuple[str, ...]:
         """Return the names of the layer's norms."""
         names = NORMS_OF_BLOCK[block]
-        return names if self.has_input_norm else names[1:]
+        if self.mlp is None:
+            return names[:1]
+        return names if self.has_input_norm and self.attention is not None else names[1:]
 
     @property
-    def state(self) -> DeltaConfig | None:
+    def state(self) -> StateConfig | None:
         """The attention of a layer that keeps one state of a sequence, and nothing of each token."""
-        return self.attention if isinstance(self.attention, DeltaConfig) else None
+        return self.attention if isinstance(self.attention, StateConfig) else None
+
+    @property
+    def states(self) -> list[StateConfig]:
+        """All parts that keep one state of a sequence."""
+        return [*([] if self.state is None else [self.state]), *([] if self.beside is None else [self.beside.mamba])]
 
     @property
     def latent(self) -> MlaConfig | None:

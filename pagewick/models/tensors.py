@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from pagewick.layers.config import MlaConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
@@ -22,21 +23,16 @@ from pagewick.models.parts import (
     MlpConfig,
     NameMap,
 )
+from pagewick.models.state_tensors import state_tensors
+from pagewick.models.tensor_sizes import Role, Size, cut, whole
 from pagewick.models.vision.tensors import Shared, vision_tensors
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
+    from pagewick.layers.config import MoeConfig
     from pagewick.models.labels import LabelHead
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Projections of linear attention.
-_GATES: Final = ("in_proj_b", "in_proj_a")
-
-Role = Literal[
-    "embedding", "head", "labels", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert", "vision"
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +80,6 @@ def model_tensors(
     return _Table(config, config.name_map(tensor_names), rank, num_ranks).all()
 
 
-class _Size(NamedTuple):
-    """A dimension of a tensor, and how much of it the rank keeps."""
-
-    whole: int
-    kept: int
-
-    def times(self, number: int) -> _Size:
-        return _Size(self.whole * number, self.kept * number)
-
-
 @dataclass(frozen=True, slots=True)
 class _Table:
     config: ModelConfig
@@ -102,11 +88,11 @@ class _Table:
     num_ranks: int
 
     def all(self) -> Iterator[ModelTensor]:
-        config, hidden = self.config, _whole(self.config.hidden_size)
+        config, hidden = self.config, whole(self.config.hidden_size)
         vocabulary = self._cut(config.vocab_size)
         yield self._tensor("model.embed_tokens.weight", "embedding", vocabulary, hidden)
         if config.num_position_embeddings is not None:
-            positions = _whole(config.num_position_embeddings)
+            positions = whole(config.num_position_embeddings)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
         if config.encoder is not None:
             yield from self._encoder_inputs(config.encoder, hidden)
@@ -114,15 +100,13 @@ class _Table:
             yield from self._layer_inputs("model.layer_inputs", config.layer_inputs)
         for layer_idx, layer in enumerate(config.layers):
             path = f"model.layers.{layer_idx}"
-            if isinstance(layer.attention, AttentionConfig):
-                yield from self._attention(f"{path}.self_attn", layer.attention)
-            elif layer.state is not None:
-                yield from self._linear_attention(f"{path}.linear_attn", layer.state)
-            elif layer.latent is not None:
-                yield from self._latent_attention(f"{path}.self_attn", layer.latent)
+            if layer.attention is not None:
+                yield from self._mixer(path, layer.attention)
+            if layer.beside is not None:
+                yield from self._state(path, layer.beside.mamba)
             if isinstance(layer.mlp, MlpConfig):
                 yield from self._mlp(f"{path}.mlp", layer.mlp)
-            else:
+            elif layer.mlp is not None:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
             for name in layer.norms(config.block):
                 yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.has_bias)
@@ -135,47 +119,60 @@ class _Table:
         if config.labels is not None:
             yield from self._labels(config.labels, hidden)
         for idx, dense in enumerate(config.dense):
-            sizes = _whole(dense.out_features), _whole(dense.in_features)
+            sizes = whole(dense.out_features), whole(dense.in_features)
             yield from self._linear(f"dense.{idx}", "labels", *sizes, has_bias=dense.bias)
         if config.vision is not None:
             for path, dimensions in vision_tensors(config.vision):
                 yield self._tensor(f"visual.{path}", "vision", *map(self._dimension, dimensions))
 
-    def _encoder_inputs(self, config: EncoderConfig, hidden: _Size) -> Iterator[ModelTensor]:
+    def _encoder_inputs(self, config: EncoderConfig, hidden: Size) -> Iterator[ModelTensor]:
         if config.num_token_types:
-            yield self._tensor("model.embed_types.weight", "embedding", _whole(config.num_token_types), hidden)
+            yield self._tensor("model.embed_types.weight", "embedding", whole(config.num_token_types), hidden)
         if config.num_distance_buckets:
-            rows, heads = _whole(config.num_distance_buckets), self._cut(self.config.num_heads)
+            rows, heads = whole(config.num_distance_buckets), self._cut(self.config.num_heads)
             yield self._tensor("model.distance_bias.weight", "attention", rows, heads)
         if config.has_embedding_norm:
             yield from self._norm("model.embed_norm", hidden.whole, has_bias=self.config.norm.has_bias)
 
-    def _labels(self, head: LabelHead, hidden: _Size) -> Iterator[ModelTensor]:
+    def _labels(self, head: LabelHead, hidden: Size) -> Iterator[ModelTensor]:
         if head.dense is not None:
             yield from self._linear("score_dense", "labels", hidden, hidden, has_bias=head.dense.has_bias)
             if head.dense.has_norm:
                 yield from self._norm("score_norm", hidden.whole, has_bias=self.config.norm.has_bias)
-        yield from self._linear("score", "labels", _whole(head.num_labels), hidden, has_bias=head.has_bias)
+        yield from self._linear("score", "labels", whole(head.num_labels), hidden, has_bias=head.has_bias)
+
+    def _mixer(self, path: str, config: AttentionConfig | MlaConfig | StateConfig) -> Iterator[ModelTensor]:
+        if isinstance(config, AttentionConfig):
+            return self._attention(f"{path}.self_attn", config)
+        if isinstance(config, MlaConfig):
+            return self._latent_attention(f"{path}.self_attn", config)
+        return self._state(path, config)
+
+    def _state(self, path: str, config: StateConfig) -> Iterator[ModelTensor]:
+        for name, role, sizes in state_tensors(config, whole(self.config.hidden_size), self.rank, self.num_ranks):
+            yield self._tensor(f"{path}.{name}", role, *sizes)
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
-        hidden, num_heads = _whole(self.config.hidden_size), config.num_heads
+        hidden, num_heads = whole(self.config.hidden_size), config.num_heads
         first, last = shard_bounds(num_heads, self.rank, self.num_ranks)
         kv_heads = kv_heads_of_rank(num_heads, config.num_kv_heads, self.rank, self.num_ranks)
-        queries = _Size(num_heads, last - first).times(config.head_dim)
-        keys = _Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
+        queries = Size(num_heads, last - first).times(config.head_dim)
+        keys = Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
         rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": keys}
         if config.layout == "keys_are_values":
             # A rank keeps them once for each use.
-            rows = {"q_proj": queries, "k_proj": _Size(keys.whole, 2 * keys.kept)}
+            rows = {"q_proj": queries, "k_proj": Size(keys.whole, 2 * keys.kept)}
         elif config.layout == "queries":
             rows = {"q_proj": queries}
         elif config.layout != "parts":
-            rows = {"qkv_proj": _Size(queries.whole + 2 * keys.whole, queries.kept + 2 * keys.kept)}
+            rows = {"qkv_proj": Size(queries.whole + 2 * keys.whole, queries.kept + 2 * keys.kept)}
         for name, size in rows.items():
             yield from self._linear(f"{path}.{name}", "attention", size, hidden, has_bias=config.qkv_bias)
+        if config.has_head_gates:
+            yield from self._linear(f"{path}.g_proj", "attention", Size(num_heads, last - first), hidden)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
         if config.has_sinks:
-            yield self._tensor(f"{path}.sinks.weight", "attention", _Size(num_heads, last - first))
+            yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None:
             yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, list(range(first, last)))
             if config.layout != "queries":
@@ -186,85 +183,68 @@ class _Table:
     ) -> Iterator[ModelTensor]:
         """kept: ids of this rank's heads; one may repeat."""
         if norm.is_joint:
-            size = _Size(num_heads, len(kept)).times(config.head_dim)
+            size = Size(num_heads, len(kept)).times(config.head_dim)
             yield self._tensor(f"{path}.weight", "norm", size)
             return
         if norm.is_matrix:
-            heads = _Size(num_heads, len(kept))
-            yield self._tensor(f"{path}.weight", "norm", heads, _whole(config.head_dim))
+            heads = Size(num_heads, len(kept))
+            yield self._tensor(f"{path}.weight", "norm", heads, whole(config.head_dim))
             return
         if not norm.is_per_head:
             yield from self._norm(path, config.head_dim, has_bias=norm.has_bias)
             return
         for head in range(num_heads):
-            size = _Size(config.head_dim, kept.count(head) * config.head_dim)
+            size = Size(config.head_dim, kept.count(head) * config.head_dim)
             yield self._tensor(f"{path}.norms.{head}.weight", "norm", size)
 
     def _latent_attention(self, path: str, config: MlaConfig) -> Iterator[ModelTensor]:
-        hidden, heads, has_bias = _whole(self.config.hidden_size), self._cut(config.num_heads), config.attention_bias
+        hidden, heads, has_bias = whole(self.config.hidden_size), self._cut(config.num_heads), config.attention_bias
         queries = heads.times(config.qk_head_dim)
         if config.q_lora_rank is None:
             yield from self._linear(f"{path}.q_proj", "attention", queries, hidden)
         else:
-            low = _whole(config.q_lora_rank)
+            low = whole(config.q_lora_rank)
             yield from self._linear(f"{path}.q_a_proj", "attention", low, hidden, has_bias=has_bias)
             yield from self._norm(f"{path}.q_a_layernorm", config.q_lora_rank)
             yield from self._linear(f"{path}.q_b_proj", "attention", queries, low)
-        latent = _whole(config.latent_size)
+        latent = whole(config.latent_size)
         yield from self._linear(f"{path}.kv_a_proj_with_mqa", "attention", latent, hidden, has_bias=has_bias)
         yield from self._norm(f"{path}.kv_a_layernorm", config.kv_lora_rank)
         keys_and_values = heads.times(config.qk_nope_head_dim + config.v_head_dim)
-        yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, _whole(config.kv_lora_rank))
+        yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, whole(config.kv_lora_rank))
         values = heads.times(config.v_head_dim)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
-
-    def _linear_attention(self, path: str, config: DeltaConfig) -> Iterator[ModelTensor]:
-        hidden, ratio = _whole(self.config.hidden_size), config.num_value_heads // config.num_key_heads
-        keys = self._cut(config.num_key_heads)
-        values = keys.times(ratio)
-        channels, outputs = keys.times(2 * config.key_dim + ratio * config.value_dim), values.times(config.value_dim)
-        rows = {"in_proj_qkv": channels, "in_proj_z": outputs}
-        if config.is_fused:
-            rows = {"in_proj_qkvz": keys.times(2 * config.key_dim + 2 * ratio * config.value_dim)}
-        gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else dict.fromkeys(_GATES, values)
-        for name, size in (rows | gates).items():
-            yield from self._linear(f"{path}.{name}", "attention", size, hidden)
-        yield self._tensor(f"{path}.conv1d.weight", "state", channels, _whole(1), _whole(config.conv_size))
-        yield self._tensor(f"{path}.A_log", "state", values)
-        yield self._tensor(f"{path}.dt_bias", "state", values)
-        yield self._tensor(f"{path}.norm.weight", "state", _whole(config.value_dim))
-        yield from self._linear(f"{path}.out_proj", "attention", hidden, outputs)
 
     def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
         inner = self._cut(config.intermediate_size)
         names = config.input_projections
         rows = {"gate_up_proj": inner.times(len(names))} if config.is_fused else dict.fromkeys(names, inner)
-        hidden = _whole(self.config.hidden_size)
+        hidden = whole(self.config.hidden_size)
         for name, size in rows.items():
             yield from self._linear(f"{path}.{name}", "mlp", size, hidden, has_bias=config.bias)
         yield from self._linear(f"{path}.down_proj", "mlp", hidden, inner, has_bias=config.bias)
 
     def _layer_inputs(self, path: str, inputs: LayerInputsConfig) -> Iterator[ModelTensor]:
-        width = _whole(self.config.num_layers * inputs.size)
+        width = whole(self.config.num_layers * inputs.size)
         yield self._tensor(f"{path}.embed_tokens.weight", "embedding", self._cut(inputs.vocab_size), width)
-        yield from self._linear(f"{path}.projection", "mlp", width, _whole(self.config.hidden_size))
+        yield from self._linear(f"{path}.projection", "mlp", width, whole(self.config.hidden_size))
         yield from self._norm(f"{path}.norm", inputs.size)
 
     def _extension(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
         """Yield the tensors that an extended block has besides those of a sandwich."""
-        hidden, has_bias = _whole(self.config.hidden_size), self.config.norm.has_bias
+        hidden, has_bias = whole(self.config.hidden_size), self.config.norm.has_bias
         if layer.experts is not None:
             yield from self._experts(f"{path}.mixture", layer.experts)
             for name in NORMS_OF_EXPERTS:
                 yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=has_bias)
         if (inputs := self.config.layer_inputs) is not None:
-            yield from self._linear(f"{path}.layer_input.gate_proj", "mlp", _whole(inputs.size), hidden)
-            yield from self._linear(f"{path}.layer_input.projection", "mlp", hidden, _whole(inputs.size))
+            yield from self._linear(f"{path}.layer_input.gate_proj", "mlp", whole(inputs.size), hidden)
+            yield from self._linear(f"{path}.layer_input.projection", "mlp", hidden, whole(inputs.size))
             yield from self._norm(f"{path}.layer_input.norm", self.config.hidden_size, has_bias=has_bias)
-        yield self._tensor(f"{path}.layer_scalar.weight", "norm", _whole(1))
+        yield self._tensor(f"{path}.layer_scalar.weight", "norm", whole(1))
 
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
-        experts, hidden = _whole(config.num_experts), _whole(self.config.hidden_size)
+        experts, hidden = whole(config.num_experts), whole(self.config.hidden_size)
         yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
         if config.router_norm_eps is not None:
             yield from self._norm(f"{path}.router_norm", self.config.hidden_size)
@@ -273,49 +253,47 @@ class _Table:
         if config.has_logit_bias:
             yield self._tensor(f"{path}.gate.bias", "router", experts)
         if config.has_router_bias:
-            sizes = (_whole(1), experts) if config.is_router_bias_matrix else (experts,)
+            sizes = (whole(1), experts) if config.is_router_bias_matrix else (experts,)
             yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", *sizes)
+        width, inner = hidden, self._cut(config.intermediate_size)
+        if config.latent_size is not None:
+            width = whole(config.latent_size)
+            # Every token needs them whole, as it does the shared expert.
+            yield from self._linear(f"{path}.fc1_latent_proj", "shared_expert", width, hidden)
+            yield from self._linear(f"{path}.fc2_latent_proj", "shared_expert", hidden, width)
         for expert in range(config.num_experts):
-            has_bias = config.has_expert_biases
-            yield from self._expert(f"{path}.experts.{expert}", "expert", config.intermediate_size, has_bias=has_bias)
+            owner, has_bias = f"{path}.experts.{expert}", config.has_expert_biases
+            for name in config.input_projections:
+                yield from self._linear(f"{owner}.{name}", "expert", inner, width, has_bias=has_bias)
+            yield from self._linear(f"{owner}.down_proj", "expert", width, inner, has_bias=has_bias)
         if config.shared_intermediate_size is not None:
-            yield from self._expert(f"{path}.shared_expert", "shared_expert", config.shared_intermediate_size)
+            owner, inner = f"{path}.shared_expert", self._cut(config.shared_intermediate_size)
+            names = config.input_projections
+            rows = {"gate_up_proj": inner.times(len(names))} if config.is_shared_fused else dict.fromkeys(names, inner)
+            for name, size in rows.items():
+                yield from self._linear(f"{owner}.{name}", "shared_expert", size, hidden)
+            yield from self._linear(f"{owner}.down_proj", "shared_expert", hidden, inner)
         if config.has_shared_gate:
-            yield self._tensor(f"{path}.shared_expert_gate.weight", "router", _whole(1), hidden)
-
-    def _expert(
-        self, path: str, role: Role, intermediate_size: int, *, has_bias: bool = False
-    ) -> Iterator[ModelTensor]:
-        hidden, inner = _whole(self.config.hidden_size), self._cut(intermediate_size)
-        yield from self._linear(f"{path}.gate_proj", role, inner, hidden, has_bias=has_bias)
-        yield from self._linear(f"{path}.up_proj", role, inner, hidden, has_bias=has_bias)
-        yield from self._linear(f"{path}.down_proj", role, hidden, inner, has_bias=has_bias)
+            yield self._tensor(f"{path}.shared_expert_gate.weight", "router", whole(1), hidden)
 
     def _linear(
-        self, path: str, role: Role, rows: _Size, columns: _Size, *, has_bias: bool = False
+        self, path: str, role: Role, rows: Size, columns: Size, *, has_bias: bool = False
     ) -> Iterator[ModelTensor]:
         yield self._tensor(f"{path}.weight", role, rows, columns)
         if has_bias:
             yield self._tensor(f"{path}.bias", role, rows)
 
     def _norm(self, path: str, size: int, *, has_bias: bool = False, role: Role = "norm") -> Iterator[ModelTensor]:
-        yield self._tensor(f"{path}.weight", role, _whole(size))
+        yield self._tensor(f"{path}.weight", role, whole(size))
         if has_bias:
-            yield self._tensor(f"{path}.bias", role, _whole(size))
+            yield self._tensor(f"{path}.bias", role, whole(size))
 
-    def _tensor(self, path: str, role: Role, *sizes: _Size) -> ModelTensor:
+    def _tensor(self, path: str, role: Role, *sizes: Size) -> ModelTensor:
         shape, kept = zip(*sizes, strict=True) if sizes else ((), ())
         return ModelTensor(path, self.names.in_file(path), shape, kept, role)
 
-    def _dimension(self, size: int | Shared) -> _Size:
-        return self._cut(size.number).times(size.unit) if isinstance(size, Shared) else _whole(size)
+    def _dimension(self, size: int | Shared) -> Size:
+        return self._cut(size.number).times(size.unit) if isinstance(size, Shared) else whole(size)
 
-    def _cut(self, size: int) -> _Size:
-        """A dimension that is shared out over the ranks."""
-        start, stop = shard_bounds(size, self.rank, self.num_ranks)
-        return _Size(size, stop - start)
-
-
-def _whole(size: int) -> _Size:
-    """A dimension that every rank keeps."""
-    return _Size(size, size)
+    def _cut(self, size: int) -> Size:
+        return cut(size, self.rank, self.num_ranks)

@@ -42,11 +42,13 @@ def kv_heads_of_rank(total_num_heads: int, total_num_kv_heads: int, tp_rank: int
     return [head // group for head in range(first, first + num_local_heads, gcd(num_local_heads, group))]
 
 
-def check_tensor_parallel(total_num_heads: int, tp_size: int, owner: str = "model") -> None:
-    """Raise ConfigError, naming the sizes that work, unless every rank gets the same number of heads of `owner`."""
+def check_tensor_parallel(
+    total_num_heads: int, tp_size: int, owner: str = "model", parts: str = "attention heads"
+) -> None:
+    """Raise ConfigError, naming the sizes that work, unless every rank gets the same number of `parts` of `owner`."""
     if tp_size < 1 or total_num_heads % tp_size:
         sizes = ", ".join(str(size) for size in range(1, total_num_heads + 1) if total_num_heads % size == 0)
         raise ConfigError(
-            f"--tensor-parallel-size {tp_size} does not divide the {owner}'s {total_num_heads} attention"
-            f" heads; sizes that work: {sizes}"
+            f"--tensor-parallel-size {tp_size} does not divide the {owner}'s {total_num_heads} {parts};"
+            f" sizes that work: {sizes}"
         )

@@ -1,7 +1,7 @@
 """ExpertStorage: one weight of every expert of a layer, and the layer's arithmetic with two of these.
 
-T: tokens; A: experts of a token; E: experts; H: hidden_size. A choice is one of a token's experts; see
-kernels/reference_moe.py.
+T: tokens; A: experts of a token; E: experts; H: size of their inputs and outputs. A choice is one of a token's experts;
+see kernels/reference_moe.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class ExpertStorage(nn.Module, ExpertMemory):
         biases = options.get("biases", NO_BIASES)
         expert_ids, weights = kernels.route(logits, routing, biases.router, biases.scales)
         first = self.linear(x, expert_ids, biases.gate_up)
-        activated = kernels.gated_activation(first, options.get("activation", "silu"))
+        is_gated = self.share.num_rows == 2 * down.share.num_columns
+        activate = kernels.gated_activation if is_gated else kernels.activation
+        activated = activate(first, options.get("activation", "silu"))
         return kernels.combine(down.linear(activated, expert_ids, biases.down), weights, options.get("shared"))
 
 

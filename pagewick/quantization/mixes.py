@@ -48,7 +48,10 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
         *("c_attn", "Wqkv", "in_proj_qkv"),
     ),
     "keys": ("attn_k", "k_proj"),
-    "attention output": ("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
+    "attention output": (
+        *("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
+        "self_attn.out_proj",
+    ),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }
 _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for part, endings in _ENDINGS.items()}

@@ -2,7 +2,8 @@
 
 The rest of the program knows a tensor for each projection of each expert. Imports no torch.
 
-E: experts; N: outputs of a projection; C: its inputs. The projections to gate and up are one with 2 * I outputs.
+E: experts; N: outputs of a projection; C: its inputs. The projections to gate and up are one with 2 * I outputs;
+experts without gates have one to up, with I outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 _BLOCK: Final = 32
-_GATE_UP, _DOWN = "gate_up_proj", "down_proj"
+_GATE_UP, _UP, _DOWN = "gate_up_proj", "up_proj", "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Stacking:
     owners: ends of names of the module that has them. num_experts, inner: entries of config.json with their number
     and with I. is_transposed: numbers are [E, C, N], else [E, N, C]; None: the shape says which. is_interleaved: gate
     and up have every other output, else gate has the first half. has_biases: there are biases [E, N] as well. names:
-    ends of names of stacks that are not gate_up_proj and down_proj, each with the usual one.
+    ends of names of stacks that are not gate_up_proj and down_proj, each with the usual one. is_gated: experts have
+    gates. latent: the entry with the size of the experts' inputs and outputs, if some have another than hidden_size.
     """
 
     owners: tuple[str, ...]
@@ -40,6 +42,13 @@ class Stacking:
     is_interleaved: bool = False
     has_biases: bool = False
     names: tuple[tuple[str, str], ...] = ()
+    is_gated: bool = True
+    latent: str = ""
+
+    @property
+    def projections(self) -> tuple[str, str]:
+        """Names of the stacks of numbers, those of the experts' inputs first."""
+        return (_GATE_UP if self.is_gated else _UP), _DOWN
 
     def usual_name(self, name: str) -> str:
         """Return the name that a tensor of the file would have in most files."""
@@ -56,6 +65,10 @@ class Stacking:
 
 
 _USUAL: Final = (".mlp.experts",)
+_GRANITE: Final = Stacking(
+    (".block_sparse_moe", ".block_sparse_moe.experts"), "num_local_experts", "intermediate_size",
+    names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
+)  # fmt: skip
 _GEMMA4: Final = Stacking((".experts",), "num_experts", "moe_intermediate_size")
 _QWEN: Final = Stacking(_USUAL, "num_experts", "moe_intermediate_size")
 _ROUTED: Final = Stacking(_USUAL, "n_routed_experts", "moe_intermediate_size")
@@ -75,9 +88,10 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _LOCAL),
     "OlmoeForCausalLM": Stacking(_USUAL, "num_experts", "intermediate_size"),
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
-    "GraniteMoeForCausalLM": Stacking(
-        (".block_sparse_moe", ".block_sparse_moe.experts"), "num_local_experts", "intermediate_size",
-        names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
+    "GraniteMoeForCausalLM": _GRANITE,
+    "GraniteMoeHybridForCausalLM": _GRANITE,
+    "NemotronHForCausalLM": Stacking(
+        (".mixer.experts",), "n_routed_experts", "moe_intermediate_size", is_gated=False, latent="moe_latent_size"
     ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
@@ -119,7 +133,7 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
     stacks: dict[str, dict[str, tuple[TensorInfo, _Kind]]] = {}
     for tensor in tensors:
         owner, _, leaf = stacking.usual_name(tensor.name).rpartition(".")
-        kind = _kind_of(leaf)
+        kind = _kind_of(stacking, leaf)
         if f".{owner}".endswith(stacking.owners) and kind is not None:
             stacks.setdefault(owner, {})[leaf] = tensor, kind
     found: dict[str, StackedPart] = {}
@@ -161,8 +175,8 @@ _LEAVES: Final = {
 _NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3, "_packed": 3, _SCALE: 3, _SCALE_INV: 3}
 
 
-def _kind_of(leaf: str) -> _Kind | None:
-    for projection in (_GATE_UP, _DOWN):
+def _kind_of(stacking: Stacking, leaf: str) -> _Kind | None:
+    for projection in stacking.projections:
         suffix = leaf.removeprefix(projection)
         if leaf.startswith(projection) and suffix in _LEAVES:
             return _Kind(projection, suffix, _LEAVES[suffix])
@@ -171,11 +185,14 @@ def _kind_of(leaf: str) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The sizes in config.json; None where it has none. block: rows and columns that share a scale."""
+    """The sizes in config.json; None where it has none. block: rows and columns that share a scale.
+
+    width: C of the first projection.
+    """
 
     stacking: Stacking
     num_experts: int | None
-    hidden: int | None
+    width: int | None
     inner: int | None
     block: tuple[int, int] | None
 
@@ -185,9 +202,10 @@ class _Sizes:
         values = text if isinstance(text, Mapping) else config
         # transformers writes num_local_experts since its version 5.
         num_experts = stacking.num_experts if stacking.num_experts in values else "num_local_experts"
-        names = num_experts, "hidden_size", stacking.inner
-        experts, hidden, inner = (value if isinstance(value := values.get(name), int) else None for name in names)
-        return cls(stacking, experts, hidden, inner, _block_of(config))
+        inputs = "hidden_size" if values.get(stacking.latent) is None else stacking.latent
+        names = num_experts, inputs, stacking.inner
+        experts, width, inner = (value if isinstance(value := values.get(name), int) else None for name in names)
+        return cls(stacking, experts, width, inner, _block_of(config))
 
     def is_transposed(self, numbers: TensorInfo, kind: _Kind) -> bool:
         """Whether the outputs in a stack with these numbers are the last dimension; if both may be, they are not."""
@@ -195,19 +213,21 @@ class _Sizes:
             return False
         if self.stacking.is_transposed is not None:
             return self.stacking.is_transposed
-        inputs = self.hidden if kind.projection == _GATE_UP else self.inner
+        inputs = self.inner if kind.projection == _DOWN else self.width
         return numbers.shape[1:2] == (inputs,) and numbers.shape[-1] != inputs
 
     def check(self, tensor: TensorInfo, kind: _Kind, *, is_transposed: bool) -> None:
         """Raise ModelLoadError unless a stack has the shape that config.json says, as far as it says it."""
-        if self.num_experts is None or self.hidden is None or self.inner is None:
+        if self.num_experts is None or self.width is None or self.inner is None:
             if len(tensor.shape) != _NUM_DIMENSIONS[kind.suffix]:
                 raise ModelLoadError(
                     f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and it must have "
                     f"{_NUM_DIMENSIONS[kind.suffix]} dimensions\n{_FIX}"
                 )
             return
-        outputs, inputs = (2 * self.inner, self.hidden) if kind.projection == _GATE_UP else (self.hidden, self.inner)
+        outputs, inputs = (2 if kind.projection == _GATE_UP else 1) * self.inner, self.width
+        if kind.projection == _DOWN:
+            outputs, inputs = self.width, self.inner
         if kind.suffix == _SCALE_INV:
             rows, columns = self._block_for(tensor, kind, is_transposed=is_transposed)
             outputs, inputs = -(-outputs // rows), -(-inputs // columns)
@@ -258,8 +278,8 @@ def _parts(
     outputs = tensor.shape[-1 if is_transposed else 1]
     # A block of FP4 is a row of its own in a stack.
     inputs = (tensor.shape[1],) if is_transposed else (prod(tensor.shape[2:]),) * (kind.suffix != "_bias")
-    if kind.projection == _DOWN:
-        rows = {"down_proj": slice(None)}
+    if kind.projection in (_UP, _DOWN):
+        rows = {kind.projection: slice(None)}
     elif stacking.is_interleaved:
         rows = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
     else:
@@ -283,7 +303,7 @@ def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> 
         suffixes = ["_packed"]
     suffixes += [end for end in (_SCALE, _SCALE_INV) if any(leaf.endswith(end) for leaf in leaves)]
     suffixes += ["_bias"] * stacking.has_biases
-    wanted = [f"{projection}{suffix}" for projection in (_GATE_UP, _DOWN) for suffix in suffixes]
+    wanted = [f"{projection}{suffix}" for projection in stacking.projections for suffix in suffixes]
     missing = [stacking.name_in_file(f"{owner}.{leaf}") for leaf in wanted if leaf not in leaves]
     if missing:
         count = "1 tensor" if len(missing) == 1 else f"{len(missing)} tensors"

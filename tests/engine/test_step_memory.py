@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,19 @@ def test_experts_count_once_for_each_that_a_token_has() -> None:
     model = read_config(PUBLISHED["Qwen3-30B-A3B"])
     width = 4 * 2048 + max(2 * (32 + 4) * 128, 8 * (3 * 768 + 2048))
     assert activation_bytes(model, 100, 0, 2, 0) == 100 * width * 2
+
+
+def test_experts_without_gates_and_with_latents() -> None:
+    model = read_config(PUBLISHED["Qwen3-30B-A3B"])
+    config = replace(model.mixtures[0], is_gated=False, shared_intermediate_size=1001)
+
+    def width(**fields: Any) -> int:
+        layers = tuple(replace(layer, mlp=replace(config, **fields)) for layer in model.layers)
+        return activation_bytes(replace(model, layers=layers), 1, 0, 1, 0, 2) - 4 * 2048
+
+    assert width() == 8 * (768 + 2048) + 1001
+    assert width(is_gated=True) == (3 * (8 * 768 + 1001) + 1) // 2 + 8 * 2048
+    assert width(latent_size=512) == 8 * 768 + 1001 + 10 * 512
 
 
 @pytest.mark.parametrize("name", ["num_tokens", "num_logits", "element_bytes"])

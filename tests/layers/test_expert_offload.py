@@ -116,7 +116,7 @@ def test_an_expert_that_is_not_waited_for_is_wrong(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("family", "dtype"), [
     ("mixtral", torch.float32), ("qwen2", torch.bfloat16), ("deepseek-v3", torch.float32),
-    ("deepseek-v2-groups", torch.float16),
+    ("deepseek-v2-groups", torch.float16), ("nemotron", torch.float32), ("nemotron-latents", torch.bfloat16),
 ])  # fmt: skip
 def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels_in_use: str) -> None:
     _, config, tensors = made(family, dtype)

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    MixtralConfig,
+    NemotronHConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -84,6 +92,21 @@ def deepseek_v3(renormalize: bool) -> tuple[nn.Module, MoeConfig]:
     )
 
 
+def nemotron(latent_size: int | None) -> tuple[nn.Module, MoeConfig]:
+    config = NemotronHConfig(
+        hidden_size=H, moe_intermediate_size=I, moe_shared_expert_intermediate_size=33, moe_latent_size=latent_size,
+        n_routed_experts=12, num_experts_per_tok=4, n_group=3, topk_group=2, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    routing = Routing(
+        top_k=4, scoring="sigmoid", renormalize=True, num_groups=3, top_k_groups=2, group_score="sum_of_two",
+        scaling=2.5,
+    )  # fmt: skip
+    return NemotronHMoE(config), MoeConfig(
+        num_experts=12, intermediate_size=I, routing=routing, activation="relu2", is_gated=False,
+        latent_size=latent_size, has_router_bias=True, shared_intermediate_size=33,
+    )  # fmt: skip
+
+
 FAMILIES: dict[str, Callable[[], tuple[nn.Module, MoeConfig]]] = {
     "mixtral": mixtral,
     "qwen2": lambda: qwen2(False),
@@ -94,6 +117,8 @@ FAMILIES: dict[str, Callable[[], tuple[nn.Module, MoeConfig]]] = {
     "deepseek-v2-groups": lambda: deepseek_v2("group_limited_greedy"),
     "deepseek-v3": lambda: deepseek_v3(True),
     "deepseek-v3-plain": lambda: deepseek_v3(False),
+    "nemotron": lambda: nemotron(None),
+    "nemotron-latents": lambda: nemotron(19),
 }
 
 
@@ -118,8 +143,9 @@ def checkpoint(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 tensors[f"experts.{expert}.gate_proj.weight"], tensors[f"experts.{expert}.up_proj.weight"] = both.chunk(
                     2
                 )
-        elif name == "experts.down_proj":
-            tensors |= {f"experts.{expert}.down_proj.weight": weight for expert, weight in enumerate(tensor)}
+        elif name in ("experts.up_proj", "experts.down_proj"):
+            leaf = name.removeprefix("experts.")
+            tensors |= {f"experts.{expert}.{leaf}.weight": weight for expert, weight in enumerate(tensor)}
         else:
             tensors[name.replace("shared_experts.", "shared_expert.")] = tensor
     return tensors
@@ -155,7 +181,9 @@ def test_against_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("family", ["mixtral", "qwen2", "deepseek-v2-groups", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen2", "deepseek-v2-groups", "deepseek-v3", "nemotron", "nemotron-latents"]
+)
 def test_the_ranks_together_give_the_layer(family: str, world_size: int) -> None:
     block, config, tensors = made(family)
     x = tokens(19)
@@ -172,11 +200,14 @@ def test_the_ranks_together_give_the_layer(family: str, world_size: int) -> None
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
-def test_more_ranks_than_columns() -> None:
-    config = MoeConfig(num_experts=3, intermediate_size=2, routing=Routing(top_k=2), shared_intermediate_size=1)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_more_ranks_than_columns(is_gated: bool) -> None:
+    config = MoeConfig(
+        num_experts=3, intermediate_size=2, routing=Routing(top_k=2), shared_intermediate_size=1, is_gated=is_gated
+    )
     shapes = {"gate.weight": (3, H)}
     for owner, size in [*((f"experts.{expert}", 2) for expert in range(3)), ("shared_expert", 1)]:
-        shapes |= {f"{owner}.{name}_proj.weight": (size, H) for name in ("gate", "up")}
+        shapes |= {f"{owner}.{name}.weight": (size, H) for name in config.input_projections}
         shapes |= {f"{owner}.down_proj.weight": (H, size)}
     generator = torch.Generator().manual_seed(3)
     tensors = {name: torch.randn(shape, generator=generator) / 5 for name, shape in shapes.items()}
@@ -186,7 +217,7 @@ def test_more_ranks_than_columns() -> None:
         torch.testing.assert_close(found, whole, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2", "deepseek-v3", "nemotron", "nemotron-latents"])
 def test_agrees_with_transformers_in_bfloat16(family: str) -> None:
     """transformers rounds router logits, so that some tokens use other experts; most rows must be close."""
     block, config, tensors = made(family, torch.bfloat16)
@@ -208,7 +239,7 @@ def native_threads() -> Any:
 
 @pytest.mark.usefixtures("native_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["qwen2", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["qwen2", "deepseek-v3", "nemotron", "nemotron-latents"])
 def test_a_token_has_the_same_bits_in_any_batch(family: str, dtype: torch.dtype) -> None:
     _, config, tensors = made(family, dtype)
     layer = loaded(replace(single_context(), dtype=dtype), config, tensors)
@@ -267,6 +298,7 @@ def test_a_format_of_experts_that_is_not_supported_is_refused() -> None:
         ({"routing": Routing(top_k=8)}, "top_k 8"),
         ({"routing": Routing(top_k=1, num_groups=3)}, "3 equal groups"),
         ({"has_shared_gate": True}, "no shared expert"),
+        ({"has_shared_gate": True, "shared_intermediate_size": 3, "latent_size": 5}, "beside latents"),
     ],
 )
 def test_configs_that_contradict_themselves(fields: dict[str, Any], message: str) -> None:

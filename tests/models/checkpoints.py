@@ -106,7 +106,13 @@ def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
         is_of_heads = any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"))
         low, high = (0.0, 1.5) if is_of_heads and is_peaked else (-0.5, 0.5)
         weight.uniform_(low, high).add_(offset)
-    elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:
+    elif (
+        "embed_tokens" in name
+        or name.endswith("embeddings.weight")
+        or "lm_head" in name
+        or "wte" in name
+        or "wpe" in name
+    ):
         weight.normal_(0, 0.25 * (48 / weight.shape[-1]) ** 0.5)
     elif "qkv_proj" in name:
         # Longrope's factor makes scores larger.

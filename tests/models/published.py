@@ -10,6 +10,7 @@ from typing import Any
 from tests.models.published_2025 import PUBLISHED_2025
 from tests.models.published_gemma4 import GEMMA4
 from tests.models.published_openai import OPENAI
+from tests.models.published_states import PUBLISHED_STATES
 
 # fmt: off
 _LLAMA: dict[str, Any] = {
@@ -157,6 +158,7 @@ _GRANITE: dict[str, Any] = {
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     **PUBLISHED_2025,
+    **PUBLISHED_STATES,
     "llama-7b-hf": {
         "architectures": ["LLaMAForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "hidden_act": "silu",
         "hidden_size": 4096, "intermediate_size": 11008, "max_sequence_length": 2048, "model_type": "llama",

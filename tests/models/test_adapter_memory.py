@@ -10,6 +10,7 @@ import pytest
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.layers.context import LayerContext, LoraRoom
 from pagewick.layers.linear import Linear
+from pagewick.layers.moe import MoeLayer
 from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
@@ -35,6 +36,25 @@ def test_room_for_adapters(name: str, num_ranks: int, tmp_path: Path) -> None:
         # MLA multiplies with kv_b_proj in another way, and the table has it.
         listed = [tensor for tensor in table if "kv_b_proj" not in tensor.path]
         assert adapter_bytes(listed, ROOM.num_adapters, ROOM.max_rank, "float32") == 4 * numbers > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_room_for_adapters_of_latents(num_ranks: int, tmp_path: Path) -> None:
+    """The projections of latents have adapters, and so has the shared expert, which has no gate here."""
+    config = read_config(make_checkpoint("deepseek-v3", tmp_path)[0])
+    layer, path = config.layers[-1], f"model.layers.{config.num_layers - 1}.mlp"
+    experts = replace(config.mixtures[-1], is_gated=False, latent_size=31)
+    config = replace(config, layers=(*config.layers[:-1], replace(layer, mlp=experts)))
+
+    def count(context: LayerContext) -> int:
+        moe = MoeLayer(replace(context, lora=ROOM), path, config.hidden_size, experts)
+        layers = [layer.lora for layer in moe.modules() if isinstance(layer, Linear) and layer.lora is not None]
+        assert len(layers) == 4
+        return sum(layer.num_numbers for layer in layers)
+
+    for rank, numbers in enumerate(on_ranks(num_ranks, count)):
+        table = [tensor for tensor in model_tensors(config, rank=rank, num_ranks=num_ranks) if path in tensor.path]
+        assert adapter_bytes(table, ROOM.num_adapters, ROOM.max_rank, "float32") == 4 * numbers
 
 
 def test_a_step_with_adapters_needs_more(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from tests.models.answers import Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, save
 from tests.models.entry_changes_2025 import CHANGES_2025
+from tests.models.entry_changes_states import CHANGES_STATES
 
 PROMPTS = make_prompts((2, 90, 61))
 NUM_NEW_TOKENS = 4
@@ -22,6 +23,7 @@ NUM_NEW_TOKENS = 4
 # variant -> the entries to change, each alone: dotted where one stands within another; None is null.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     **CHANGES_2025,
+    **CHANGES_STATES,
     "llama": [
         {"rms_norm_eps": 0.02},
         {"rope_parameters.rope_theta": 9000.0},

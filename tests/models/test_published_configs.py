@@ -8,17 +8,19 @@ and what else is not as in Llama.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import groupby
 
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import MlaConfig, MoeConfig
+from pagewick.layers.config import ConvolutionConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 from tests.models.published_2025 import FACTS_2025
+from tests.models.published_states import FACTS_STATES
 
 _LLAMA2 = "32 32/32x128 | default 128@10000 | all | sequential rms 1e-05 | silu 11008"
 _LLAMA31 = "32 32/8x128 | llama3 128@500000 | all | sequential rms 1e-05 | silu 14336 | 131072 |"
@@ -32,6 +34,7 @@ _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
 _GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias, sinks"
 FACTS = {
     **FACTS_2025,
+    **FACTS_STATES,
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",
     "Llama-2-7b-hf": f"{_LLAMA2} | 4096 |",
     "vicuna-7b-v1.5-16k": "32 32/32x128 | linear 128@10000 | all | sequential rms 1e-05 | silu 11008 | 4096 to 16384 |",
@@ -131,14 +134,28 @@ def described(config: ModelConfig) -> str:
     if config.longest_context != config.max_position_embeddings:
         context += f" to {config.longest_context}"
     ropes = ", ".join(dict.fromkeys(rotated(layer) for layer in config.layers))
-    runs = [(len(list(run)), mlp) for mlp, run in groupby(fed(layer.mlp) for layer in config.layers)]
+    runs = [(len(list(run)), mlp) for mlp, run in groupby(fed(layer.mlp) for layer in config.layers if layer.mlp)]
     mlps = ", ".join(mlp if len(runs) == 1 else f"{count}: {mlp}" for count, mlp in runs)
     attention = f"{config.num_layers} {attended(config)}"
-    return " | ".join((attention, ropes, seen(config), norm, mlps, context, other(config))).strip()
+    return " | ".join((attention, *kept(config), ropes, seen(config), norm, mlps, context, other(config))).strip()
+
+
+def kept(config: ModelConfig) -> list[str]:
+    """Layers that keep a state."""
+    found = Counter(layer.state for layer in config.layers if layer.state is not None)
+    return [f"{count} {state_of(state)}" for state, count in found.items()]
+
+
+def state_of(state: StateConfig) -> str:
+    if isinstance(state, MambaConfig):
+        sizes = f"{state.num_heads}x{state.head_dim} {state.num_groups}x{state.state_dim}"
+        return f"mamba {sizes} over {state.conv_size}"
+    assert isinstance(state, ConvolutionConfig)
+    return f"convolutions of {state.num_channels} over {state.conv_size}"
 
 
 def attended(config: ModelConfig) -> str:
-    attention = config.layers[0].attention
+    attention = config.attention
     if isinstance(attention, AttentionConfig):
         return f"{attention.num_heads}/{attention.num_kv_heads}x{attention.head_dim}"
     ranks = f"{attention.q_lora_rank}/{attention.kv_lora_rank}"
@@ -168,11 +185,12 @@ def fed(mlp: MlpConfig | MoeConfig) -> str:
         return ("" if mlp.is_gated else "plain ") + f"{mlp.activation} {mlp.intermediate_size}"
     shared = "" if mlp.shared_intermediate_size is None else f" + {mlp.shared_intermediate_size}"
     gated = " gated" if mlp.has_shared_gate else ""
-    return f"{mlp.routing.top_k} of {mlp.num_experts} x {mlp.intermediate_size}{shared}{gated}"
+    plain = "" if mlp.is_gated else "plain "
+    return f"{plain}{mlp.routing.top_k} of {mlp.num_experts} x {mlp.intermediate_size}{shared}{gated}"
 
 
 def other(config: ModelConfig) -> str:
-    attention = config.layers[0].attention
+    attention = config.attention
     found = ["tied"] if config.tie_word_embeddings else []
     if config.num_position_embeddings == config.max_position_embeddings:
         found.append("learned positions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
     old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
-    if config["model_type"] in ("exaone4", "qwen3_next", "granitemoehybrid"):
+    if config["model_type"] in ("exaone4", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe"):
         # transformers needs it where there is no window, and for linear attention in other layers than usual, or none.
         old["layer_types"] = config["layer_types"]
+    if "time_step_limit" in config:
+        old["time_step_limit"] = [0.0, math.inf]
     if config.get("dtype") is not None:
         old["torch_dtype"] = config["dtype"]
     if "text_config" in config:
@@ -47,8 +50,8 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-# Gemma 4 is younger than the new spelling.
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("gemma-4")])
+# Gemma 4 and LFM3 are younger than the new spelling.
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith(("gemma-4", "lfm3"))])
 def test_old_and_new_files_are_read_alike(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from pagewick.attention.native import NativeBackend
 from pagewick.engine.model_loading import num_parameters
+from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
@@ -76,6 +78,28 @@ def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:
         # Some have weights of their own and others in modules within.
         within = sum(num_parameters(child) for child in module.children() if child in kept)
         assert num_parameters(module) - within == count, module
+
+
+@pytest.mark.parametrize("latent_size", [None, 31])
+def test_experts_without_gates(latent_size: int | None) -> None:
+    config = config_of(VARIANTS["deepseek-v3"])
+    layers = [
+        replace(layer, mlp=replace(layer.mlp, is_gated=False, latent_size=latent_size))
+        if isinstance(layer.mlp, MoeConfig)
+        else layer
+        for layer in config.layers
+    ]
+    config = replace(config, layers=tuple(layers))
+    for num_ranks in (1, 2):
+        for rank in range(num_ranks):
+            check_rank(config, rank, num_ranks)
+    width, inner = latent_size or config.hidden_size, config.mixtures[0].intermediate_size
+    shapes = {tensor.path: tensor.shape for tensor in model_tensors(config)}
+    owner = "model.layers.2.mlp.experts.0."
+    of_expert = {path.removeprefix(owner): shape for path, shape in shapes.items() if path.startswith(owner)}
+    assert of_expert == {"up_proj.weight": (inner, width), "down_proj.weight": (width, inner)}
+    shared = {path.rpartition("expert.")[2] for path in shapes if ".2.mlp.shared_expert." in path}
+    assert shared == {"up_proj.weight", "down_proj.weight"}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

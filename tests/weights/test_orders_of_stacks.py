@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import NemotronHConfig, NemotronHForCausalLM
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
@@ -157,6 +158,39 @@ def test_models_that_transformers_writes_as_it_computes(name: str, tmp_path: Pat
         with running(tmp_path / directory) as engine:
             found.append(answers(engine, prompts, num_tokens=3)[0].logits)
     assert torch.equal(*found)
+
+
+def save_nemotron(directory: Path, latent_size: int | None, *, is_stacked: bool) -> None:
+    config = NemotronHConfig(
+        layers_block_type=["moe", "attention", "moe"], hidden_size=42, vocab_size=50, moe_latent_size=latent_size,
+        moe_intermediate_size=24, moe_shared_expert_intermediate_size=33, n_routed_experts=5, num_experts_per_tok=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    NemotronHForCausalLM(config).save_pretrained(directory, save_original_format=not is_stacked)
+
+
+@pytest.mark.parametrize("latent_size", [None, 17])
+def test_stacks_of_experts_without_gates(latent_size: int | None, tmp_path: Path) -> None:
+    """Nemotron 3 as transformers computes with it, and as published files have it."""
+    for name, is_stacked in (("stacked", True), ("one-by-one", False)):
+        save_nemotron(tmp_path / name, latent_size, is_stacked=is_stacked)
+    stored = load_file(tmp_path / "stacked" / "model.safetensors")
+    assert sum(name.endswith(("experts.up_proj", "experts.down_proj")) for name in stored) == 4
+    with open_source(tmp_path / "stacked") as found, open_source(tmp_path / "one-by-one") as expected:
+        names = {name: name.replace("backbone.", "model.") for name in expected.names()}
+        assert sorted(found.names()) == sorted(names.values())
+        for name, other in names.items():
+            assert found.shape(other) == expected.shape(name)
+            assert torch.equal(found.get(other), expected.get(name)), name
+    name = "model.layers.2.mixer.experts.up_proj"
+    save_file({**stored, name: stored[name][:, :-1].contiguous()}, tmp_path / "stacked" / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=rf"\[5, 23, {latent_size or 42}\], and config.json says \[5, 24, "):
+        open_source(tmp_path / "stacked")
+    del stored[name]
+    save_file(stored, tmp_path / "stacked" / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"lacks 1 tensor of this model: {name}"):
+        open_source(tmp_path / "stacked")
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])

@@ -10,7 +10,9 @@ from tests.models.variants import (
     gpt_oss,
     granite,
     joint_norms,
+    lfm2,
     llama,
+    mamba,
     mistral,
     others,
     phi,
@@ -40,6 +42,8 @@ VARIANTS: dict[str, Variant] = {
         granite,
         gpt_oss,
         joint_norms,
+        lfm2,
+        mamba,
         others,
     )
     for name, variant in family.VARIANTS.items()

@@ -1,0 +1,79 @@
+"""The tensors of layers that keep a state. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
+from pagewick.models.tensor_sizes import Role, Size, cut, whole
+
+Named = tuple[str, Role, tuple[Size, ...]]
+# Projections of linear attention.
+_GATES: Final = ("in_proj_b", "in_proj_a")
+
+
+def state_tensors(config: StateConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
+    """Yield the name behind the layer's, the role and the sizes of each tensor. hidden: the size of hidden states."""
+    if isinstance(config, DeltaConfig):
+        return _linear_attention(config, hidden, rank, num_ranks)
+    if isinstance(config, MambaConfig):
+        return _mamba(config, hidden, rank, num_ranks)
+    return _short_convolution(config, hidden, rank, num_ranks)
+
+
+def _linear_attention(config: DeltaConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
+    ratio = config.num_value_heads // config.num_key_heads
+    keys = cut(config.num_key_heads, rank, num_ranks)
+    values = keys.times(ratio)
+    channels, outputs = keys.times(2 * config.key_dim + ratio * config.value_dim), values.times(config.value_dim)
+    rows = {"in_proj_qkv": channels, "in_proj_z": outputs}
+    if config.is_fused:
+        rows = {"in_proj_qkvz": keys.times(2 * config.key_dim + 2 * ratio * config.value_dim)}
+    gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else dict.fromkeys(_GATES, values)
+    yield from _products("linear_attn", rows | gates, hidden, outputs)
+    constants = {"conv1d.weight": (channels, whole(1), whole(config.conv_size)), "A_log": (values,)}
+    constants |= {"dt_bias": (values,), "norm.weight": (whole(config.value_dim),)}
+    yield from _constants("linear_attn", constants)
+
+
+def _mamba(config: MambaConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
+    heads = cut(config.num_heads, rank, num_ranks)
+    values = heads.times(config.head_dim)
+    first, last = config.groups_of(rank, num_ranks)
+    channels = values.plus(Size(config.num_groups, last - first).times(2 * config.state_dim))
+    rows = {"in_proj": channels.plus(values).plus(heads)}
+    yield from _products("mamba", rows, hidden, values, has_bias=config.has_bias)
+    constants: dict[str, tuple[Size, ...]] = {"conv1d.weight": (channels, whole(1), whole(config.conv_size))}
+    if config.has_conv_bias:
+        constants["conv1d.bias"] = (channels,)
+    constants |= dict.fromkeys(("A_log", "D", "dt_bias"), (heads,))
+    if config.has_norm:
+        constants["norm.weight"] = (values,)
+    yield from _constants("mamba", constants)
+
+
+def _short_convolution(config: ConvolutionConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
+    channels = cut(config.num_channels, rank, num_ranks)
+    yield from _products("short_conv", {"in_proj": channels.times(3)}, hidden, channels, has_bias=config.has_bias)
+    constants: dict[str, tuple[Size, ...]] = {"conv.weight": (channels, whole(1), whole(config.conv_size))}
+    if config.has_bias:
+        constants["conv.bias"] = (channels,)
+    yield from _constants("short_conv", constants)
+
+
+def _products(
+    path: str, rows: Mapping[str, Size], hidden: Size, outputs: Size, *, has_bias: bool = False
+) -> Iterator[Named]:
+    """Yield the input projections, by their names and rows, and the output projection."""
+    for name, size in rows.items():
+        yield f"{path}.{name}.weight", "attention", (size, hidden)
+        if has_bias:
+            yield f"{path}.{name}.bias", "attention", (size,)
+    yield f"{path}.out_proj.weight", "attention", (hidden, outputs)
+    if has_bias:
+        yield f"{path}.out_proj.bias", "attention", (hidden,)
+
+
+def _constants(path: str, sizes: Mapping[str, tuple[Size, ...]]) -> Iterator[Named]:
+    return ((f"{path}.{name}", "state", dimensions) for name, dimensions in sizes.items())

@@ -1,0 +1,56 @@
+"""LFM2, with experts too, and LFM3: gated short convolutions in most layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+SIZES = {
+    **NO_HEAD_DIM, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
+    **rope(theta=1e6), "norm_eps": 2e-3,
+}  # fmt: skip
+LFM3 = {
+    "num_hidden_layers": 4, "norm_eps": 2e-3, "sliding_window": 24,
+    "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+}  # fmt: skip
+MOE = {
+    "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_dense_layers": 1,
+    "routed_scaling_factor": 1.7,
+}  # fmt: skip
+
+
+def with_biases(model: nn.Module) -> None:
+    """Give experts biases that change choices, and make routers less steep."""
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("expert_bias"):
+                parameter.uniform_(-0.3, 0.3)
+
+
+VARIANTS = {
+    "lfm2": Variant("Lfm2", {**SIZES, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3}),
+    "lfm2-bias-untied": Variant(
+        "Lfm2", {**SIZES, "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False,
+                 "tie_word_embeddings": False},
+    ),
+    "lfm3": Variant("Lfm3", {**LFM3, "conv_L_cache": 5}),
+    "lfm3-no-gate-bias": Variant(
+        "Lfm3",
+        {
+            **LFM3, "use_attention_gate": False, "attention_bias": True, "conv_bias": True,
+            "layer_types": ["full_attention", "conv", "sliding_attention", "full_attention"],
+        },
+    ),
+    "lfm2-moe": Variant("Lfm2Moe", {**SIZES, **MOE}, is_loose=True, patch=with_biases),
+    "lfm2-moe-no-bias": Variant(
+        "Lfm2Moe",
+        {**SIZES, **MOE, "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+        is_loose=True,
+    ),
+}  # fmt: skip
