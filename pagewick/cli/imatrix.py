@@ -67,13 +67,12 @@ def command(
 
     pagewick quantize --imatrix makes the errors smallest where these are largest. The file is llama.cpp's, too.
     """
+    from pagewick.cli.quantizing.hybrid import file_architecture
     from pagewick.cli.quantizing.observation import Observation
-    from pagewick.cli.quantizing.value_heads import moved_columns
     from pagewick.engine.engine import Engine
     from pagewick.engine.model_loading import read_model_config
     from pagewick.text.tokenizer import Tokenizer
     from pagewick.weights.gguf.importance import write_importance
-    from pagewick.weights.gguf.naming import architecture_named
     from pagewick.weights.gguf.writing import check_place
     from pagewick.weights.hub import resolve_model
 
@@ -81,12 +80,12 @@ def command(
     check_place(output, 0, is_forced=force)
     path = resolve_model(model, revision=revision, hub=hub)
     config = read_model_config(path)
-    _, architecture = architecture_named(config.architecture)
+    file_architecture(config)  # before the model is loaded
     chunk_size = min(chunk_size, config.max_position_embeddings - 1)
     chunks = read_chunks(text, Tokenizer.from_directory(path), chunk_size)[:max_chunks]
     options = {"max_model_len": chunk_size + 1, "max_num_batched_tokens": chunk_size, "enable_prefix_caching": False}
     engine = Engine(EngineConfig.from_options(model=str(path), num_threads=num_threads, max_num_seqs=1, **options))
-    observation = Observation(engine.model, architecture, moved_columns(config))
+    observation = Observation(engine.model, config)
     label = f"reading {sum(map(len, chunks)):,} tokens"
     try:
         with click.progressbar(chunks, label=label, file=sys.stderr, show_pos=True) as bar:

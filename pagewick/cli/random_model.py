@@ -196,7 +196,7 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
     import torch
     from safetensors.torch import save_file
 
-    eos_token_id = _write_tokenizer(shape.vocab_size, directory)
+    eos_token_id = write_tokenizer(shape.vocab_size, directory)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.ones(size, dtype=torch.bfloat16)  # a norm's vector
@@ -279,7 +279,7 @@ def _linear_attention_shapes(delta: DeltaSizes, hidden_size: int) -> dict[str, t
     }
 
 
-def _write_tokenizer(vocab_size: int, directory: Path) -> int:
+def write_tokenizer(vocab_size: int, directory: Path) -> int:
     """Write tokenizer.json and tokenizer_config.json; return the id of the end-of-sequence token, the last one."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

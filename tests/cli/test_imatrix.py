@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from pagewick.cli import cli
 from pagewick.cli.imatrix import read, read_chunks
 from pagewick.cli.quantizing.observation import Observation
-from pagewick.cli.quantizing.value_heads import moved_columns
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.model_loading import read_model_config
 from pagewick.errors import ConfigError
@@ -68,7 +67,7 @@ def test_sums_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     with inputs_of(model) as inputs, torch.no_grad():
         model(chunks)
     with running(tmp_path, num_threads=1) as engine:
-        observation = Observation(engine.model, architecture)
+        observation = Observation(engine.model, read_model_config(tmp_path))
         for index, chunk in enumerate(chunks.tolist()):
             read(engine, index, chunk)
         observation.close()
@@ -84,11 +83,10 @@ def test_sums_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:
     model = original("mixtral")
     save(model, tmp_path)
-    architecture = architecture_named("MixtralForCausalLM")[1]
     chunk = torch.randint(2, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     with running(tmp_path, num_threads=1) as engine:
         before = list(engine.model.modules())
-        observation = Observation(engine.model, architecture)
+        observation = Observation(engine.model, read_model_config(tmp_path))
         read(engine, 0, chunk)
         observation.close()
         assert list(engine.model.modules()) == before
@@ -101,20 +99,25 @@ def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:
         assert (down[0][down[1] > 0] > 0).any(dim=1).all() and (down[0][down[1] == 0] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
-def test_linear_attention_has_the_columns_of_files(name: str, tmp_path: Path) -> None:
+STATES: Final = (
+    *("qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-4-h", "granite-4-h-moe", "bamba", "nemotron-h"),
+    "nemotron-3-latents",
+)
+
+
+@pytest.mark.parametrize("name", [*STATES, "granite-4", "lfm2", "lfm2-moe"])
+def test_checkpoints_and_files_have_the_same_names_and_columns(name: str, tmp_path: Path) -> None:
     save(original(name), tmp_path / "checkpoint")
     chunk = torch.randint(2, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     found = []
     for path in (tmp_path / "checkpoint", write_file(name, tmp_path)):
         config = read_model_config(path)
         with running(path, num_threads=1) as engine:
-            architecture = architecture_named(config.architecture)[1]
-            observation = Observation(engine.model, architecture, moved_columns(config))
+            observation = Observation(engine.model, config)
             read(engine, 0, chunk)
             observation.close()
         found.append(observation.sums)
-    assert found[0].keys() == found[1].keys() and "blk.0.ssm_out.weight" in found[0]
+    assert found[0].keys() == found[1].keys() and ("blk.0.ssm_out.weight" in found[0]) == (name in STATES)
     for key, (sums, counts) in found[0].items():
         theirs, their_counts = found[1][key]
         assert torch.equal(counts, their_counts), key

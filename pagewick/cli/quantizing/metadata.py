@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from pagewick.cli.quantizing.hybrid import file_architecture, hybrid_values
 from pagewick.cli.quantizing.value_heads import state_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
@@ -20,7 +21,6 @@ from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import filled_config, read_config
-from pagewick.weights.gguf.naming import architecture_named
 
 Factors = dict[str, tuple[float, ...]]
 """Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
@@ -38,7 +38,8 @@ _GATING: Final = {"softmax": 1, "sigmoid": 2}
 _POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset(
-    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "is_tiled", "is_fused"}
+    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"}
+    | {"is_tiled", "is_fused", "is_shared_fused"}
 )
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
 # Architectures that also see images -> that of their text part.
@@ -83,7 +84,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     config: from text_config. Raises ModelLoadError for an architecture that has no form in GGUF files.
     """
     model, entries = read_config(config), filled_config(config)
-    kind, architecture = architecture_named(model.architecture)
+    kind, architecture = file_architecture(model)
     found: dict[str, Any] = {"block_count": model.num_layers, "vocab_size": model.vocab_size}
     for key, entry in architecture.entries.items():
         if (value := entries.get(entry)) is not None:
@@ -114,7 +115,11 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
-    values = {f"{kind}.{key}": value for key, value in {**found, **rope, **architecture.fixed}.items()}
+    found = {**found, **rope, **hybrid_values(kind, model), **architecture.fixed}
+    if not model.mixtures:
+        # A default of a family whose models may have none.
+        found.pop("expert_used_count", None)
+    values = {f"{kind}.{key}": value for key, value in found.items()}
     return {"general.architecture": kind, "general.type": "model", **values}, factors
 
 
@@ -136,7 +141,7 @@ def _gemma4(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
     """Heads of two sizes with rotary embeddings of their own, and what differs from layer to layer."""
     slides = [layer.window is not None for layer in model.layers]
     within, everywhere = model.layers[slides.index(True)], model.layers[slides.index(False)]
-    widths = [layer.mlp.intermediate_size for layer in model.layers]
+    widths = [layer.mlp.intermediate_size for layer in model.layers if layer.mlp is not None]
     kv_heads = [layer.attention.num_kv_heads for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
     found: dict[str, Any] = {
         "feed_forward_length": widths if len(set(widths)) > 1 else widths[0],

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.calibration.observation import InputObservation, Names
-from pagewick.weights.gguf.architecture import GgufArchitecture
+from pagewick.cli.quantizing.hybrid import file_architecture, names_in_files
+from pagewick.cli.quantizing.value_heads import moved_columns
+from pagewick.models.config import ModelConfig
 from pagewick.weights.gguf.naming import gguf_name
 from pagewick.weights.loader import build_routes
 
@@ -21,17 +23,21 @@ _SEPARATE: Final = (".attn_qkv.weight", ".attn_gate.weight")
 class Observation:
     """Observes a model from now on, until `close`. Steps must have too many tokens to be recorded (engine/graph/).
 
-    architecture: gives weights their names in GGUF files. Others are not observed, such as the vocabulary head.
-    columns: of outputs of linear attention, in the order of such files; None: the model's own.
+    Weights without a name in GGUF files are not observed. Raises ModelLoadError for a model that has no form in them.
     """
 
-    def __init__(self, model: nn.Module, architecture: GgufArchitecture, columns: Tensor | None = None) -> None:
-        self._columns = columns
+    def __init__(self, model: nn.Module, config: ModelConfig) -> None:
+        _, architecture = file_architecture(config)
+        # Outputs of linear attention have another order in files.
+        self._columns = moved_columns(config)
+        self._is_fused = "attn_gate" in architecture.layer
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         routes = build_routes(model)
-        places = {name: gguf_name(name, architecture) for name in routes}
-        self._names = {name: place[0] for name, place in places.items() if place is not None}
+        places = {name: [gguf_name(part, architecture) for part in names_in_files(name, config)] for name in routes}
+        # The first tensor in a file stands for all parts of a weight.
+        self._parts = {found[0][0]: [place[0] for place in found if place] for found in places.values() if found[0]}
+        self._names = {name: found[0][0] for name, found in places.items() if found[0] is not None}
         self.close = InputObservation(model, routes, self._add).close
 
     @property
@@ -40,7 +46,7 @@ class Observation:
         return {
             name: (self._in_order(observed, sums), self._counts[observed])
             for observed, sums in self._sums.items()
-            for name in _names_in_files(observed)
+            for name in self._names_in_files(observed)
         }
 
     def _in_order(self, name: str, sums: Tensor) -> Tensor:
@@ -56,7 +62,8 @@ class Observation:
             self._sums[name].index_add_(0, ids, squares)
             self._counts[name] += torch.bincount(ids, minlength=len(names))
 
-
-def _names_in_files(name: str) -> list[str]:
-    """Return the tensors that hold a weight of the checkpoint; several for a fused projection of linear attention."""
-    return [name.replace(_FUSED, part) for part in _SEPARATE] if name.endswith(_FUSED) else [name]
+    def _names_in_files(self, name: str) -> list[str]:
+        """Return the tensors that hold an observed weight; several for a fused projection of the checkpoint."""
+        if self._is_fused and name.endswith(_FUSED):
+            return [name.replace(_FUSED, part) for part in _SEPARATE]
+        return self._parts[name]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from pagewick.cli.quantizing.hybrid import file_architecture, part_of, separate_shared_mlps
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
 from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
 from pagewick.errors import ConfigError, ModelLoadError
@@ -26,7 +27,7 @@ from pagewick.weights.gguf.config import SAMPLING
 from pagewick.weights.gguf.export import Export, size_label, type_values, types_of
 from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
 from pagewick.weights.gguf.importance import IMPORTANCE_KEYS, Importance
-from pagewick.weights.gguf.naming import architecture_named, gguf_shapes
+from pagewick.weights.gguf.naming import gguf_shapes
 from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
 from pagewick.weights.opening import open_source
@@ -114,7 +115,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     rules = packed_rules(whole)
     config = text_config(whole)
     model = read_config(config)
-    kind, architecture = architecture_named(model.architecture)
+    kind, architecture = file_architecture(model)
     _check_tied_heads(source, model)
     places, skipped = _text_tensors(source, model)
     _drop_spare_biases(source, places, model)
@@ -123,6 +124,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     _check_tensors(shapes, model)
     state = state_of(model)
     shapes, places = separate_projections(shapes, places, state)
+    shapes, places = separate_shared_mlps(shapes, places, model)
     stored = gguf_shapes(shapes, architecture, filled_config(config))
     # Some readers look for the rotary factors before they meet the first layer.
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
@@ -139,7 +141,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
 
     def weight_of(name: str) -> Tensor:
         found = source.get(places[name])
-        moved = in_order_of_files(name, found, state)
+        moved = part_of(name, places[name], in_order_of_files(name, found, state))
         if moved is not found:
             source.release(found)
         return moved

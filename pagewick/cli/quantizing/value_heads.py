@@ -73,7 +73,7 @@ def moved_columns(model: ModelConfig) -> Tensor | None:
 
 def state_of(model: ModelConfig) -> DeltaConfig | None:
     """Return the linear attention of a model, which is the same in all its layers; None: it has none."""
-    return next((layer.state for layer in model.layers if layer.state is not None), None)
+    return next(iter(model.deltas), None)
 
 
 def _separated(part: str, weight: Tensor, state: DeltaConfig) -> Tensor:

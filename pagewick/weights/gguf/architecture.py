@@ -99,12 +99,15 @@ WITHOUT_ENDING: Final = {
     "attn_sinks": "weight",
     "ssm_dt": "bias",
     "ssm_a": "",
+    "ssm_d": "",
     "layer_output_scale": "weight",
     "ffn_gate_inp.scale": "",
     "ffn_down_exps.scale": "",
 }
-# The convolution of linear attention, [channels, 1, tokens] in checkpoints and [channels, tokens] in files.
-CONVOLUTION: Final = "ssm_conv1d"
+# Convolutions of layers with a state, [channels, 1, tokens] in checkpoints and [channels, tokens] in files.
+CONVOLUTIONS: Final = frozenset({"ssm_conv1d", "shortconv.conv"})
+# Vectors in checkpoints that are matrices in files of Mamba-2: [heads, 1], and [groups, numbers of each].
+VECTORS: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # The head of labels, which rerankers have.
 LABELS: Final = {"cls.output": "score"}
@@ -133,7 +136,7 @@ class GgufArchitecture:
 
     name: the architecture of a config.json. entries: metadata -> entry of config.json. constants: entries that follow
     from the architecture. required: keys that every file has.
-    has: entries that are true if a tensor of the first layer exists, and false otherwise. lacks: the opposite.
+    has: entries that are true if a tensor of some layer exists, and false otherwise. lacks: the opposite.
     whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`.
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
     norm_offset: is added to the weights of norms in the file, except those in plain_norms.

@@ -10,7 +10,9 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 from pagewick.weights.gguf.architectures_2025 import OLMO3
+from pagewick.weights.gguf.architectures_hybrid import BAMBA
 from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
+from pagewick.weights.gguf.hybrid_entries import is_bamba
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 from pagewick.weights.gguf.pooling import check_pooling, pooling_entries, sees_earlier_only
 from pagewick.weights.gguf.special_entries import special_entries
@@ -59,6 +61,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
             return DEEPSEEK_V3
     if kind == "olmo2" and metadata.get("attention.sliding_window"):
         return OLMO3
+    if kind == "granitehybrid" and is_bamba(metadata):
+        return BAMBA
     if kind == "bert" and "token_types.weight" not in metadata.shapes:
         return DISTILBERT
     if kind == "mistral3" and not metadata.get("attention.temperature_scale"):
@@ -90,8 +94,10 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
             found[entry] = value
     num_layers = metadata.get("block_count") - metadata.get("nextn_predict_layers", 0)
     found["n_layer" if architecture.name == "GPTBigCodeForCausalLM" else "num_hidden_layers"] = num_layers
-    found |= {entry: f"blk.0.{name}" in shapes for entry, name in architecture.has.items()}
-    found |= {entry: f"blk.0.{name}" not in shapes for entry, name in architecture.lacks.items()}
+    # Not every layer has all parts.
+    parts = {name.partition(".")[2].partition(".")[2] for name in shapes if name.startswith("blk.")}
+    found |= {entry: name in parts for entry, name in architecture.has.items()}
+    found |= {entry: name not in parts for entry, name in architecture.lacks.items()}
     if architecture.entries.get("attention.kv_lora_rank"):
         found |= _latent_sizes(metadata, found)
     elif architecture.name != "GPTBigCodeForCausalLM":
@@ -157,8 +163,8 @@ def _expert_sizes(metadata: Metadata, architecture: GgufArchitecture, found: Map
     shapes = metadata.shapes
     last = metadata.get("block_count") - 1
     for entry, name in (
-        ("moe_intermediate_size", "ffn_gate_exps"),
-        ("shared_expert_intermediate_size", "ffn_gate_shexp"),
+        ("moe_intermediate_size", "ffn_up_exps"),
+        ("shared_expert_intermediate_size", "ffn_up_shexp"),
     ):
         shape = shapes.get(f"blk.{last}.{name}.weight")
         if shape is not None and entry in architecture.entries.values() and entry not in found:

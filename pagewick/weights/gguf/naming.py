@@ -11,15 +11,17 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import CONVOLUTION, WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTIONS, VECTORS, WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 from pagewick.weights.gguf.architectures_2025 import OLMO3
+from pagewick.weights.gguf.architectures_hybrid import BAMBA
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {
     MIXTRAL.name: ("llama", MIXTRAL),
     DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3),
     OLMO3.name: ("olmo2", OLMO3),
+    BAMBA.name: ("granitehybrid", BAMBA),
 }
 _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
@@ -95,8 +97,11 @@ def gguf_shapes(
             counts[stored] = max(counts.get(stored, 0), index + 1)
         if stored.endswith(f".{_LATENTS}.weight"):
             found |= _latent_shapes(stored, shape, config)
-        elif stored.endswith(f".{CONVOLUTION}.weight"):
+        elif _stem(stored) in CONVOLUTIONS and len(shape) > 2:
             found[stored] = (shape[0], shape[-1])
+        elif _stem(stored) in VECTORS and "ssm_d" in architecture.layer:
+            groups = config.get("mamba_n_groups", config.get("n_groups")) if _stem(stored) == "ssm_norm" else shape[0]
+            found[stored] = (groups, shape[0] // groups)
         else:
             found[stored] = shape
     if unknown:
@@ -104,6 +109,10 @@ def gguf_shapes(
             f"GGUF files of {architecture.name} have no place for {name_some(unknown)}\n  use another checkpoint"
         )
     return {name: (counts[name], *shape) if name in counts else shape for name, shape in found.items()}
+
+
+def _stem(stored: str) -> str:
+    return stored.split(".", 2)[-1].removesuffix(".weight")
 
 
 def _latent_shapes(stored: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import CONVOLUTION, WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTIONS, VECTORS, WITHOUT_ENDING, GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
 # Tensors that are part of the config, or are computed.
@@ -24,7 +24,8 @@ _NOT_LOADED: Final = re.compile(
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 # Mixtral's first files have a tensor for each expert, with its number.
 _NAME: Final = re.compile(
-    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.output|cls\.norm|[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
+    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.output|cls\.norm|shortconv\.(conv|in_proj|out_proj)|[a-z0-9_]+)"
+    r"(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
     re.ASCII,
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
@@ -205,8 +206,10 @@ class _Maker:
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
         shape = (1, *tensor.shape) if stem in self.architecture.rows and len(tensor.shape) == 1 else tensor.shape
-        if stem == CONVOLUTION:
+        if stem in CONVOLUTIONS and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])
+        elif stem in VECTORS:
+            shape = (prod(shape),)
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
         offset = self.architecture.norm_offset if has_offset else 0.0

@@ -104,8 +104,7 @@ class GgufSource(TensorSource):
         if piece.offset:
             found = found.to(torch.float32) - piece.offset
         if piece.is_decay:
-            # In float64, so that exp() of the result is the file's number again.
-            found = (-found.to(torch.float64)).log().to(torch.float32)
+            found = _logarithms(found)
         if found is not stored:
             release_pages(stored)
         return found.reshape(self.shape(name))
@@ -157,3 +156,12 @@ class GgufSource(TensorSource):
 def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the interleaving of the two halves of each head's rows: [num_heads * head_dim, n]."""
     return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
+def _logarithms(decays: torch.Tensor) -> torch.Tensor:
+    """Return A_log of numbers -exp(A_log): those that fit into bfloat16 as they were, others but for their last bit."""
+    found = (-decays.to(torch.float64)).log()
+    short = found.to(torch.bfloat16).to(torch.float64)
+    # The exponential that was stored is rounded to float32, by a library that may have been one bit off.
+    is_short = (short.exp() + decays).abs() <= 2.0**-22 * decays.abs()
+    return torch.where(is_short, short, found).to(torch.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.gguf.hybrid_entries import HYBRID_ENTRIES
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 
 # Numbers of layers of the largest Gemma 2 and 3, which scale scores by hidden_size / num_heads, others by head_dim.
@@ -177,5 +178,6 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "exaone4": _exaone4,
     "cohere2": _windows,
     "mistral3": _mistral3,
+    **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),
 }

@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.models.checkpoints import save
 from tests.weights.gguf import vision_models
-from tests.weights.gguf.models import FILES, MODELS, VOCAB_SIZE, original
+from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
 
 
 def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
@@ -70,6 +70,7 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     (directory / "tokenizer.json").write_text(json.dumps({"model": state, "added_tokens": []}))
     if name == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
+    _publish_config(directory / "config.json")
     base = get_model_class(_architecture(directory))
     # Mistral 3's hands everything to another class.
     base = getattr(base, "Ministral3Model", base)
@@ -87,6 +88,29 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
 
 def _architecture(directory: Path) -> str:
     return str(json.loads((directory / "config.json").read_text())["architectures"][0])
+
+
+def _publish_config(path: Path) -> None:
+    """Spell a config.json as the published files of models with Mamba do, which transformers rewrites."""
+    config = json.loads(path.read_text())
+    kinds = {"linear_attention": "mamba", "full_attention": "attention"}
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
+        if not config["num_local_experts"]:
+            del config["num_experts_per_tok"]
+    elif config["model_type"] == "nemotron_h":
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        config["hybrid_override_pattern"] = "".join(letters[kind] for kind in config.pop("layers_block_type"))
+        config["num_hidden_layers"] = len(config["hybrid_override_pattern"])
+        # The converter would fill it with transformers' defaults, which have experts.
+        del config["model_type"]
+        if "E" not in config["hybrid_override_pattern"]:
+            of_experts = [key for key in config if "expert" in key or ("group" in key and key != "n_groups")]
+            config = {key: value for key, value in config.items() if key not in of_experts}
+    elif config["model_type"] == "bamba":
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        config["attn_rotary_emb"] = int(config["rope_parameters"]["partial_rotary_factor"] * head_dim)
+    path.write_text(json.dumps(config))
 
 
 def _transpose_experts(path: Path) -> None:
@@ -109,7 +133,7 @@ def main() -> None:
     # Before the installed packages: the converter needs the gguf package beside it.
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
     pairs = [f"images/{name}" for name in vision_models.ALL]
-    for name in sys.argv[2:] or [*MODELS, *(f"wide/{name}" for name in MODELS), *pairs]:
+    for name in sys.argv[2:] or [*MODELS, *FACTORED, *(f"wide/{name}" for name in MODELS), *pairs]:
         with tempfile.TemporaryDirectory() as directory:
             folder, _, model = name.rpartition("/")
             if folder == "images":

@@ -37,6 +37,9 @@ _STATE: Final = {
     "linear_value_head_dim": 16,
 }  # fmt: skip
 _EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+_STATES: Final = {"layer_types": ["linear_attention", "full_attention"]}
+# The converter knows heads of 64 numbers only, if it finds no entry of another model.
+_NEMOTRON: Final = {**_WIDE, "mamba_head_dim": 16}
 
 
 def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
@@ -118,11 +121,38 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen2-vl": _with_images("qwen2-vl"),
     "qwen3-vl": _with_images("qwen3-vl"),
     "qwen3-vl-moe": _with_images("qwen3-vl-moe", moe_intermediate_size=32, mlp_only_layers=[]),
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 144},
+    # The converter writes no factor of experts.
+    "lfm2-moe": {
+        "layer_types": ["conv", "full_attention"],
+        **_SMALL,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.0,
+    },
+    # Published models have two sizes of an MLP, which are the same.
+    "granite-4": {**_WIDE, "shared_intermediate_size": 96, "layer_types": ["full_attention"] * 2},
+    "granite-4-h": {**_WIDE, "shared_intermediate_size": 96, **_STATES},
+    "granite-4-h-moe": {**_EXPERTS, "shared_intermediate_size": 64, **_STATES},
+    "bamba": _WIDE,
+    "nemotron-h": {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "nemotron-3-latents": {
+        **_NEMOTRON,
+        **_SMALL,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_shared_expert_intermediate_size": 64,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    },
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
-# Files in which heads keep llama.cpp's order, and those that hold other tensors than the checkpoint.
+# Files whose weights are products of the checkpoint's and the model's factors, so that bits differ.
+FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}
+# Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors, and all those that hold
+# other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
-DIFFERENT: Final = TILED | {"qwen3-next", "gemma-4-26b-a4b", "granite-moe", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
+SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe"})
+DIFFERENT: Final = TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 _READ: Final = {"Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
@@ -131,7 +161,9 @@ WIDTH: Final = 256
 _WIDE_ENTRIES: Final = {
     **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "moe_intermediate_size"), WIDTH),
     **dict.fromkeys(("shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), WIDTH),
-    **dict.fromkeys(("num_attention_heads", "n_head"), 16),
+    **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"), WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "mamba_n_heads", "mamba_num_heads"), 16),
+    **{"mamba_d_head": 32, "n_groups": 8},
     "num_key_value_heads": None,
 }
 _WIDE_KV_HEADS: Final = {1: 1, 2: 2, 3: 4, 6: 16}
@@ -142,7 +174,7 @@ def original(name: str, *, is_wide: bool = False) -> nn.Module:
     variant = VARIANTS[name]
     entries = variant.all_entries()
     sizes = {key: value for key, value in _SIZES.items() if key in entries}
-    entries = {**entries, **sizes, **MODELS[name]}
+    entries = {**entries, **sizes, **{**MODELS, **FACTORED}[name]}
     if is_wide:
         return make_model(name, {key: _widened(name, key, value) for key, value in entries.items()})
     model = make_model(name, entries)

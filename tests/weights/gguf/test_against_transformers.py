@@ -12,7 +12,7 @@ from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import save
 from tests.models.variants import VARIANTS
 from tests.weights.gguf.mixes import quantize
-from tests.weights.gguf.models import MODELS, TILED, VOCAB_SIZE, original, write_file
+from tests.weights.gguf.models import FACTORED, MODELS, TILED, VOCAB_SIZE, original, write_file
 
 PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 
@@ -23,9 +23,21 @@ def test_logits(name: str, stored_type: str, tmp_path: Path) -> None:
     path = write_file(name, tmp_path)
     if stored_type != "F32":
         path = quantize(path, tmp_path / "other.gguf", stored_type)
-    with running(path, **VARIANTS[name].engine) as engine:
+    variant = VARIANTS[name]
+    with running(path, **variant.engine) as engine:
         found = answers(engine, PROMPTS, num_tokens=12)
-    for answer, expected in zip(found, judge(original(name), PROMPTS, found), strict=True):
+    judged = judge(original(name), PROMPTS, found, one_by_one=variant.one_by_one)
+    for answer, expected in zip(found, judged, strict=True):
+        assert expected.std() > 0.5
+        torch.testing.assert_close(answer.logits, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_logits_of_a_file_with_factors_in_its_weights(name: str, tmp_path: Path) -> None:
+    with running(write_file(name, tmp_path)) as engine:
+        found = answers(engine, PROMPTS, num_tokens=12)
+    judged = judge(original(name), PROMPTS, found, one_by_one=VARIANTS[name].one_by_one)
+    for answer, expected in zip(found, judged, strict=True):
         assert expected.std() > 0.5
         torch.testing.assert_close(answer.logits, expected, atol=1e-3, rtol=0)
 

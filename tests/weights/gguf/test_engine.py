@@ -23,8 +23,11 @@ from tests.weights.gguf.models import VOCAB_SIZE, write_file
 
 PROMPTS = make_prompts((1, 33, 7, 40), vocab_size=VOCAB_SIZE)
 NUM_TOKENS = 16
-# Dense with grouped heads, dense and tied, experts, experts with a shared one, latents, states.
-MODELS = ("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite", "qwen3.5-moe")
+# Dense with grouped heads, dense and tied, experts, experts with a shared one, latents, states of three kinds.
+MODELS = (
+    *("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite", "qwen3.5-moe", "nemotron-3-latents"),
+    "lfm2-moe",
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -107,6 +110,15 @@ def test_ranks_cannot_share_heads_in_the_order_of_llama_cpp(tmp_path: Path) -> N
     # Each key head has one value head.
     prompts, found = make_prompts((9,), vocab_size=VOCAB_SIZE), []
     path = write_file("qwen3.5", tmp_path)
+    for size in (1, 2):
+        with running(path, tensor_parallel_size=size) as engine:
+            found.append(answers(engine, prompts, num_tokens=2))
+    torch.testing.assert_close(found[1][0].logits, found[0][0].logits, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "granite-4-h-moe", "nemotron-h"])
+def test_two_ranks_share_states(name: str, tmp_path: Path) -> None:
+    path, prompts, found = write_file(name, tmp_path), make_prompts((9,), vocab_size=VOCAB_SIZE), []
     for size in (1, 2):
         with running(path, tensor_parallel_size=size) as engine:
             found.append(answers(engine, prompts, num_tokens=2))

@@ -99,6 +99,22 @@ def test_the_first_files_of_qwen3_next(tmp_path: Path) -> None:
     assert state is not None and state.is_fused and state.has_fused_gates
 
 
+def without_gates(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+    if "ffn_gate_exps" not in name:
+        yield name, numbers, "F32"
+
+
+def test_experts_without_gates(tmp_path: Path) -> None:
+    path = write_file("qwen3-moe", tmp_path)
+    other = rewrite(path, tmp_path / "other.gguf", without_gates)
+    with GgufSource(path) as whole, GgufSource(other) as found:
+        names = [name for name in whole.names() if "experts" not in name or "gate_proj" not in name]
+        assert len(names) < len(whole.names()) and sorted(found.names()) == sorted(names)
+        assert found.config() == whole.config()
+        for name in names:
+            assert torch.equal(found.get(name), whole.get(name)), name
+
+
 def vector_of_biases(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
     """ERNIE's biases without their first dimension, as llama.cpp's own programs store them."""
     yield name, numbers.reshape(-1) if name.endswith("exp_probs_b.bias") else numbers, "F32"

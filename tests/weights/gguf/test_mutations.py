@@ -77,6 +77,7 @@ def use(path: Path, mmproj: Path | None = None, *, has_vocabulary: bool) -> None
 KINDS: dict[str, tuple[Callable[[Path], bytes], int]] = {
     "q8_0": (lambda directory: tiny_gguf(), 1500),
     "experts": (lambda directory: write_file("qwen3-moe", directory).read_bytes(), 6000),
+    "states": (lambda directory: write_file("nemotron-3-latents", directory).read_bytes(), 4500),
     "types": (lambda directory: write_random(directory / "types.gguf", "dense", in_turn).read_bytes(), 5400),
     "vocabulary": (lambda directory: write_demo(directory / "demo.gguf").read_bytes(), 150_000),
 }
