@@ -54,7 +54,7 @@ def read_mamba(entries: Entries, *, norm_eps: float, num_values: int | None = No
 
 
 def _check_limits(entries: Entries) -> None:
-    """Raise ModelLoadError if steps have limits, which no published model has."""
+    """Raise ModelLoadError if steps have limits: nothing here applies them."""
     limits = entries.get("time_step_limit")
     if limits is None:
         return

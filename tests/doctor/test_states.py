@@ -1,4 +1,4 @@
-"""What doctor says about layers that keep a state, compared with the layers themselves."""
+"""Doctor counts the states of layers as the layers themselves do."""
 
 from __future__ import annotations
 

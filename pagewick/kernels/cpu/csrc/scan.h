@@ -60,7 +60,7 @@ struct ScanPiece {
   const float* before;
 };
 
-// What is known of successive tokens of the batch, a row for each.
+// Holds what later stages need of successive tokens of the batch, a row for each.
 struct ScanSlice {
   float* keys;     // keys, then queries of all groups, after the convolution; rows key_stride apart
   float* factors;  // steps of all heads, then from head_stride on the factors of S; rows 2 * head_stride apart

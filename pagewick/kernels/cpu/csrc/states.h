@@ -1,4 +1,4 @@
-// What operations have in common that keep a state of each sequence: where a state comes from and goes to. Their
+// Operations that keep a state of each sequence share this: where a state comes from and where it goes. Their
 // arguments have fields of the same names for the batch and for the blocks of states.
 #pragma once
 
