@@ -30,7 +30,14 @@ ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "CPU_ATTN", *ATTENTION_PACKAGES)
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
 # Fields in bytes.
-SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "quantized_cache_size", "max_grammar_size")
+SIZES = (
+    "kv_cache_memory",
+    "memory_reserve",
+    "swap_space",
+    "kv_cache_disk_size",
+    "quantized_cache_size",
+    "max_grammar_size",
+)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
 MAX_THREADS = 1024
@@ -98,6 +105,7 @@ class EngineConfig:
         None, "Largest share of the device's memory, from 0 to 1 (0.9 on a GPU; instead of --kv-cache-memory)."
     )
     num_kv_blocks: int | None = _option(None, "Number of KV cache blocks (instead of --kv-cache-memory).")
+    memory_reserve: int = _option(0, "Main memory that the KV cache leaves to other programs on a CPU.")
     kv_cache_dtype: str = _option(
         "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16, float16, int8, fp8_e4m3 or fp8_e5m2."
     )

@@ -2,6 +2,7 @@
 
 PagewickError
 ├── ConfigError                 a flag, a parameter or an environment variable is wrong
+│   └── NotEnoughMemoryError    ... or asks for more memory than is free
 ├── ArgumentError               an argument in Python has a wrong name or type; also a TypeError
 ├── ModelLoadError              the model's files are unusable
 │   └── ModelNotFoundError      ... or are not there
@@ -25,6 +26,10 @@ class PagewickError(Exception):
 
 class ConfigError(PagewickError):
     """A flag, a parameter or an environment variable is wrong."""
+
+
+class NotEnoughMemoryError(ConfigError):
+    """The model, with what the flags ask for, needs more memory than is free."""
 
 
 class ArgumentError(PagewickError, TypeError):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pagewick.config import EngineConfig
-from pagewick.engine.preflight import check_description
+from pagewick.engine.preflight import WeightBytes, check_description, check_models
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
 from pagewick.number_formats import MARLIN
 from pagewick.weights.description import GGUF, Description, describe, is_gguf, weights_kind
 from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.choice import complete_models
 from pagewick.weights.gguf.vision_choice import vision_of
 from pagewick.weights.gguf.vision_families import TEXT_KINDS
 from pagewick.weights.hub import DEFAULT_HUB, resolve_model, resolve_tokenizer
 from pagewick.weights.lora.finding import resolve_adapter
 from pagewick.weights.packed.config import quant_method
+
+# Levels of directories in which models are looked for: a model may lie in its owner's directory.
+_MAX_DEPTH = 3
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 
 logger = get_logger(__name__)
 
@@ -67,6 +73,47 @@ def local_adapter(name: str, hub: str = DEFAULT_HUB, token: str | None = None) -
     Raises ModelLoadError and ConfigError.
     """
     return resolve_adapter(name, hub=hub, token=token)
+
+
+def weight_bytes(config: EngineConfig) -> int:
+    """Return the memory for the weights of all ranks of a config whose models are on this disk.
+
+    0 if the choice of a quantization depends on the memory that is free. Raises ConfigError and ModelLoadError.
+    """
+    if config.quantization == "auto":
+        return 0
+    num_ranks = config.tensor_parallel_size
+    return num_ranks * WeightBytes.of(config, num_ranks, check_models(config)).all
+
+
+def models_in(directory: Path) -> dict[str, Path]:
+    """Return the models in a directory, by name: directories with a config.json, and GGUF files.
+
+    A file's name is its own without the suffix, or that of its directory if it is the only model there. Directories in
+    between, such as those of the models' owners, are a part of the name. Raises ConfigError if there is no such
+    directory.
+    """
+    try:
+        return _models_below(directory, "", _MAX_DEPTH)
+    except OSError as error:
+        raise ConfigError(f"cannot read the models in {directory}: {error.strerror}; check --models-dir") from None
+
+
+def _models_below(directory: Path, prefix: str, depth: int) -> dict[str, Path]:
+    entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    found: dict[str, Path] = {}
+    for below in (entry for entry in entries if entry.is_dir()):
+        name = prefix + below.name
+        if (below / "config.json").is_file():
+            found[name] = below
+        elif depth > 1:
+            inside = _models_below(below, f"{name}/", depth - 1)
+            files = [path for path in inside.values() if is_gguf(path) and path.parent == below]
+            found |= {name: files[0]} if len(files) == len(inside) == 1 else inside
+    for model in complete_models([entry.name for entry in entries if entry.is_file()]):
+        name = prefix + _PART_NUMBER.sub("", model.first.removesuffix(".gguf"))
+        found[name if name not in found else f"{prefix}{model.first}"] = directory / model.first
+    return found
 
 
 def _vision_of(config: EngineConfig, model: Path) -> str | None:

@@ -14,6 +14,7 @@ _KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int 
 # All other numbers are above 0.
 _MAY_BE_0 = (
     "seed", "swap_space", "session_ttl", "rank_timeout", "num_experts_offload_per_rank", "quantized_cache_size",
+    "memory_reserve",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pagewick.cli.foreign_flags import (
     MODEL_TYPES,
     foreign_options,
 )
+from pagewick.cli.serving.given import GivenFlags
 from pagewick.cli.sources import consistent, source_of, sources_of
 from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url, with_effect
 from pagewick.cli.variables import warn_of_misspelt
@@ -174,8 +175,8 @@ class EngineCommand(Command):
     """A command that runs an engine: it has EngineConfig's flags, and its function gets the `config`.
 
     has_sampling: it also has SamplingFlags, and its function gets `sampling`, a dict of those given.
-    has_settings: it also has ServerSettings' flags, and its function gets the `settings`. It is a server, and
-    `sampling` has the defaults of its requests.
+    has_settings: it also has ServerSettings' flags, and its function gets the `settings`, and all that was `given`. It
+    is a server, and `sampling` has the defaults of its requests.
     log_level: the least severe messages on stderr unless --log-level sets it.
     On a rank above 0, as torchrun or mpirun starts them, the engine's worker runs in place of the function.
     """
@@ -270,7 +271,9 @@ class EngineCommand(Command):
             # The constructor checks the values; the model's own defaults are not known yet.
             SamplingParams(**arguments["sampling"])
         if is_server:
-            made = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
+            given_settings = settings | SERVER_FLAGS.values(ctx)
+            made = ServerSettings.for_model(config.model, **given_settings)
+            arguments["given"] = GivenFlags(values, given_settings, arguments["sampling"])
             made.check_adapters(config.adapter_paths)
             if made.allow_runtime_lora_updating:
                 arguments["config"] = replace(config, enable_lora=True)

@@ -77,7 +77,7 @@ SERVER_REFUSED: Lines = (
     ("--root-path= --api-prefix= --path=", "let a proxy change paths"),
     ("--timeout= -to=", "use --request-timeout, --write-timeout or --keep-alive-timeout"),
     ("--middleware=", "nothing is loaded into the server; put a proxy before it"),
-    ("--slots --props --models-dir= --models-max=", "not supported yet; one server serves one model"),
+    ("--slots --props", "not supported yet; /metrics and GET /v1/models tell what the server does"),
     ("--i --interactive -i -cnv --conversation", "pagewick chat talks in the terminal"),
     ("--prompts= --prompt= --batch=", "pagewick complete answers prompts, and pagewick bench measures"),
     ("--log-config-file= --max-log-len= --log-file=", "the log goes to stderr; --log-format, --log-level and "

@@ -17,7 +17,7 @@ from pagewick.devices import available_memory
 from pagewick.engine.adapters import DEFAULT_MAX_RANK, num_adapters_of
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError, NotEnoughMemoryError
 from pagewick.log import get_logger
 from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
@@ -228,7 +228,7 @@ def _adapter_bytes(config: EngineConfig, num_ranks: int, model: FoundModel) -> i
 
 
 def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: WeightBytes | None = None) -> None:
-    """Raise ConfigError, with both numbers, unless the models' weights fit into the memory that is free.
+    """Raise NotEnoughMemoryError, with both numbers, unless the models' weights fit into the memory that is free.
 
     device: the kind of all ranks' devices. free: what a rank has, or what every rank has. weights: those of a rank;
     None checks the models' files, too. Experts that will be in host memory are counted there.
@@ -242,7 +242,7 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
         # One expert more than is offloaded: the one that is being copied.
         in_host_memory = (num_offloaded + 1) * weights.expert
         if in_host_memory > free.host:
-            raise ConfigError(
+            raise NotEnoughMemoryError(
                 f"not enough memory: the experts in host memory take {_gib(in_host_memory)}{per_rank}, and "
                 f"{_gib(free.host)} are free there{least}\n  lower --num-experts-offload-per-rank"
             )
@@ -251,7 +251,7 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
     if needed + max(step, quantizing) > free.device:
         named = f" and quantizing them {_gib(quantizing)}" if quantizing > step else f" and a step {_gib(step)}"
         beside = named if has_gpus else ""
-        raise ConfigError(
+        raise NotEnoughMemoryError(
             f"not enough memory: the weights take {_gib(needed)}{per_rank}{beside}, and {_gib(free.device)} are free "
             f"on {device}{least}\n"
             "  close other programs, use a smaller model, or quantize it with --quantization auto; "

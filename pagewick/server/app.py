@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.async_llm import AsyncEngine
+from pagewick.engine.health import EngineHealth
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
 from pagewick.server.api.adapters import AdaptersApi
@@ -71,8 +72,17 @@ _NOT_SERVED = {
 _logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What the requests of a server have in common, whichever of its processes or models answers them."""
+
+    conversations: ConversationStore
+    responses: ResponseStore
+    text_jobs: Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common(Stores):
     """The parts that an API process has in common with the others of its server.
 
     metrics: its own measurements. render_metrics: returns those of the server.
@@ -80,9 +90,6 @@ class Common:
 
     metrics: Metrics
     render_metrics: Callable[[], Awaitable[bytes]]
-    conversations: ConversationStore
-    responses: ResponseStore
-    text_jobs: Tally
 
 
 def build_app(
@@ -104,29 +111,66 @@ def build_app(
     """
     lifecycle = lifecycle or Lifecycle()
     common = common or _common_of(engine, settings)
-    metrics = common.metrics
-    admission = Admission(engine, max_waiting_requests, text_jobs=common.text_jobs)
-    request_log = RequestLog(settings, metrics, tracing)
-    core = Core(engine, settings, request_log, common.conversations, common.responses)
+    request_log = RequestLog(settings, common.metrics, tracing)
     keys = ApiKeys(settings) if keys is None else keys
     table = [
-        *(route for dialect in dialects for route in dialect(core, admission).routes()),
-        *TextApi(engine, settings, admission).routes(),
-        *health_routes(lambda: engine.health, lambda: lifecycle.is_draining),
-        Route("/metrics", partial(_show_metrics, common.render_metrics), methods=["GET"]),
+        *api_routes(engine, settings, common, request_log, max_waiting_requests, dialects),
+        *server_routes(settings, lifecycle, lambda: engine.health, common.render_metrics),
+    ]
+    app = guarded(table, settings, lifecycle, keys, tracing)
+    return ErrorBoundary(HttpMetrics(app, common.metrics, request_log), dialects)
+
+
+def api_routes(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    stores: Stores,
+    request_log: RequestLog,
+    max_waiting_requests: int | None,
+    dialects: Sequence[type[Dialect]] = DIALECTS,
+) -> list[Route]:
+    """Return the routes of one model. Nothing of the engine is read before a request comes."""
+    admission = Admission(engine, max_waiting_requests, text_jobs=stores.text_jobs)
+    core = Core(engine, settings, request_log, stores.conversations, stores.responses)
+    of_dialects = [route for dialect in dialects for route in dialect(core, admission).routes()]
+    return [*of_dialects, *TextApi(engine, settings, admission).routes()]
+
+
+def server_routes(
+    settings: ServerSettings,
+    lifecycle: Lifecycle,
+    health: Callable[[], EngineHealth],
+    render_metrics: Callable[[], Awaitable[bytes]],
+) -> list[Route]:
+    """Return the routes that are about the server itself."""
+    return [
+        *health_routes(health, lambda: lifecycle.is_draining),
+        Route("/metrics", partial(_show_metrics, render_metrics), methods=["GET"]),
         *page_routes(settings),
     ]
+
+
+def guarded(
+    table: Sequence[Route], settings: ServerSettings, lifecycle: Lifecycle, keys: ApiKeys, tracing: Tracing | None
+) -> ASGIApp:
+    """Return routes, and their description, behind the checks that every request passes first."""
     if settings.docs:
-        table.append(openapi_route(table, open_paths=open_paths(settings), has_keys=bool(keys)))
+        table = [*table, openapi_route(table, open_paths=open_paths(settings), has_keys=bool(keys))]
+    routes = routed(table)
+    return with_access_control(
+        Doorkeeper(routes if tracing is None else IncomingTraces(routes), lifecycle), settings, keys
+    )
+
+
+def routed(table: Sequence[Route]) -> ASGIApp:
+    """Return an application of these routes, which answers errors."""
     routes = Starlette(
         routes=table,
         exception_handlers={**dict.fromkeys(_EXPECTED, _answer_error), 404: _answer_not_found, 405: _answer_method},
     )
     # A redirect would repeat the host that the client named.
     routes.router.redirect_slashes = False
-    app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
-    app = with_access_control(Doorkeeper(app, lifecycle), settings, keys)
-    return ErrorBoundary(HttpMetrics(app, metrics, request_log), dialects)
+    return routes
 
 
 def _common_of(engine: AsyncEngine, settings: ServerSettings) -> Common:
@@ -136,7 +180,13 @@ def _common_of(engine: AsyncEngine, settings: ServerSettings) -> Common:
     async def render() -> bytes:
         return metrics.render()
 
-    return Common(metrics, render, LocalConversations(engine.session_ttl_s), LocalResponses(), Tally())
+    return Common(
+        metrics=metrics,
+        render_metrics=render,
+        conversations=LocalConversations(engine.session_ttl_s),
+        responses=LocalResponses(),
+        text_jobs=Tally(),
+    )
 
 
 def with_access_control(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:

@@ -74,18 +74,16 @@ def run_server(
         if settings.otlp_endpoint is not None and settings.api_server_count == 1:
             tracing = Tracing(settings)
             resources.callback(tracing.close)  # sends the last traces, however the server ends
-        listener = resources.enter_context(_listening_socket(settings.host, settings.port))
+        listener = resources.enter_context(listening_socket(settings.host, settings.port))
         # Here and not in the event loop, so that Ctrl-C ends a download.
         config = with_local_models(config)
         if config.max_waiting_requests is None:
             config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
 
         def announce(info: ModelInfo, has_chat_template: bool) -> None:
-            host, port = listener.getsockname()[:2]
-            address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             if on_ready is not None:
                 is_reranker = config.rerank or info.num_labels > 0
-                on_ready(ReadyServer(address, info, bool(keys), has_chat_template, is_reranker))
+                on_ready(ReadyServer(address_of(listener), info, bool(keys), has_chat_template, is_reranker))
 
         if settings.api_server_count == 1:
             server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing)
@@ -172,7 +170,13 @@ def _read_template(file: Path) -> str:
         raise ConfigError(f"cannot read the chat template {file}: {reason}; check the path") from None
 
 
-def _listening_socket(host: str, port: int) -> socket.socket:
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a server that listens on this socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a bound socket. This comes before the model is loaded, so that a wrong address is known at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -85,6 +85,12 @@ class ServerSettings:
     ui: bool = _option(True, "Serve the chat page at /.")
     docs: bool = _option(True, "Serve the description of the API at /docs and /openapi.json.")
 
+    models_dir: str | None = _option(None, "Directory whose models are served; a request loads the one it names.")
+    models_preset: str | None = _option(None, "TOML file with a table of flags for each model to serve.")
+    models_max: int = _option(4, "Largest number of models that are loaded at the same time.")
+    models_autoload: bool = _option(True, "Let requests load the model that they name, not only POST /models/load.")
+    sleep_idle_seconds: float | None = _option(None, "Seconds without a request after which a model is unloaded.")
+
     def __post_init__(self) -> None:
         for name in SIZES:
             if isinstance(getattr(self, name), str):
@@ -107,10 +113,22 @@ class ServerSettings:
                 f"--api-server-count must be 1 to {MAX_API_SERVERS}; got {self.api_server_count}: more than one for "
                 "each core is never faster"
             )
+        if not self.has_several_models:
+            self._refuse_pool_options()
+        if self.has_several_models and self.api_server_count > 1:
+            raise ConfigError("--api-server-count must be 1 with several models; leave it out")
         if self.allow_runtime_lora_updating and self.api_server_count > 1:
             raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1")
         for option in fields(self):
             self._check_number(option.name)
+
+    def _refuse_pool_options(self) -> None:
+        options = {option.name: option.default for option in fields(self)}
+        for name in ("models_max", "models_autoload", "sleep_idle_seconds"):
+            if getattr(self, name) != options[name]:
+                raise ConfigError(
+                    f"{flag_of(name)} is for a server with several models; give --models-dir or --models-preset, too"
+                )
 
     def _check_number(self, name: str) -> None:
         value = getattr(self, name)
@@ -126,6 +144,10 @@ class ServerSettings:
         made = cls(**settings)
         has_name = bool(set(made.served_model_name) - {ANY_NAME})
         return made if has_name else replace(made, served_model_name=(model, *made.served_model_name))
+
+    @property
+    def has_several_models(self) -> bool:
+        return self.models_dir is not None or self.models_preset is not None
 
     def body_limit(self, *, reads_images: bool) -> int:
         """Return the largest size of a body in bytes. reads_images: whether the model does."""
@@ -150,6 +172,7 @@ SECTIONS = {
     "Access": "api_key",
     "Limits": "max_body_size",
     "Logs and chat page": "log_format",
+    "Several models": "models_dir",
 }
 
 

@@ -90,7 +90,7 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(tmp_path: Path) -> Non
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "."])
 def test_a_host_that_no_name_can_be_is_named(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        run._listening_socket(host, 8000)
+        run.listening_socket(host, 8000)
     assert str(caught.value).startswith(f"cannot listen on {host}:8000 (") and "--host" in str(caught.value)
 
 

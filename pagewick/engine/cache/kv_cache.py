@@ -15,7 +15,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
 from pagewick.engine.step_memory import gpu_cache_bytes
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, NotEnoughMemoryError
 from pagewick.huge_memory import HUGE_PAGE
 from pagewick.kernels.huge_pages import huge_zeros
 
@@ -81,6 +81,8 @@ def cache_memory(config: EngineConfig, step_bytes: int = 0, local_world_size: in
     """
     kind, share = config.device.partition(":")[0], config.gpu_memory_utilization
     free, total = available_memory(config.device), total_memory(config.device)
+    if kind == "cpu":
+        free = max(0, free - config.memory_reserve)
     if kind == "cuda":
         return CacheMemory(gpu_cache_bytes(free, total, step_bytes, share), free - step_bytes)
     usable = free * _CACHE_SHARE[kind]
@@ -140,7 +142,7 @@ def blocks_per_group(
         )
         flag = "--gpu-memory-utilization" if is_share else "--kv-cache-memory"
         step = f"\n  or lower --max-num-batched-tokens: a step takes {step_bytes / 2**30:.1f} GiB" if step_bytes else ""
-        raise ConfigError(
+        raise NotEnoughMemoryError(
             f"the KV cache may use {num_bytes} bytes, but its minimum of {unit} tokens takes {needed}; "
             f"raise {flag}{step}"
         )
@@ -169,13 +171,13 @@ def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config:
 
 
 def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
-    """Raise ConfigError if the user has asked for sequences longer than the cache's `capacity` in tokens."""
+    """Raise NotEnoughMemoryError if the user has asked for sequences longer than the cache's `capacity` in tokens."""
     if requested_max_model_len is not None and requested_max_model_len > capacity:
         # The size of snapshots does not depend on the length of the sequence.
         growing = [group for group in groups if not group.spec.has_snapshots]
         per_token = sum(group.block_bytes / group.spec.block_size for group in growing)
         needed, there = (tokens * per_token / 2**20 for tokens in (requested_max_model_len, capacity))
-        raise ConfigError(
+        raise NotEnoughMemoryError(
             f"--max-model-len {requested_max_model_len} needs {needed:.0f} MiB of KV cache ({per_token:.0f} bytes a "
             f"token), and there are {there:.0f} MiB, enough for {capacity} tokens; raise --kv-cache-memory or "
             "--num-kv-blocks, or lower --max-model-len"

@@ -198,11 +198,19 @@ class ModelPermission(Struct, kw_only=True):
     is_blocking: bool = False
 
 
+class ModelStatus(Struct, kw_only=True):
+    """value: unloaded, loading, loaded or unloading. failed: whether the last attempt to load the model failed."""
+
+    value: str
+    failed: bool
+
+
 class ModelCard(Struct, kw_only=True):
     """A served model; root, parent, max_model_len and permission are vLLM's additions.
 
-    parent: of a LoRA adapter, the name of its model.
+    parent: of a LoRA adapter, the name of its model. max_model_len, input_modalities: null while it is not loaded.
     input_modalities: what the model reads, text or image; OpenRouter's word.
+    status: whether the model is loaded, if the server has several; llama.cpp's.
     """
 
     id: str
@@ -211,9 +219,10 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "pagewick"
     root: str
     parent: str | None = None
-    max_model_len: int
-    input_modalities: list[str]
+    max_model_len: int | None
+    input_modalities: list[str] | None
     permission: list[ModelPermission]
+    status: ModelStatus | UnsetType = UNSET
 
 
 class ModelList(Struct):

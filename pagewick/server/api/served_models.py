@@ -47,15 +47,16 @@ class ServedModels:
     def cards(self, info: ModelInfo) -> list[ModelCard]:
         return [self.card(name, info) for name in dict.fromkeys((*self._names, *info.adapters))]
 
-    def card(self, name: str, info: ModelInfo) -> ModelCard:
-        adapter = self.adapter(name, info)
+    def card(self, name: str, info: ModelInfo | None) -> ModelCard:
+        """Return the description of a model or of an adapter. info: None: the model is not loaded."""
+        adapter = self.adapter(name, info) if info is not None else ""
         return ModelCard(
             id=name,
             created=self._created,
             root=adapter or self._names[0],
             parent=self._names[0] if adapter else None,
-            max_model_len=info.max_model_len,
-            input_modalities=["text"] if info.image_token_id is None else ["text", "image"],
+            max_model_len=None if info is None else info.max_model_len,
+            input_modalities=None if info is None else ["text", *(["image"] * (info.image_token_id is not None))],
             permission=[ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)],
         )
 

@@ -47,9 +47,9 @@ from pagewick.server.hub.messages import (
     decode_from_hub,
     raw,
 )
-from pagewick.server.hub.metric_sums import families_of
 from pagewick.server.hub.questions import HubConversations, Questions
 from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading
+from pagewick.server.telemetry.metric_sums import families_of
 from pagewick.server.telemetry.metrics import Metrics, process_registry
 from pagewick.server.telemetry.tracing import Tracing
 

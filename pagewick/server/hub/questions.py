@@ -22,7 +22,7 @@ from pagewick.server.hub.messages import (
     Read,
     Refusal,
 )
-from pagewick.server.hub.metric_sums import Family, rendered, summed
+from pagewick.server.telemetry.metric_sums import Family, rendered, summed
 
 _Value = TypeVar("_Value")
 

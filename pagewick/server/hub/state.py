@@ -13,9 +13,9 @@ from pagewick.engine.supervisor import Supervisor
 from pagewick.server.core.conversations import Conversations
 from pagewick.server.core.stored_responses import StoredResponses
 from pagewick.server.hub.messages import State, raw
-from pagewick.server.hub.metric_sums import Family, families_of, summed, totals
 from pagewick.server.hub.peer import Peer
 from pagewick.server.telemetry.engine_metrics import EngineCollector
+from pagewick.server.telemetry.metric_sums import Family, families_of, summed, totals
 from pagewick.server.telemetry.metrics import process_registry
 
 # Seconds until an API process without news of its own learns the engine's statistics.

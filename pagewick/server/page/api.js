@@ -33,13 +33,13 @@ export const apiKey = {
   },
 };
 
-/** Fetch the list of models: [{id, maxModelLen, readsImages}]. Throws ApiError. */
+/** Fetch the list of models: [{id, maxModelLen, readsImages}]. What a model that is not loaded reads is unknown: perhaps images. Throws ApiError. */
 export async function listModels() {
   const response = await request("v1/models", { method: "GET" });
   const answer = await response.json().catch(() => null);
   if (!Array.isArray(answer?.data)) throw new ApiError("This is not the answer of a Pagewick server.", response);
   return answer.data.map(({ id, max_model_len: maxModelLen, input_modalities: modalities }) => (
-    { id: String(id), maxModelLen: Number(maxModelLen) || null, readsImages: Array.isArray(modalities) && modalities.includes("image") }));
+    { id: String(id), maxModelLen: Number(maxModelLen) || null, readsImages: !Array.isArray(modalities) || modalities.includes("image") }));
 }
 
 /** Yield the chunks of a chat completion. Throws ApiError, also if the stream ends early, and AbortError after `signal`. */

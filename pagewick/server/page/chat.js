@@ -216,6 +216,8 @@ export class Chat {
     const texts = { ...this.settings, ...conversation.settings };
     const body = requestBody(id, historyBefore(conversation, node, readsImages), texts, continued);
     await generate(node, body, { maxModelLen, signal, onDelta });
+    // The server of several models has loaded this one meanwhile, and knows its sizes now.
+    if (!maxModelLen) await this.models.load().catch(() => {});
   }
 
   #spoken(conversation, node) {

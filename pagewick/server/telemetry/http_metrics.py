@@ -11,13 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.server.errors import CLIENT_CLOSED_REQUEST, ERROR_CODE, REQUEST_ID
 from pagewick.server.lifecycle import WATCHED
-from pagewick.server.telemetry.metrics import Metrics
-from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.metrics import HttpCounts
+from pagewick.server.telemetry.request_log import RefusalLog
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 # Handler of a path that no route has, and of requests that were answered before the routes.
 NO_HANDLER = "none"
+# Key in a request's scope: whether another HttpMetrics, that of a model, counts its refusal.
+COUNTED_BELOW = "pagewick.counted_below"
 # Bodies of errors above this size are not searched for a code.
 _MAX_ERROR_BYTES = 64 * 2**10
 
@@ -35,7 +37,7 @@ class HttpMetrics:
     A health probe while the server is not ready does not count as refused, nor does a client that has left.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, request_log: RequestLog | None = None) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpCounts, request_log: RefusalLog | None = None) -> None:
         self._app = app
         self._metrics = metrics
         self._request_log = request_log
@@ -69,7 +71,8 @@ class HttpMetrics:
             # ErrorBoundary answers errors that are raised before a response has begun.
             status = 500 if status is None else status
             self._metrics.respond(method, handler, status, time.monotonic() - began)
-            if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:
+            is_refused = status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED
+            if is_refused and not scope.get(COUNTED_BELOW):
                 code = scope.get(ERROR_CODE) or code
                 reason = self._metrics.refuse(status, code)
                 if self._request_log is not None:

@@ -42,6 +42,7 @@ _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 _N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
 # The counts of requests, which balance: each accepted one ends for one reason.
+HTTP_REQUESTS, HTTP_DURATION = "http_requests", "http_request_duration_seconds"
 ACCEPTED, FINISHED, REASON = "pagewick:requests_accepted", "vllm:request_success", "finished_reason"
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Why a request was answered with an error: by the error's code, if it names a cause of its own, ...
@@ -151,60 +152,23 @@ def process_registry() -> CollectorRegistry:
     return registry
 
 
-class Metrics:
-    """The server's own measurements, and the engine's counts as of the latest scrape.
+class HttpCounts:
+    """Counts of HTTP requests. model_name: the label of those that were refused. registry: gets all metrics."""
 
-    stats: None if another process has the engine's counts. registry: gets all metrics; None: a new one.
-    """
-
-    def __init__(
-        self,
-        model_name: str,
-        info: ModelInfo,
-        stats: Callable[[], EngineStats] | None = None,
-        health: Callable[[], EngineHealth] = lambda: EngineHealth("ready"),
-        registry: CollectorRegistry | None = None,
-    ) -> None:
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
         self._model_name = model_name
-        self._registry = registry = registry or process_registry()
-        if stats is not None:
-            registry.register(EngineCollector(model_name, info, stats, health))
-        text = "Requests sent to the engine."
-        accepted = Counter(ACCEPTED, text, ["model_name"], registry=registry)
-        self._accepted = accepted.labels(model_name)
-        text = "Accepted requests that have ended."
-        self._finished = self._counters(FINISHED, text, REASON, FINISH_REASONS)
+        self._registry = registry
         text = "Requests answered with an error."
         self._refused = self._counters("pagewick:requests_refused", text, "reason", _REFUSALS)
-        text, buckets = "Seconds from arrival to the first token.", _FIRST_TOKEN_BUCKETS
-        self.first_token = self._histogram("time_to_first_token_seconds", text, buckets).labels(model_name)
-        self.inter_token = _TokenLatencies(model_name)
-        registry.register(self.inter_token)
-        token_buckets = _one_two_five(info.max_model_len)
-        self._request_histograms = [
-            (self._histogram(name, text, buckets or token_buckets).labels(model_name), read)
-            for name, text, buckets, read in _REQUEST_HISTOGRAMS
-        ]
         labels = ["method", "handler", "status"]
-        self._http_requests = Counter("http_requests", "Completed HTTP requests.", labels, registry=registry)
+        self._http_requests = Counter(HTTP_REQUESTS, "Completed HTTP requests.", labels, registry=registry)
         self._http_duration = Histogram(
-            "http_request_duration_seconds",
+            HTTP_DURATION,
             "Seconds until the last byte of the response.",
             ["method", "handler"],
             buckets=_HTTP_BUCKETS,
             registry=registry,
         )
-
-    def accept(self) -> None:
-        """Count a request that was given to the engine."""
-        self._accepted.inc()
-
-    def finish(self, request: FinishedRequest) -> None:
-        """Count and measure an accepted request that is over."""
-        self._finished[request.reason].inc()
-        for histogram, read in self._request_histograms:
-            if (value := read(request)) is not None:
-                histogram.observe(value)
 
     def refuse(self, status: int, code: str | None) -> str:
         """Count a request that was answered with an error. Returns the reason, which is one of a fixed list."""
@@ -218,13 +182,62 @@ class Metrics:
         self._http_requests.labels(method, handler, str(status)).inc()
         self._http_duration.labels(method, handler).observe(seconds)
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self._registry
 
     def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
         counter = Counter(name, text, ["model_name", label], registry=self._registry)
         return {value: counter.labels(self._model_name, value) for value in values}
+
+
+class Metrics(HttpCounts):
+    """The server's own measurements, and the engine's counts as of the latest scrape.
+
+    stats: None if another process has the engine's counts. registry: gets all metrics; None: a new one.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        info: ModelInfo,
+        stats: Callable[[], EngineStats] | None = None,
+        health: Callable[[], EngineHealth] = lambda: EngineHealth("ready"),
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        registry = registry or process_registry()
+        super().__init__(model_name, registry)
+        if stats is not None:
+            registry.register(EngineCollector(model_name, info, stats, health))
+        text = "Requests sent to the engine."
+        accepted = Counter(ACCEPTED, text, ["model_name"], registry=registry)
+        self._accepted = accepted.labels(model_name)
+        text = "Accepted requests that have ended."
+        self._finished = self._counters(FINISHED, text, REASON, FINISH_REASONS)
+        text, buckets = "Seconds from arrival to the first token.", _FIRST_TOKEN_BUCKETS
+        self.first_token = self._histogram("time_to_first_token_seconds", text, buckets).labels(model_name)
+        self.inter_token = _TokenLatencies(model_name)
+        registry.register(self.inter_token)
+        token_buckets = _one_two_five(info.max_model_len)
+        self._request_histograms = [
+            (self._histogram(name, text, buckets or token_buckets).labels(model_name), read)
+            for name, text, buckets, read in _REQUEST_HISTOGRAMS
+        ]
+
+    def accept(self) -> None:
+        """Count a request that was given to the engine."""
+        self._accepted.inc()
+
+    def finish(self, request: FinishedRequest) -> None:
+        """Count and measure an accepted request that is over."""
+        self._finished[request.reason].inc()
+        for histogram, read in self._request_histograms:
+            if (value := read(request)) is not None:
+                histogram.observe(value)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)

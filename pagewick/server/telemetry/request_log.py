@@ -35,13 +35,26 @@ _PART_NAMES = {
 _logger = get_logger(__name__)
 
 
-class RequestLog:
+class RefusalLog:
+    """Logs requests that were answered with an error, if the settings say so."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._logs_requests = settings.log_requests
+
+    def refused(self, request_id: str, method: str, handler: str, status: int, code: str) -> None:
+        """Log one. Only its id is the client's, and that was checked."""
+        if self._logs_requests:
+            line = f"request {request_id} {method} {handler} refused: {status} {code}"
+            _logger.info("%s", line, extra={"request_id": request_id})
+
+
+class RequestLog(RefusalLog):
     """Measures and traces every finished request, and logs it if the settings say so."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        super().__init__(settings)
         self.metrics = metrics
         self.tracing = tracing
-        self._logs_requests = settings.log_requests
         self._logs_prompts = settings.log_prompts
 
     def finish(self, seen: Observation) -> None:
@@ -56,12 +69,6 @@ class RequestLog:
         if self._logs_prompts:
             for name, text in seen.texts():
                 _logger.info("request %s %s: %s", seen.request_id, name, quoted(text), extra=extra)
-
-    def refused(self, request_id: str, method: str, handler: str, status: int, code: str) -> None:
-        """Log a request that was answered with an error. Only its id is the client's, and that was checked."""
-        if self._logs_requests:
-            line = f"request {request_id} {method} {handler} refused: {status} {code}"
-            _logger.info("%s", line, extra={"request_id": request_id})
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from pagewick.server.hub.connection import Connection
 from pagewick.server.hub.counts import SharedCounts
 from pagewick.server.hub.member import Inheritance, Member
 from pagewick.server.hub.messages import FromHub, Report, Serving, decode_from_api, decode_from_hub, raw
-from pagewick.server.hub.metric_sums import Family
 from pagewick.server.hub.peer import Peer
 from pagewick.server.hub.state import HubState
+from pagewick.server.telemetry.metric_sums import Family
 
 COUNTS = [Family("app:requests", "Requests.", "counter", [("app:requests_total", {}, 3.0)])]
 

@@ -6,7 +6,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagewick.server.hub.metric_sums import Family, families_of, rendered, summed, totals
+from pagewick.server.telemetry.metric_sums import Family, families_of, rendered, summed, totals
 from pagewick.server.telemetry.metrics import FinishedRequest, Metrics
 from tests.fake_engine import FakeClient, fake_engine
 

@@ -1,0 +1,175 @@
+"""How a model of several is loaded: its engine process, and the application that answers its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from pagewick.async_llm import AsyncEngine
+from pagewick.config import EngineConfig
+from pagewick.devices import available_memory
+from pagewick.engine.model_info import ModelInfo
+from pagewick.errors import NotEnoughMemoryError
+from pagewick.local_models import weight_bytes, with_local_models
+from pagewick.sampling_params import with_changes
+from pagewick.server.app import Stores, api_routes, routed
+from pagewick.server.core.thinking import ThinkingModel, warn_without_effect
+from pagewick.server.router.entry import ModelEntry
+from pagewick.server.telemetry.engine_metrics import report_throughput
+from pagewick.server.telemetry.http_metrics import HttpMetrics
+from pagewick.server.telemetry.metric_sums import Family, families_of, summed, totals
+from pagewick.server.telemetry.metrics import HTTP_DURATION, HTTP_REQUESTS, Metrics
+from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.tracing import Tracing
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together(Stores):
+    """What all models of a server have in common. Conversations and responses outlive the model that made them."""
+
+    tracing: Tracing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model. app: answers requests that have passed the server's checks."""
+
+    engine: AsyncEngine
+    app: ASGIApp
+    metrics: Metrics
+    reporting: asyncio.Task[None]
+    on_close: Callable[[ServedModel], None]
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    @property
+    def promised_bytes(self) -> int:
+        """The main memory that its KV cache may still take: on a CPU, blocks take memory when they are first used."""
+        info = self.info
+        if info.device != "cpu" or not info.num_kv_blocks:
+            return 0
+        num_open = min(self.engine.stats.num_blocks, info.num_kv_blocks)
+        return info.kv_cache_bytes * (info.num_kv_blocks - num_open) // info.num_kv_blocks
+
+    async def close(self) -> None:
+        self.reporting.cancel()
+        self.on_close(self)
+        await self.engine.close()
+
+
+class ModelSource:
+    """Loads one model, again and again if need be.
+
+    num_left: returns how many models may still be loaded, this one included. others: returns those that are loaded.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        together: Together,
+        *,
+        num_left: Callable[[], int],
+        others: Callable[[], Sequence[ServedModel]],
+    ) -> None:
+        self.entry = entry
+        self._together = together
+        self._num_left = num_left
+        self._others = others
+        self._local: EngineConfig | None = None
+        self._past: list[Family] = []
+
+    async def prepare(self) -> None:
+        """Download the model, if it is not on this disk."""
+        self._local = await _in_daemon_thread(lambda: with_local_models(self.entry.config))
+
+    async def load(self) -> ServedModel:
+        assert self._local is not None, "prepare comes first"
+        settings, others = self.entry.settings, self._others()
+        promised = sum(model.promised_bytes for model in others)
+        config = await _in_daemon_thread(
+            lambda: _beside(self._local or self.entry.config, promised, max(1, self._num_left()))
+        )
+        engine = await AsyncEngine.start(
+            config,
+            chat_template=None if settings.chat_template is None else Path(settings.chat_template),
+            hang_timeout_s=settings.hang_timeout,
+            tool_call_parser=settings.tool_call_parser,
+        )
+        engine.default_params = with_changes(engine.default_params, self.entry.sampling)
+        engine.chosen_defaults = frozenset(self.entry.sampling)
+        warn_without_effect(settings, ThinkingModel.of(engine))
+        return self._served(engine, config)
+
+    def families(self, served: ServedModel | None) -> Iterable[Family]:
+        """Return the model's metrics, with the counts of when it was loaded before."""
+        now = [] if served is None else families_of(served.metrics.registry)
+        return summed([self._past, [one for one in now if one.name not in (HTTP_REQUESTS, HTTP_DURATION)]])
+
+    def _served(self, engine: AsyncEngine, config: EngineConfig) -> ServedModel:
+        settings, together = self.entry.settings, self._together
+        name = self.entry.name
+        metrics = Metrics(
+            name, engine.info, lambda: engine.stats, health=lambda: engine.health, registry=CollectorRegistry()
+        )
+        log = RequestLog(settings, metrics, together.tracing)
+        app = HttpMetrics(
+            routed(api_routes(engine, settings, together, log, config.max_waiting_requests)), metrics, log
+        )
+        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info, name=name))
+        return ServedModel(engine, app, metrics, reporting, self._keep_counts)
+
+    def _keep_counts(self, served: ServedModel) -> None:
+        self._past = totals(self.families(served))
+
+
+def _beside(config: EngineConfig, promised: int, num_left: int) -> EngineConfig:
+    """Return a config whose KV cache leaves memory for the other models, those loaded and those to come.
+
+    promised: bytes that the KV caches of loaded models may still take. Raises NotEnoughMemoryError if the weights do
+    not fit beside these.
+    """
+    weights, free = weight_bytes(config), available_memory("cpu") - promised
+    if promised and weights > free:
+        raise NotEnoughMemoryError(
+            f"not enough memory: the weights take {weights / 2**30:.1f} GiB, and the loaded models leave "
+            f"{max(0, free) / 2**30:.1f} GiB"
+        )
+    later = max(0, free - weights) * (num_left - 1) // num_left
+    return replace(config, memory_reserve=config.memory_reserve + promised + later)
+
+
+async def _in_daemon_thread(work: Callable[[], _Result]) -> _Result:
+    """Return the result of blocking work. Unlike an executor's thread, it does not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(result: _Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="model", daemon=True).start()
+    return await future

@@ -1,0 +1,123 @@
+"""RoutedModels: the models that a server can load, by the names that requests use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pagewick.server.api.responses import ModelCard, ModelStatus
+from pagewick.server.api.served_models import ServedModels
+from pagewick.server.errors import ApiError
+from pagewick.server.router.entry import ModelEntry
+from pagewick.server.router.loading import ModelSource, ServedModel, Together
+from pagewick.server.router.pool import ModelPool, PooledModel
+from pagewick.server.telemetry.metric_sums import Family, summed
+
+# Names that an error lists.
+_MAX_NAMED = 10
+
+Routed = PooledModel[ServedModel]
+
+
+class RoutedModels:
+    """The models of a server.
+
+    find_entries: returns what can be loaded now; a model that has been added later is found when a request names it.
+    """
+
+    def __init__(
+        self,
+        pool: ModelPool[ServedModel],
+        together: Together,
+        find_entries: Callable[[], Sequence[ModelEntry]],
+        *,
+        max_loaded: int,
+    ) -> None:
+        self.pool = pool
+        self._together = together
+        self._find_entries = find_entries
+        self._max_loaded = max_loaded
+        self._sources: dict[str, ModelSource] = {}
+        self._by_name: dict[str, Routed] = {}
+        self._cards: dict[str, ServedModels] = {}
+
+    async def refresh(self) -> None:
+        """Add the models that can be loaded since the last time."""
+        for entry in await asyncio.to_thread(self._find_entries):
+            if entry.name in self._sources:
+                continue
+            source = ModelSource(entry, self._together, num_left=self._num_left, others=self._loaded)
+            self._sources[entry.name] = source
+            self._cards[entry.name] = ServedModels(entry.settings)
+            model = self.pool.add(entry.name, source)
+            for name in entry.names:
+                self._by_name.setdefault(name, model)
+
+    @property
+    def at_start(self) -> list[Routed]:
+        """The models that are to be loaded before the server is ready."""
+        return [self._by_name[name] for name, source in self._sources.items() if source.entry.loads_at_start]
+
+    def entry_of(self, model: Routed) -> ModelEntry:
+        return self._sources[model.name].entry
+
+    async def find(self, name: str | None) -> Routed:
+        """Return the model that a request names, also by an adapter that was loaded later. Raises ApiError."""
+        if name is None:
+            return self._default()
+        if name not in self._by_name and (other := self._with_adapter(name)) is not None:
+            return other
+        if name not in self._by_name:
+            await self.refresh()
+        if name not in self._by_name:
+            message = f"the model {name[:200]!r} does not exist; this server has {self._named(' and ')}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self._by_name[name]
+
+    async def cards(self) -> list[ModelCard]:
+        """Return the descriptions of all models, and of the adapters of those that are loaded."""
+        await self.refresh()
+        return [card for model in self.pool.models for card in self._cards_of(model)]
+
+    async def card(self, name: str) -> ModelCard:
+        """Return the description of a model under one of its names. Raises ApiError."""
+        return self._with_status(await self.find(name), name)
+
+    def families(self) -> list[Family]:
+        """Return the metrics of all models."""
+        return summed(self._sources[model.name].families(model.loaded) for model in self.pool.models)
+
+    def _cards_of(self, model: Routed) -> Iterator[ModelCard]:
+        adapters: Iterable[str] = () if model.loaded is None else model.loaded.info.adapters
+        served = [name for name in self._by_name if self._by_name[name] is model]
+        for name in dict.fromkeys((*served, *adapters)):
+            yield self._with_status(model, name)
+
+    def _with_status(self, model: Routed, name: str) -> ModelCard:
+        card = self._cards[model.name].card(name, None if model.loaded is None else model.loaded.info)
+        card.status = ModelStatus(value=model.state, failed=model.failure is not None)
+        return card
+
+    def _default(self) -> Routed:
+        defaults = [source.entry.name for source in self._sources.values() if source.entry.is_default]
+        only = defaults or (list(self._sources) if len(self._sources) == 1 else [])
+        if not only:
+            message = f"model is missing, and this server has several: name {self._named(' or ')}"
+            raise ApiError(400, message, param="model", code="model_required")
+        return self._by_name[only[0]]
+
+    def _with_adapter(self, name: str) -> Routed | None:
+        loaded = (model for model in self.pool.models if model.loaded is not None)
+        return next((model for model in loaded if model.loaded and name in model.loaded.info.adapters), None)
+
+    def _named(self, word: str) -> str:
+        names = [repr(name) for name in self._by_name]
+        if len(names) > _MAX_NAMED:
+            names[_MAX_NAMED:] = [f"{len(names) - _MAX_NAMED} more"]
+        return word.join(names) or "none yet"
+
+    def _loaded(self) -> list[ServedModel]:
+        return [model.loaded for model in self.pool.models if model.loaded is not None]
+
+    def _num_left(self) -> int:
+        return min(self._max_loaded, len(self._sources)) - len(self._loaded())

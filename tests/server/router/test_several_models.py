@@ -1,0 +1,208 @@
+"""`pagewick serve` with several models, over HTTP: a request loads the model that it names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import openapi_spec_validator
+import psutil
+import pytest
+
+from pagewick.demo import MODEL_DIR
+
+READY = re.compile(r"ready on (http://\S+)")
+QUESTION = [{"role": "user", "content": "Which port does the server listen on by default?"}]
+PRESET = """
+[first]
+model = "pagewick-demo"
+alias = ["another-name"]
+load-on-startup = true
+max-tokens = 5
+
+[cold]
+model = "pagewick-demo"
+models-autoload = false
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with two places for its models, two of which lie in a directory, beside one that cannot be loaded."""
+    home = tmp_path_factory.mktemp("several")
+    (home / "preset.toml").write_text(PRESET)
+    (home / "models/owner").mkdir(parents=True)
+    for name in ("second", "owner/third"):
+        (home / "models" / name).symlink_to(MODEL_DIR)
+    (home / "models/broken").mkdir()
+    (home / "models/broken/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    flags = ["--models-dir", "models", "--models-preset", "preset.toml", "--models-max", "2", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagewick", "serve", *flags, "--max-model-len", "512"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=home,
+    )
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        yield next(match[1] for line in stdout if (match := READY.search(line)))
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert children and not any(child.is_running() for child in children)
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def sdk(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def ask(sdk: openai.OpenAI, model: str, **fields: Any) -> str:
+    found = sdk.chat.completions.create(model=model, messages=QUESTION, temperature=0, **fields)  # type: ignore[call-overload]
+    assert isinstance(found.choices[0].message.content, str)
+    return found.choices[0].message.content
+
+
+def states(http: httpx.Client) -> dict[str, str]:
+    return {card["id"]: card["status"]["value"] for card in http.get("/v1/models").json()["data"]}
+
+
+def loaded(http: httpx.Client) -> set[str]:
+    return {name for name, state in states(http).items() if state == "loaded"}
+
+
+def error_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_each_request_gets_its_model_and_the_one_used_longest_ago_makes_room(
+    http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    assert loaded(http) == {"first", "another-name"}
+    assert set(states(http)) == {"first", "another-name", "cold", "second", "owner/third", "broken"}
+    short = ask(sdk, "first")
+    assert ask(sdk, "another-name") == short
+    whole = ask(sdk, "second")
+    # The sampling parameters of its table apply to the first model only.
+    assert "8000" in whole and whole.startswith(short) and len(whole) > len(short)
+    assert loaded(http) == {"first", "another-name", "second"}
+    assert ask(sdk, "owner/third") == whole
+    assert loaded(http) == {"second", "owner/third"}
+    card = http.get("/v1/models/owner/third").json()
+    assert (card["id"], card["max_model_len"], card["input_modalities"]) == ("owner/third", 512, ["text"])
+    assert http.get("/v1/models/first").json()["max_model_len"] is None
+
+
+def test_streams_of_more_models_than_places_are_all_answered(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    found: dict[str, str] = {}
+
+    def stream(name: str) -> None:
+        chunks = sdk.chat.completions.create(model=name, messages=QUESTION, temperature=0, stream=True)  # type: ignore[call-overload]
+        found[name] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+    threads = [threading.Thread(target=stream, args=[name]) for name in ("first", "second", "owner/third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["second"] == found["owner/third"] and found["second"].startswith(found["first"])
+
+
+def test_a_name_that_does_not_exist_and_none_at_all(http: httpx.Client, address: str) -> None:
+    body: dict[str, Any] = {"messages": QUESTION}
+    missing = http.post("/v1/chat/completions", json=body)
+    assert error_of(missing) == (400, "model_required") and "'second'" in missing.text
+    for method, path, more in (("POST", "/v1/chat/completions", body), ("POST", "/tokenize", {"prompt": "a"})):
+        assert error_of(http.request(method, path, json=more | {"model": "none"})) == (404, "model_not_found")
+    assert error_of(http.get("/v1/models/none")) == (404, "model_not_found")
+    wrong = http.post("/v1/chat/completions", json={"model": 7})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "model"
+    assert http.post("/v1/chat/completions", content=b"{").status_code == 400
+    assert http.post("/v1/nothing", json={"model": "second"}).status_code == 404
+    # Anthropic's clients get errors in the form that they know.
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            client.messages.create(model="none", max_tokens=3, messages=QUESTION)  # type: ignore[arg-type]
+        answer = client.messages.create(model="second", max_tokens=3, messages=QUESTION)  # type: ignore[arg-type]
+        assert answer.usage.output_tokens == 3
+
+
+def test_a_model_that_cannot_be_loaded_does_no_harm(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    before = loaded(http)
+    response = http.post("/v1/chat/completions", json={"model": "broken", "messages": QUESTION})
+    assert error_of(response) == (500, "model_load_failed") and "/" not in response.json()["error"]["message"]
+    assert http.get("/v1/models/broken").json()["status"] == {"value": "unloaded", "failed": True}
+    assert ask(sdk, "second") and http.get("/health").status_code == 200
+    assert len(before) >= 2
+
+
+def test_models_are_loaded_and_unloaded_by_request(http: httpx.Client) -> None:
+    body = {"model": "cold", "messages": QUESTION, "max_tokens": 2}
+    assert error_of(http.post("/v1/chat/completions", json=body)) == (400, "model_not_loaded")
+    assert http.post("/models/load", json={"model": "cold"}).json() == {"success": True}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert http.post("/models/unload", json={"model": "cold"}).json() == {"success": True}
+    assert states(http)["cold"] == "unloaded"
+    assert error_of(http.post("/models/load", json={"model": "none"})) == (404, "model_not_found")
+
+
+def test_responses_and_conversations_outlive_the_model_that_made_them(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    made = sdk.responses.create(model="first", input="Which port does the server listen on by default?")
+    ask(sdk, "first", extra_body={"session_id": "one", "record_conversation": True})
+    assert http.post("/models/unload", json={"model": "first"}).json() == {"success": True}
+    assert sdk.responses.retrieve(made.id).output_text == made.output_text
+    messages = http.get("/v1/sessions/one").json()["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    # Another model may go on.
+    second = sdk.responses.create(model="second", input="And the host?", previous_response_id=made.id)
+    assert second.previous_response_id == made.id
+    sdk.responses.delete(made.id)
+    assert http.delete("/v1/sessions/one").status_code == 200
+
+
+def test_the_counts_of_a_model_outlive_it(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    def accepted(name: str) -> float:
+        pattern = rf'^pagewick:requests_accepted_total{{model_name="{name}"}} (\S+)$'
+        return float(re.findall(pattern, http.get("/metrics").text, re.MULTILINE)[0])
+
+    ask(sdk, "second")
+    before = accepted("second")
+    http.post("/models/unload", json={"model": "second"})
+    assert accepted("second") == before
+    ask(sdk, "second")
+    assert accepted("second") == before + 1
+    text = http.get("/metrics").text
+    assert len(re.findall(r"^process_resident_memory_bytes ", text, re.MULTILINE)) == 1
+
+
+def test_a_compressed_body_and_the_model_in_the_query(http: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"prompt": "Which port"}).encode())
+    response = http.post("/tokenize?model=second", content=body, headers={"content-encoding": "gzip"})
+    assert response.status_code == 200 and response.json()["count"] > 0
+
+
+def test_the_description_of_the_api_is_valid_and_has_the_models_routes(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    openapi_spec_validator.validate(document)
+    assert {"/models/load", "/models/unload", "/v1/models", "/v1/chat/completions", "/tokenize"} <= set(
+        document["paths"]
+    )
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert chat["summary"] == "Answer a conversation" and "ChatCompletionRequest" in json.dumps(chat["requestBody"])
