@@ -74,7 +74,7 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """What the requests of a server have in common, whichever of its processes or models answers them."""
+    """The state that all requests of a server share. Several processes or models may answer them."""
 
     conversations: ConversationStore
     responses: ResponseStore

@@ -33,7 +33,7 @@ _ENTRY = re.compile(r"(?:^|(?<=[.\n]))\s*((?:[a-z]\w*, )*[a-z]\w*): ")
 
 _REF = "#/components/schemas/{name}"
 _ABOUT = (
-    "Pagewick serves one language model. It speaks OpenAI's API; further fields come from vLLM and llama.cpp. "
+    "Pagewick serves language models. It speaks OpenAI's API; further fields come from vLLM and llama.cpp. "
     "In a request, null is the same as leaving a field out. Unknown fields are ignored, and the header "
     "x-pagewick-ignored names them; a server with --strict refuses them. Every GET route also answers HEAD."
 )

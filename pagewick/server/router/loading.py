@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together(Stores):
-    """What all models of a server have in common. Conversations and responses outlive the model that made them."""
+    """The state that all models of a server share. Conversations and responses outlive the model that made them."""
 
     tracing: Tracing | None = None
 

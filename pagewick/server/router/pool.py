@@ -184,7 +184,7 @@ class ModelPool(Generic[_Loaded]):
                 while sum(one.takes_place for one in self.models) >= self._max_loaded:
                     await self._make_room(model)
                 model.loaded = await self._load_with_room(model)
-        # Any exception: whoever waits for the model must learn of it, and other models go on.
+        # Any exception: the requests that wait for the model must get it, and other models go on.
         except Exception as error:
             model.state, model.failure, model.failed_at = "unloaded", error, self._clock()
             _logger.error("%s could not be loaded: %s", model.name, error)
