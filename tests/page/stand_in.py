@@ -80,8 +80,8 @@ class StandIn:
         self.keys: list[str | None] = []
         self.answers: list[Answer] = []
         self.models = [MODEL]
-        self.max_model_len = MAX_MODEL_LEN
-        self.modalities = ["text"]
+        self.max_model_len: int | None = MAX_MODEL_LEN
+        self.modalities: list[str] | None = ["text"]
         self.key: str | None = None
         self.num_left = 0
         self._may_go_on = threading.Event()

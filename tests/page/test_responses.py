@@ -152,6 +152,19 @@ def test_a_full_context_is_explained_and_not_continued(page: Page, stand_in: Sta
     expect(continue_button(page)).to_have_count(0)
 
 
+def test_the_sizes_of_a_model_are_asked_for_again_once_it_is_loaded(page: Page, stand_in: StandIn) -> None:
+    """A server of several models does not know them before."""
+    stand_in.answers = [Answer(["one"], finish_reason="length"), Answer(["two"], finish_reason="length")]
+    stand_in.max_model_len = stand_in.modalities = None
+    page.reload()
+    expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
+    stand_in.max_model_len, stand_in.modalities = USAGE["total_tokens"], ["text"]
+    ask_and_wait(page, "Count")
+    expect(answers(page).last.locator(".note")).to_contain_text("limit of its length")
+    ask_and_wait(page, "More")
+    expect(answers(page).last.locator(".note")).to_contain_text("the model's context is full")
+
+
 def test_a_refused_continuation_keeps_the_text(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(["one"], finish_reason="length"), Answer(status=400, error="cannot continue it")]
     ask_and_wait(page, "Count")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from pagewick.cli.text_input import read_text, unreadable
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.local_models import models_in
+from pagewick.parallel.topology import detect_topology
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.settings import ANY_NAME, ServerSettings
@@ -53,6 +55,11 @@ class SeveralModels:
 
         Raises ConfigError, and click.UsageError for the file.
         """
+        if detect_topology(os.environ, tensor_parallel_size=1).world_size > 1:
+            raise ConfigError(
+                "a server with several models does not span processes of a launcher; start it without one, and give "
+                "models on this machine --tensor-parallel-size"
+            )
         common = GivenFlags(*(_without(values, _OF_ONE_MODEL) for values in given.groups))
         own: list[ModelEntry] = []
         if (model := given.engine.get("model")) is not None:

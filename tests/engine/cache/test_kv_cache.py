@@ -115,6 +115,7 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
     made = groups(full_spec(4))
     assert blocks_per_group(made, config(max_model_len=10**6)) == [150]
     assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [75]
+    assert blocks_per_group(made, config(max_model_len=10**6, memory_reserve=800)) == [30]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
