@@ -27,7 +27,7 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ImageInput, RequestOptions
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import check_models
-from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
+from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, AtEachStart, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.local_models import local_adapter, with_local_models
@@ -110,13 +110,15 @@ class AsyncEngine(AsyncPooledCalls):
         hf_token: str | bool | None = None,
         hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
         tool_call_parser: str | None = None,
+        at_each_start: AtEachStart | None = None,
         **options: Any,
     ) -> Self:
         """Download the model if necessary, start its engine process and wait until it is ready.
 
         model, chat_template, hf_token, options: as for LLM. An engine process that dies later is restarted.
         hang_timeout_s: seconds without progress after which the engine is restarted; 0: never. tool_call_parser: name
-        of the format in which the model writes tool calls; None: found in its chat template. Raises ConfigError,
+        of the format in which the model writes tool calls; None: found in its chat template. at_each_start: changes the
+        config for each start of the engine process. Raises ConfigError,
         ModelLoadError, or EngineDeadError if the first process dies.
         """
         if tool_call_parser is not None:
@@ -124,7 +126,7 @@ class AsyncEngine(AsyncPooledCalls):
         config = await asyncio.to_thread(with_local_models, engine_config(model, options), hf_token)
         await asyncio.to_thread(check_models, config)
         text = await asyncio.to_thread(load_text, config, chat_template)
-        client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
+        client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s, at_each_start=at_each_start)
         return cls.over(client, config, text, seed=config.seed, tool_call_parser=tool_call_parser)
 
     @classmethod
@@ -312,10 +314,10 @@ class AsyncEngine(AsyncPooledCalls):
         if request_id in self._generations:
             self._client.abort([request_id])
 
-    async def close(self) -> None:
-        """Stop the engine process. Running requests get an EngineDeadError, and so do later ones."""
+    async def close(self, reason: str = "the server is shutting down") -> None:
+        """Stop the engine process. Running requests get an EngineDeadError with the reason, and so do later ones."""
         self._threads.close()
         for generation in self._generations.values():
-            generation.fail(EngineDeadError("the server is shutting down"))
+            generation.fail(EngineDeadError(reason))
         await self._client.close()
         await asyncio.to_thread(self._requests.close)

@@ -93,10 +93,22 @@ def models_in(directory: Path) -> dict[str, Path]:
     between, such as those of the models' owners, are a part of the name. Raises ConfigError if there is no such
     directory.
     """
+    if (directory / "config.json").is_file():
+        raise ConfigError(f"--models-dir {directory} is a model itself; serve it as MODEL, or name the directory above")
     try:
         return _models_below(directory, "", _MAX_DEPTH)
     except OSError as error:
         raise ConfigError(f"cannot read the models in {directory}: {error.strerror}; check --models-dir") from None
+
+
+def _is_readable(directory: Path) -> bool:
+    """Whether the models in a directory can be read; otherwise the log says why not."""
+    try:
+        next(directory.iterdir(), None)
+    except OSError as error:
+        logger.warning("the models in %s are left out: %s", directory, error.strerror)
+        return False
+    return True
 
 
 def _models_below(directory: Path, prefix: str, depth: int) -> dict[str, Path]:
@@ -106,7 +118,7 @@ def _models_below(directory: Path, prefix: str, depth: int) -> dict[str, Path]:
         name = prefix + below.name
         if (below / "config.json").is_file():
             found[name] = below
-        elif depth > 1:
+        elif depth > 1 and _is_readable(below):
             inside = _models_below(below, f"{name}/", depth - 1)
             files = [path for path in inside.values() if is_gguf(path) and path.parent == below]
             found |= {name: files[0]} if len(files) == len(inside) == 1 else inside

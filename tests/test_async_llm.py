@@ -415,7 +415,7 @@ def test_start_loads_the_text_and_passes_the_directory_on(tmp_path: Path, monkey
     config = EngineConfig(model=str(path), max_num_seqs=3)
     engine = asyncio.run(AsyncEngine.start(config, hang_timeout_s=7.0))
     assert (engine.default_params.temperature, engine.default_params.top_k) == (0.5, 9)
-    assert started == [(config, {"hang_timeout_s": 7.0})]
+    assert started == [(config, {"hang_timeout_s": 7.0, "at_each_start": None})]
     assert engine.is_alive and engine.info.architecture == "Fake" and engine.stats.num_blocks == 50
     ask = [{"role": "user", "content": "why?"}]
     assert asyncio.run(engine.render_chat(ask, add_generation_prompt=False)) == "<|im_start|>user\nwhy?<|im_end|>\n"

@@ -42,6 +42,7 @@ _ADVICE = "it is being restarted: send the request again in some seconds"
 _logger = get_logger(__name__)
 
 StartClient = Callable[[], Awaitable[EngineClient]]
+AtEachStart = Callable[[EngineConfig], Awaitable[EngineConfig]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,13 @@ class Supervisor:
         hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
         timing: Timing | None = None,
         module: str = ENGINE_MODULE,
+        at_each_start: AtEachStart | None = None,
     ) -> Self:
         """Start an engine process and wait until it has loaded `config.model`, a local directory.
 
-        timing: replaces hang_timeout_s. module: the module that the process runs. Raises the exceptions of
-        EngineClient.start: a first start that fails is not repeated.
+        timing: replaces hang_timeout_s. module: the module that the process runs. at_each_start: changes the config for
+        each start. Raises the exceptions of EngineClient.start and at_each_start: a first start that fails is not
+        repeated.
         """
         files = _files_of(Path(config.model))
 
@@ -128,7 +131,8 @@ class Supervisor:
                     f"the files of the model in {config.model} have changed since the server started; restart the "
                     "server, or put the old ones back"
                 )
-            return await EngineClient.start(config, module=module, advice=_ADVICE)
+            changed = config if at_each_start is None else await at_each_start(config)
+            return await EngineClient.start(changed, module=module, advice=_ADVICE)
 
         started_at = time.monotonic()
         client = await start_client()

@@ -316,7 +316,7 @@ def _decide(runner: ModelRunner, requested: EngineConfig, memory: CacheMemory, l
     num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config, runner.step_bytes, memory)
     num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
     capacity = capacity_of(runner.groups, num_blocks, runner.config)
-    check_capacity(capacity, requested.max_model_len, runner.groups)
+    check_capacity(capacity, requested, runner.groups)
     max_model_len = runner.config.max_model_len or capacity
     if capacity < max_model_len:
         logger.warning("the KV cache holds %d tokens: the context is that long, not %d", capacity, max_model_len)

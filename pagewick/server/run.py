@@ -68,7 +68,7 @@ def run_server(
     keys = ApiKeys(settings)
     check_exposure(settings, keys)
     allow_open_files(settings)
-    chat_template = None if settings.chat_template is None else _read_template(Path(settings.chat_template))
+    chat_template = None if settings.chat_template is None else read_template(Path(settings.chat_template))
     with contextlib.ExitStack() as resources:
         tracing = None
         if settings.otlp_endpoint is not None and settings.api_server_count == 1:
@@ -162,7 +162,7 @@ class _Server:
                 await asyncio.wait_for(self._lifecycle.until_idle(), LAST_RESPONSES_S)
 
 
-def _read_template(file: Path) -> str:
+def read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
     except (OSError, ValueError) as error:

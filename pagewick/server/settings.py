@@ -117,6 +117,11 @@ class ServerSettings:
             self._refuse_pool_options()
         if self.has_several_models and self.api_server_count > 1:
             raise ConfigError("--api-server-count must be 1 with several models; leave it out")
+        if self.has_several_models and self.allow_runtime_lora_updating:
+            raise ConfigError(
+                "--allow-runtime-lora-updating is for a server with one model; with several, lora-modules in a table "
+                "of --models-preset gives a model its adapters"
+            )
         if self.allow_runtime_lora_updating and self.api_server_count > 1:
             raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1")
         for option in fields(self):

@@ -64,7 +64,8 @@ def test_each_table_is_a_model_and_overrides_the_flags_of_all(tmp_path: Path, mo
 
         ["Qwen/Qwen3-0.6B"]
         model = "Qwen/Qwen3-0.6B"
-        enable-prefix-caching = false
+        no-enable-prefix-caching = true
+        mmap = false
         """
     )
     flags = [
@@ -99,6 +100,9 @@ def test_a_directory_is_read_again_for_models_that_come_later(tmp_path: Path, mo
         monkeypatch, "pagewick-demo", "--models-dir", "models", "--alias", "demo", "--no-models-autoload"
     )
     default, one = find_entries()
+    # The default model is not listed a second time where it lies in the directory, too.
+    same, _ = serve(monkeypatch, "models/one", "--models-dir", "models")
+    assert [entry.name for entry in same()] == ["models/one"]
     assert (default.name, default.is_default, default.loads_at_start) == ("demo", True, True)
     assert (one.name, one.config.model, one.is_default) == ("one", "models/one", False)
     assert not one.settings.models_autoload
@@ -126,6 +130,8 @@ def test_models_are_found_by_their_files(tmp_path: Path) -> None:
         "lab/m-GGUF/m-Q4": "lab/m-GGUF/m-Q4.gguf",
         "lab/m-GGUF/m-Q8": "lab/m-GGUF/m-Q8.gguf",
     }
+    with pytest.raises(ConfigError, match="is a model itself"):
+        models_in(tmp_path / "plain")
     with pytest.raises(ConfigError, match=r"No such file.*--models-dir"):
         models_in(tmp_path / "none")
 
@@ -144,6 +150,12 @@ def test_models_are_found_by_their_files(tmp_path: Path) -> None:
         ("[a]\nmodel = 'pagewick-demo'\ntemperature = -1", "[a]: temperature must be"),
         ("[a]\nmodel = 'pagewick-demo'\nload-on-startup = 1", "load-on-startup must be true or false"),
         ("[a]\nmodel = './nowhere'", "[a]: "),
+        ("[Qwen3-0.6B]\nmodel = 'pagewick-demo'", 'write ["Qwen3-0.6B"]'),
+        ("[a]\nmodel = 'pagewick-demo'\nlog-level = 'DEBUG'", "--log-level is not a flag of a model"),
+        ("[a]\nmodel = 'pagewick-demo'\nconfig = 'a.toml'", "--config is not a flag of a model"),
+        ("[a]\nmodel = 'pagewick-demo'\nui = false", "is the server's"),
+        ("[a]\nmodel = 'pagewick-demo'\nchat-template = 'none.jinja'", "cannot read the chat template none.jinja"),
+        ("[a]\nmodel = 'pagewick-demo'\ngrpc = true", "only HTTP is served"),
         ("[a]\nmodel = 'pagewick-demo'\nalias = ['*']", "one model"),
         ("[a]\nmodel = 'pagewick-demo'\nkv-cache-disk-size = '1G'", "no effect without --kv-cache-disk"),
     ],
@@ -163,6 +175,7 @@ def test_a_wrong_file_is_refused_at_the_start(content: str, message: str) -> Non
         ("--sleep-idle-seconds 2", "--sleep-idle-seconds is for a server with several models"),
         ("--models-dir . --models-max 0", "--models-max must be above 0"),
         ("--models-dir . --mmproj a.gguf", "--mmproj is for one model"),
+        ("--models-dir . --allow-runtime-lora-updating", "--allow-runtime-lora-updating is for a server with one"),
     ],
 )
 def test_wrong_flags_are_refused(flags: str, message: str) -> None:

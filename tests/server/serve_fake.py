@@ -9,7 +9,7 @@ import sys
 
 import pagewick.async_llm
 from pagewick.config import EngineConfig
-from pagewick.engine.supervisor import Supervisor
+from pagewick.engine.supervisor import AtEachStart, Supervisor
 from pagewick.errors import ConfigError
 from pagewick.server.run import ReadyServer, run_server
 from pagewick.server.settings import ServerSettings
@@ -22,7 +22,7 @@ class LoudClient(FakeClient):
         print("engine closed", flush=True)
 
 
-async def start(config: EngineConfig, *, hang_timeout_s: float) -> FakeClient:
+async def start(config: EngineConfig, *, hang_timeout_s: float, at_each_start: AtEachStart | None) -> FakeClient:
     client = LoudClient()
     if "pause" in sys.argv[3:]:
         client.pause_at = 2

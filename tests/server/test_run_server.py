@@ -17,7 +17,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.server import run
-from pagewick.server.run import _read_template
+from pagewick.server.run import read_template
 from pagewick.server.settings import ServerSettings
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
 
@@ -141,4 +141,4 @@ def test_the_last_traces_are_sent_also_if_the_server_fails(tmp_path: Path, monke
 
 def test_a_byte_order_mark_is_no_part_of_a_chat_template(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("\ufeff{{ messages }}", encoding="utf-8")
-    assert _read_template(tmp_path / "template.jinja") == "{{ messages }}"
+    assert read_template(tmp_path / "template.jinja") == "{{ messages }}"

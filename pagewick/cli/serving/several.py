@@ -15,8 +15,10 @@ from click.core import ParameterSource
 
 from pagewick.cli.arguments import ENGINE_FLAGS, SAMPLING_FLAGS, SERVER_FLAGS
 from pagewick.cli.flags import flag_of
+from pagewick.cli.foreign_flags import ForeignOption
 from pagewick.cli.serving.given import GivenFlags
 from pagewick.cli.text_input import read_text, unreadable
+from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.local_models import models_in
@@ -36,6 +38,8 @@ _OWN_SETTINGS = frozenset({
     *("thinking", "thinking_budget", "record_conversation", "hang_timeout", "stream_interval", "models_autoload"),
 })  # fmt: skip
 _AT_START = "load-on-startup"
+# Flags whose values may be objects.
+_OBJECTS = ("rope-scaling", "rope_scaling")
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,12 @@ class SeveralModels:
     def __call__(self) -> list[ModelEntry]:
         """Raises ConfigError if --models-dir cannot be read."""
         taken = {name for entry in self.own for name in entry.names}
+        paths = {Path(entry.config.model).expanduser().resolve() for entry in self.own}
         found = {} if self.settings.models_dir is None else models_in(Path(self.settings.models_dir).expanduser())
         below = (
             _entry(self._config_of(path), self.settings, self.given.sampling, (name,))
             for name, path in found.items()
-            if name not in taken
+            if name not in taken and path.resolve() not in paths
         )
         return [*self.own, *below]
 
@@ -131,11 +136,17 @@ def _preset(
     from pagewick.weights.hub import local_model, parse_id
 
     keys = {key.lstrip("-").replace("_", "-"): value for key, value in table.items()}
+    if part := next((key for key, value in table.items() if isinstance(value, dict) and key not in _OBJECTS), None):
+        raise click.UsageError(f'a name with a dot stands in quotes: write ["{name}.{part}"].')
+    if "config" in keys:
+        raise click.UsageError("--config is not a flag of a model.")
     at_start = keys.pop(_AT_START, False)
     if not isinstance(at_start, bool):
         raise click.UsageError(f"{_AT_START} must be true or false.")
     with command.make_context("serve", [*_arguments(keys)]) as ctx:
         groups = (ENGINE_FLAGS, SERVER_FLAGS, SAMPLING_FLAGS)
+        if other := next((flag for one, flag in typed_flags(ctx).items() if not _is_of_a_model(ctx, one)), None):
+            raise click.UsageError(f"{other} is not a flag of a model.")
         own = GivenFlags(*(group.values(ctx, [ParameterSource.COMMANDLINE]) for group in groups))
     if wrong := [flag_of(key) for key in own.server if key not in _OWN_SETTINGS]:
         raise click.UsageError(f"{wrong[0]} is the server's, and not one model's: give it on the command line.")
@@ -155,8 +166,17 @@ def _arguments(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table as it would stand on the command line."""
     for key, value in table.items():
         for one in value if isinstance(value, list) else [value]:
-            text = json.dumps(one) if isinstance(one, bool | dict) else str(one)
-            yield f"--{key}={text}"
+            if isinstance(one, bool):
+                yield f"--{key}" if one else f"--{key.removeprefix('no-')}" if key.startswith("no-") else f"--no-{key}"
+            else:
+                yield f"--{key}={json.dumps(one) if isinstance(one, dict) else one}"
+
+
+def _is_of_a_model(ctx: click.Context, parameter: str) -> bool:
+    """Whether a flag belongs to a group, or is another program's, which says by itself what becomes of it."""
+    option = next(one for one in ctx.command.params if one.name == parameter)
+    groups = (ENGINE_FLAGS, SERVER_FLAGS, SAMPLING_FLAGS)
+    return isinstance(option, ForeignOption) or any(group.owns(parameter) for group in groups)
 
 
 def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def blocks_per_group(
         )
         flag = "--gpu-memory-utilization" if is_share else "--kv-cache-memory"
         step = f"\n  or lower --max-num-batched-tokens: a step takes {step_bytes / 2**30:.1f} GiB" if step_bytes else ""
-        raise NotEnoughMemoryError(
+        kind = NotEnoughMemoryError if config.kv_cache_memory is None else ConfigError
+        raise kind(
             f"the KV cache may use {num_bytes} bytes, but its minimum of {unit} tokens takes {needed}; "
             f"raise {flag}{step}"
         )
@@ -170,14 +171,19 @@ def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config:
     return min(limits, default=2**31)
 
 
-def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
-    """Raise NotEnoughMemoryError if the user has asked for sequences longer than the cache's `capacity` in tokens."""
+def check_capacity(capacity: int, requested: EngineConfig, groups: Sequence[CacheGroup]) -> None:
+    """Raise ConfigError if the user has asked for sequences longer than the cache's `capacity` in tokens.
+
+    It is a NotEnoughMemoryError if the size of the cache follows from the memory that is free.
+    """
+    requested_max_model_len = requested.max_model_len
     if requested_max_model_len is not None and requested_max_model_len > capacity:
         # The size of snapshots does not depend on the length of the sequence.
         growing = [group for group in groups if not group.spec.has_snapshots]
         per_token = sum(group.block_bytes / group.spec.block_size for group in growing)
         needed, there = (tokens * per_token / 2**20 for tokens in (requested_max_model_len, capacity))
-        raise NotEnoughMemoryError(
+        is_fixed = requested.kv_cache_memory is not None or requested.num_kv_blocks is not None
+        raise (ConfigError if is_fixed else NotEnoughMemoryError)(
             f"--max-model-len {requested_max_model_len} needs {needed:.0f} MiB of KV cache ({per_token:.0f} bytes a "
             f"token), and there are {there:.0f} MiB, enough for {capacity} tokens; raise --kv-cache-memory or "
             "--num-kv-blocks, or lower --max-model-len"

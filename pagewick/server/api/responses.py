@@ -199,7 +199,10 @@ class ModelPermission(Struct, kw_only=True):
 
 
 class ModelStatus(Struct, kw_only=True):
-    """value: unloaded, loading, loaded or unloading. failed: whether the last attempt to load the model failed."""
+    """value: unloaded, loading, loaded or unloading.
+
+    failed: whether the last attempt to load the model failed, or its engine does not work and is being started again.
+    """
 
     value: str
     failed: bool

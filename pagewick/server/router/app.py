@@ -13,7 +13,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.engine.health import EngineHealth
-from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
+from pagewick.errors import EngineDeadError, InvalidRequestError, NotEnoughMemoryError
+from pagewick.log import get_logger
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import KnownFields
@@ -25,9 +26,10 @@ from pagewick.server.errors import ApiError
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.body import read_body
 from pagewick.server.lifecycle import RETRY_AFTER_S, Lifecycle
+from pagewick.server.router import pool
 from pagewick.server.router.loading import ServedModel, Together
 from pagewick.server.router.models import Routed, RoutedModels
-from pagewick.server.router.pool import ModelPool
+from pagewick.server.router.pool import LoadFailedError, ModelPool
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.http_metrics import COUNTED_BELOW, HttpMetrics
 from pagewick.server.telemetry.metric_sums import families_of, rendered, summed
@@ -36,6 +38,8 @@ from pagewick.server.telemetry.request_log import RefusalLog
 
 # Seconds that a request waits for its model: time for a large one, while a download may take longer.
 LOAD_WAIT_S = 600.0
+_logger = get_logger(__name__)
+
 _LISTS = ("/v1/models", "/v1/models/{id:path}")
 _POOL = Operation(tag="Several models", errors=(404,))
 _ANY_FIELD = KnownFields(unsupported={})
@@ -81,7 +85,7 @@ def build_router(
 class Forward:
     """An endpoint that passes requests to the application of the model that they name.
 
-    The query parameter `model` names it, or else the field `model` of the body.
+    The field `model` of the body names it, or the query parameter `model`.
     """
 
     def __init__(self, operation: Operation | None, doc: str | None, models: RoutedModels, settings: ServerSettings):
@@ -94,18 +98,28 @@ class Forward:
         request = Request(scope, receive)
         # Each model has its own limit; this is that of the most generous one.
         body = await read_body(request, self._settings, reads_images=True)
-        model = await self._models.find(request.query_params.get("model") or _name_in(body))
+        model = await self._find(_name_in(body), request.query_params.get("model"))
         pool = self._models.pool
-        if model.state == "unloaded" and not self._models.entry_of(model).settings.models_autoload:
+        is_loaded = model.state in ("loaded", "loading")
+        if not (is_loaded or self._models.entry_of(model).settings.models_autoload):
             message = f"the model {model.name!r} is not loaded; load it with POST /models/load"
             raise ApiError(400, message, param="model", code="model_not_loaded")
         loaded = await run_while_connected(request, _within(LOAD_WAIT_S, pool, model))
         try:
+            inner = _with_plain_body(scope, body)
             # The model's own metrics count what it refuses.
             scope[COUNTED_BELOW] = True
-            await loaded.app(_with_plain_body(scope, body), _Replay(body, receive), send)
+            await loaded.app(inner, _Replay(body, receive), send)
         finally:
             pool.release(model)
+
+    async def _find(self, in_body: str | None, in_query: str | None) -> Routed:
+        model = await self._models.find(in_body if in_body is not None else in_query)
+        if None not in (in_body, in_query) and await self._models.find(in_query) is not model:
+            raise InvalidRequestError(
+                "the body and the query name different models; leave one of them out", param="model"
+            )
+        return model
 
 
 class _Replay:
@@ -170,25 +184,28 @@ class _PoolRoutes:
         return await self._models.find(body.model), ignored
 
 
-async def _within(seconds: float, pool: ModelPool[ServedModel], model: Routed) -> ServedModel:
+async def _within(seconds: float, models: ModelPool[ServedModel], model: Routed) -> ServedModel:
     """Return a model once it is loaded. Raises ApiError if it is not within some seconds, or cannot be."""
     try:
         async with asyncio.timeout(seconds):
-            return await pool.acquire(model)
+            return await models.acquire(model)
     except TimeoutError:
         message = f"the model {model.name!r} is still loading after {seconds:g} seconds; try again later"
         headers = {"retry-after": str(RETRY_AFTER_S)}
         error = ApiError(503, message, type="service_unavailable_error", code="loading", headers=headers)
-    except (ConfigError, ModelLoadError, EngineDeadError) as failure:
-        if isinstance(failure, EngineDeadError) and model.failure is None:
-            raise
-        error = _load_error(model)
+    except LoadFailedError as failed:
+        _logger.debug("a request for %s fails", model.name, exc_info=failed)
+        error = _load_error(model, failed.failure)
     raise error
 
 
-def _load_error(model: Routed) -> ApiError:
-    # The reason may name a path, which no body does.
+def _load_error(model: Routed, failure: Exception) -> ApiError:
+    """Return the response to requests for a model that could not be loaded. It names no reason, nor a path."""
     message = f"the model {model.name!r} could not be loaded; the server's log says why"
+    if isinstance(failure, EngineDeadError | NotEnoughMemoryError):
+        # Another attempt may succeed.
+        headers = {"retry-after": str(int(pool.RETRY_AFTER_S))}
+        return ApiError(503, message, type="service_unavailable_error", code="model_load_failed", headers=headers)
     headers = {"x-should-retry": "false"}
     return ApiError(500, message, type="server_error", code="model_load_failed", headers=headers)
 

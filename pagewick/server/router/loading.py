@@ -64,14 +64,16 @@ class ServedModel:
 
     async def close(self) -> None:
         self.reporting.cancel()
-        self.on_close(self)
-        await self.engine.close()
+        try:
+            await self.engine.close("the model is unloaded; send the request again")
+        finally:
+            self.on_close(self)
 
 
 class ModelSource:
     """Loads one model, again and again if need be.
 
-    num_left: returns how many models may still be loaded, this one included. others: returns those that are loaded.
+    num_places: the largest number of models that can be loaded. others: returns those that are loaded.
     """
 
     def __init__(
@@ -79,15 +81,16 @@ class ModelSource:
         entry: ModelEntry,
         together: Together,
         *,
-        num_left: Callable[[], int],
+        num_places: int,
         others: Callable[[], Sequence[ServedModel]],
     ) -> None:
         self.entry = entry
         self._together = together
-        self._num_left = num_left
+        self._num_places = num_places
         self._others = others
         self._local: EngineConfig | None = None
         self._past: list[Family] = []
+        self._metrics: Metrics | None = None  # those of the model while it is loaded
 
     async def prepare(self) -> None:
         """Download the model, if it is not on this disk."""
@@ -95,21 +98,28 @@ class ModelSource:
 
     async def load(self) -> ServedModel:
         assert self._local is not None, "prepare comes first"
-        settings, others = self.entry.settings, self._others()
-        promised = sum(model.promised_bytes for model in others)
-        config = await _in_daemon_thread(
-            lambda: _beside(self._local or self.entry.config, promised, max(1, self._num_left()))
-        )
+        settings, local = self.entry.settings, self._local
         engine = await AsyncEngine.start(
-            config,
+            local,
             chat_template=None if settings.chat_template is None else Path(settings.chat_template),
             hang_timeout_s=settings.hang_timeout,
             tool_call_parser=settings.tool_call_parser,
+            at_each_start=self._beside_others,
         )
-        engine.default_params = with_changes(engine.default_params, self.entry.sampling)
-        engine.chosen_defaults = frozenset(self.entry.sampling)
-        warn_without_effect(settings, ThinkingModel.of(engine))
-        return self._served(engine, config)
+        try:
+            engine.default_params = with_changes(engine.default_params, self.entry.sampling)
+            engine.chosen_defaults = frozenset(self.entry.sampling)
+            warn_without_effect(settings, ThinkingModel.of(engine))
+            return self._served(engine, local)
+        except BaseException:
+            await engine.close()
+            raise
+
+    async def _beside_others(self, config: EngineConfig) -> EngineConfig:
+        """Return the config for a start of the engine, the first one or another after its death."""
+        others = [model for model in self._others() if model.metrics is not self._metrics]
+        promised, num_left = sum(model.promised_bytes for model in others), self._num_places - len(others)
+        return await _in_daemon_thread(lambda: _beside(config, promised, max(1, num_left)))
 
     def families(self, served: ServedModel | None) -> Iterable[Family]:
         """Return the model's metrics, with the counts of when it was loaded before."""
@@ -122,6 +132,7 @@ class ModelSource:
         metrics = Metrics(
             name, engine.info, lambda: engine.stats, health=lambda: engine.health, registry=CollectorRegistry()
         )
+        self._metrics = metrics
         log = RequestLog(settings, metrics, together.tracing)
         app = HttpMetrics(
             routed(api_routes(engine, settings, together, log, config.max_waiting_requests)), metrics, log
@@ -131,6 +142,7 @@ class ModelSource:
 
     def _keep_counts(self, served: ServedModel) -> None:
         self._past = totals(self.families(served))
+        self._metrics = None
 
 
 def _beside(config: EngineConfig, promised: int, num_left: int) -> EngineConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pagewick.errors import ConfigError
+from pagewick.log import get_logger
 from pagewick.server.api.responses import ModelCard, ModelStatus
 from pagewick.server.api.served_models import ServedModels
 from pagewick.server.errors import ApiError
@@ -17,6 +19,8 @@ from pagewick.server.telemetry.metric_sums import Family, summed
 _MAX_NAMED = 10
 
 Routed = PooledModel[ServedModel]
+
+_logger = get_logger(__name__)
 
 
 class RoutedModels:
@@ -43,15 +47,30 @@ class RoutedModels:
 
     async def refresh(self) -> None:
         """Add the models that can be loaded since the last time."""
-        for entry in await asyncio.to_thread(self._find_entries):
+        try:
+            entries = await asyncio.to_thread(self._find_entries)
+        except ConfigError as error:
+            if not self._sources:
+                raise
+            _logger.error("the known models are served on: %s", error)
+            return
+        self._forget(self._sources.keys() - {entry.name for entry in entries})
+        for entry in entries:
             if entry.name in self._sources:
                 continue
-            source = ModelSource(entry, self._together, num_left=self._num_left, others=self._loaded)
+            source = ModelSource(entry, self._together, num_places=self._max_loaded, others=self._loaded)
             self._sources[entry.name] = source
             self._cards[entry.name] = ServedModels(entry.settings)
             model = self.pool.add(entry.name, source)
             for name in entry.names:
                 self._by_name.setdefault(name, model)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Remove models whose files are gone, unless they are loaded."""
+        for model in [model for model in self.pool.models if model.name in names and model.state == "unloaded"]:
+            self.pool.remove(model)
+            del self._sources[model.name], self._cards[model.name]
+            self._by_name = {name: one for name, one in self._by_name.items() if one is not model}
 
     @property
     def at_start(self) -> list[Routed]:
@@ -95,7 +114,8 @@ class RoutedModels:
 
     def _with_status(self, model: Routed, name: str) -> ModelCard:
         card = self._cards[model.name].card(name, None if model.loaded is None else model.loaded.info)
-        card.status = ModelStatus(value=model.state, failed=model.failure is not None)
+        is_dead = model.loaded is not None and model.loaded.engine.health.state != "ready"
+        card.status = ModelStatus(value=model.state, failed=is_dead or model.failure is not None)
         return card
 
     def _default(self) -> Routed:
@@ -118,6 +138,3 @@ class RoutedModels:
 
     def _loaded(self) -> list[ServedModel]:
         return [model.loaded for model in self.pool.models if model.loaded is not None]
-
-    def _num_left(self) -> int:
-        return min(self._max_loaded, len(self._sources)) - len(self._loaded())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,18 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 
 # Seconds for which a model that could not be loaded is not tried again: clients repeat failed requests within seconds.
 RETRY_AFTER_S = 10.0
+# Seconds for which a model waits for a place that gets free by itself, before another one takes no new requests for it.
+PATIENCE_S = 5.0
 
 _logger = get_logger(__name__)
+
+
+class LoadFailedError(Exception):
+    """A model could not be loaded. failure: the reason."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 class Loaded(Protocol):
@@ -45,9 +56,12 @@ class Source(Protocol[_Result]):
 
 @dataclass(eq=False)
 class PooledModel(Generic[_Loaded]):
-    """A model of the pool. failure: why it could not be loaded the last time; None if it could.
+    """A model of the pool.
 
-    used_at: when its last request ended, by the pool's clock. waiting: requests that wait until it is loaded.
+    failure: why it could not be loaded the last time; None if it could. is_too_large: it did not fit without others.
+    used_at: when its last request ended, by the pool's clock. waiting: requests that wait until it is loaded. task:
+    loads or unloads it. is_ending: it is being ended, and not only drained. makes_room: it is unloaded because another
+    model needs its place. resting: the timer that unloads it if it is not used.
     """
 
     name: str
@@ -56,15 +70,15 @@ class PooledModel(Generic[_Loaded]):
     loaded: _Loaded | None = None
     failure: Exception | None = None
     failed_at: float = 0.0
+    is_too_large: bool = False
     num_in_flight: int = 0
     used_at: float = 0.0
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    is_ending: bool = False
+    makes_room: bool = False
+    resting: asyncio.TimerHandle | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def takes_place(self) -> bool:
-        return self.loaded is not None
 
     @property
     def is_wanted(self) -> bool:
@@ -75,18 +89,25 @@ class ModelPool(Generic[_Loaded]):
     """Loads models when they are wanted, at most `max_loaded` at a time.
 
     Models are loaded one after the other, in the order in which they were first wanted. If there is no place, or not
-    enough memory, the model without requests that was used longest ago is unloaded. If all have requests, one of them
-    gets no new ones until those in flight have ended; then it is unloaded, so that no model waits for ever.
-    idle_s: seconds without a request after which a model is unloaded; None is never.
+    enough memory, the model without requests that was used longest ago is unloaded. If all have requests for
+    `patience_s` seconds, one of them gets no new ones until those in flight have ended; then it is unloaded, so that no
+    model waits for ever. idle_s: seconds without a request after which a model is unloaded; None is never.
     """
 
     def __init__(
-        self, *, max_loaded: int, idle_s: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_loaded: int,
+        idle_s: float | None = None,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_loaded = max_loaded
         self._idle_s = idle_s
+        self._patience_s = patience_s
         self._clock = clock
         self._turn = asyncio.Lock()
+        self._news = asyncio.Event()  # a model has no more requests, or has left its place, or nobody wants it any more
         self._models: dict[str, PooledModel[_Loaded]] = {}
         self._is_closing = False
 
@@ -99,10 +120,15 @@ class ModelPool(Generic[_Loaded]):
         self._models[name] = model = PooledModel(name, source)
         return model
 
+    def remove(self, model: PooledModel[_Loaded]) -> None:
+        """Forget a model that is not loaded."""
+        assert model.state == "unloaded", "only these can be removed"
+        del self._models[model.name]
+
     async def acquire(self, model: PooledModel[_Loaded]) -> _Loaded:
         """Return the model once it is loaded; it stays so until `release` is called.
 
-        Raises what loading it raises, and EngineDeadError if the pool is closed meanwhile.
+        Raises LoadFailedError, and EngineDeadError if the pool is closed meanwhile.
         """
         if self._is_closing:
             raise _closing()
@@ -116,21 +142,24 @@ class ModelPool(Generic[_Loaded]):
     def release(self, model: PooledModel[_Loaded]) -> None:
         """End the use of a model that `acquire` has returned."""
         model.num_in_flight -= 1
-        if model.num_in_flight:
-            return
-        model.idle.set()
-        model.used_at = used_at = self._clock()
-        if self._idle_s is not None:
-            asyncio.get_running_loop().call_later(self._idle_s, self._unload_unused, model, used_at)
+        if not model.num_in_flight:
+            model.used_at = self._clock()
+            self._rest(model)
 
     async def unload(self, model: PooledModel[_Loaded], timeout_s: float) -> None:
         """Unload a model as soon as its requests have ended, after `timeout_s` seconds at the latest.
 
-        Returns at once if it is not loaded.
+        If it is being loaded, that is given up. Returns at once if it is not loaded.
         """
         if model.state == "loading" and model.task is not None:
+            model.task.cancel()
             await asyncio.wait([model.task])
+            if model.state == "loading":
+                model.state, model.task = "unloaded", None
+                message = "the model was unloaded before it was loaded; send the request again"
+                self._answer(model, LoadFailedError(EngineDeadError(message)))
         if model.state in ("loaded", "unloading"):
+            model.makes_room = False
             ending = self._start_unloading(model, "a client asked for it")
             await asyncio.wait([ending], timeout=timeout_s)
             model.idle.set()
@@ -139,24 +168,40 @@ class ModelPool(Generic[_Loaded]):
     async def close(self) -> None:
         """Unload all models at once."""
         self._is_closing = True
-        tasks = [model.task for model in self.models if model.task is not None]
+        ending = [model.task for model in self.models if model.task is not None and model.is_ending]
+        tasks = [model.task for model in self.models if model.task is not None and not model.is_ending]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *ending, return_exceptions=True)
         loaded = [model.loaded for model in self.models if model.loaded is not None]
-        await asyncio.gather(*(one.close() for one in loaded))
+        await asyncio.gather(*(one.close() for one in loaded), return_exceptions=True)
         for model in self.models:
             model.state, model.loaded = "unloaded", None
+            self._stay(model)
             self._answer(model, _closing())
 
     def _enter(self, model: PooledModel[_Loaded]) -> None:
         model.num_in_flight += 1
         model.idle.clear()
+        self._stay(model)
+
+    def _rest(self, model: PooledModel[_Loaded]) -> None:
+        """Note that a model has no requests."""
+        model.idle.set()
+        self._news.set()
+        self._stay(model)
+        if self._idle_s is not None:
+            model.resting = asyncio.get_running_loop().call_later(self._idle_s, self._unload_unused, model)
+
+    def _stay(self, model: PooledModel[_Loaded]) -> None:
+        if model.resting is not None:
+            model.resting.cancel()
+            model.resting = None
 
     async def _wait(self, model: PooledModel[_Loaded]) -> None:
         """Wait until the model is loaded, and for this request's use of it."""
         if model.failure is not None and self._clock() - model.failed_at < RETRY_AFTER_S and model.state == "unloaded":
-            raise model.failure
+            raise LoadFailedError(model.failure)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         model.waiting.append(answer)
         if model.state == "unloaded":
@@ -167,6 +212,7 @@ class ModelPool(Generic[_Loaded]):
             # It may have been granted in the same turn of the event loop.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 self.release(model)
+            self._news.set()
             raise
 
     def _start_loading(self, model: PooledModel[_Loaded]) -> None:
@@ -178,41 +224,76 @@ class ModelPool(Generic[_Loaded]):
         try:
             await model.source.prepare()
             async with self._turn:
-                if not model.is_wanted:
-                    model.state = "unloaded"
-                    return
-                while sum(one.takes_place for one in self.models) >= self._max_loaded:
-                    await self._make_room(model)
-                model.loaded = await self._load_with_room(model)
+                try:
+                    model.loaded = await self._load_into_place(model)
+                finally:
+                    self._let_all_go_on()
         # Any exception: the requests that wait for the model must get it, and other models go on.
         except Exception as error:
-            model.state, model.failure, model.failed_at = "unloaded", error, self._clock()
             _logger.error("%s could not be loaded: %s", model.name, error)
-            self._answer(model, error)
+            self._fail(model, error)
             return
-        model.state, model.failure, model.used_at = "loaded", None, self._clock()
+        if model.loaded is None:
+            model.state, model.task = "unloaded", None
+            return
+        model.state, model.failure, model.is_too_large, model.task = "loaded", None, False, None
+        model.used_at = self._clock()
         _logger.info("%s is loaded after %.2f s", model.name, self._clock() - began)
-        model.idle.set()
+        self._rest(model)
         self._answer(model, None)
 
-    async def _load_with_room(self, model: PooledModel[_Loaded]) -> _Loaded:
-        while True:
-            try:
-                return await model.source.load()
-            except NotEnoughMemoryError as error:
-                if not any(one.takes_place for one in self.models):
-                    raise
-                _logger.info("%s does not fit beside the other models: %s", model.name, str(error).partition("\n")[0])
-                await self._make_room(model)
+    def _fail(self, model: PooledModel[_Loaded], error: Exception) -> None:
+        model.state, model.failure, model.failed_at, model.task = "unloaded", error, self._clock(), None
+        self._answer(model, LoadFailedError(error))
 
-    async def _make_room(self, wanted: PooledModel[_Loaded]) -> None:
-        """Unload the model that is needed least. One of them takes a place."""
-        ending = [one.task for one in self.models if one.state == "unloading" and one.task is not None]
-        if not ending:
-            loaded = [one for one in self.models if one.state == "loaded"]
-            least = min(loaded, key=lambda one: (one.num_in_flight > 0, one.used_at))
-            ending = [self._start_unloading(least, f"{wanted.name} needs its place")]
-        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+    async def _load_into_place(self, model: PooledModel[_Loaded]) -> _Loaded | None:
+        """Return the loaded model; None if nobody wants it any more."""
+        patient_until = self._clock() + self._patience_s
+        is_large = False
+        while model.is_wanted:
+            others = [one for one in self.models if one.loaded is not None]
+            if len(others) < self._max_loaded and not (is_large and others):
+                try:
+                    return await model.source.load()
+                except NotEnoughMemoryError as error:
+                    model.is_too_large = model.is_too_large or not others
+                    if model.is_too_large:
+                        raise
+                    is_large = True
+                    first_line = str(error).partition("\n")[0]
+                    _logger.info("%s does not fit beside the other models: %s", model.name, first_line)
+            elif await self._make_room(model, patient_until):
+                is_large = False  # one that has been unloaded may be enough
+        return None
+
+    async def _make_room(self, wanted: PooledModel[_Loaded], patient_until: float) -> bool:
+        """Unload a model without requests, or wait for one. Return whether one has been unloaded."""
+        reason, num_loaded = f"{wanted.name} needs its place", sum(one.loaded is not None for one in self.models)
+        loaded = sorted((one for one in self.models if one.state == "loaded"), key=lambda one: one.used_at)
+        unused = next((one for one in loaded if not one.num_in_flight), None)
+        ending = next((one for one in self.models if one.is_ending and one.task is not None), None)
+        if ending is not None and ending.task is not None:
+            await asyncio.wait([ending.task])
+        elif unused is not None:
+            await asyncio.wait([self._start_unloading(unused, reason)])
+        else:
+            seconds = patient_until - self._clock()
+            if seconds <= 0 and loaded and not any(one.state == "unloading" for one in self.models):
+                loaded[0].makes_room = True
+                self._start_unloading(loaded[0], reason)
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds if seconds > 0 else None):
+                    await self._news.wait()
+        return sum(one.loaded is not None for one in self.models) < num_loaded
+
+    def _let_all_go_on(self) -> None:
+        """Let models take requests again whose place is not needed any more."""
+        for model in self.models:
+            if model.state == "unloading" and model.makes_room and not model.is_ending and model.task is not None:
+                model.task.cancel()
+                model.state, model.task, model.makes_room = "loaded", None, False
+                self._answer(model, None)
 
     def _start_unloading(self, model: PooledModel[_Loaded], reason: str) -> asyncio.Task[None]:
         if model.state == "loaded":
@@ -223,19 +304,22 @@ class ModelPool(Generic[_Loaded]):
 
     async def _unload(self, model: PooledModel[_Loaded], reason: str) -> None:
         assert model.loaded is not None
+        self._stay(model)
         await model.idle.wait()
+        model.is_ending = True
         try:
             await model.loaded.close()
         finally:
             model.loaded, model.state, model.task = None, "unloaded", None
+            model.is_ending = model.makes_room = False
+            self._news.set()
             _logger.info("%s is unloaded: %s", model.name, reason)
             # Requests that have come meanwhile want it back, after those that wait for its place.
             if model.is_wanted and not self._is_closing:
                 self._start_loading(model)
 
-    def _unload_unused(self, model: PooledModel[_Loaded], used_at: float) -> None:
-        is_unused = model.num_in_flight == 0 and model.used_at == used_at
-        if is_unused and model.state == "loaded" and not self._is_closing:
+    def _unload_unused(self, model: PooledModel[_Loaded]) -> None:
+        if model.state == "loaded" and not model.num_in_flight and not self._is_closing:
             self._start_unloading(model, f"no request for {self._idle_s:g} seconds")
 
     def _answer(self, model: PooledModel[_Loaded], error: Exception | None) -> None:

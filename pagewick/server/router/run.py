@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvloop
 
@@ -25,8 +26,8 @@ from pagewick.server.router.app import build_router
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.loading import ServedModel, Together
 from pagewick.server.router.models import RoutedModels
-from pagewick.server.router.pool import ModelPool
-from pagewick.server.run import MAX_WAITING_REQUESTS, address_of, listening_socket
+from pagewick.server.router.pool import LoadFailedError, ModelPool
+from pagewick.server.run import MAX_WAITING_REQUESTS, address_of, listening_socket, read_template
 from pagewick.server.settings import ServerSettings
 from pagewick.server.tally import Tally
 from pagewick.server.telemetry.tracing import Tracing
@@ -73,12 +74,19 @@ def run_router(
 
 
 def checked(entries: Sequence[ModelEntry], settings: ServerSettings) -> Sequence[ModelEntry]:
-    """Return the models to start with. Raises ConfigError if two have one name, or not all can be loaded at once."""
+    """Return the models to start with.
+
+    Raises ConfigError if two have one name, not all can be loaded at once, or
+    a chat template cannot be read.
+    """
     owners: dict[str, ModelEntry] = {}
     for entry in entries:
         for name in entry.names:
             if owners.setdefault(name, entry) is not entry:
                 raise ConfigError(f"two models are called {name!r}; give one of them another name")
+    for entry in entries:
+        if entry.settings.chat_template is not None:
+            read_template(Path(entry.settings.chat_template))
     at_start = [entry.name for entry in entries if entry.loads_at_start]
     if len(at_start) > settings.models_max:
         raise ConfigError(
@@ -138,7 +146,10 @@ class _Router:
         models = RoutedModels(pool, together, self._limited_entries, max_loaded=self.settings.models_max)
         await models.refresh()
         for model in models.at_start:
-            await pool.acquire(model)
+            try:
+                await pool.acquire(model)
+            except LoadFailedError as error:
+                raise error.failure from None
             pool.release(model)
         stage.app = build_router(models, together, self.settings, lifecycle, self.keys)
         return models

@@ -23,7 +23,7 @@ from pagewick.engine.cache.kv_cache import (
     capacity_of,
     check_capacity,
 )
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, NotEnoughMemoryError
 from tests.engine.requests import full_spec, recurrent_spec, window_spec
 
 
@@ -237,17 +237,17 @@ def test_what_a_longer_context_needs_leaves_states_out() -> None:
     mebibyte = CacheSpec(kind="full", block_size=16, block_bytes=2**20)
     state = CacheSpec(kind="state", block_size=16, block_bytes=2**30, lookback=1, prefix_reuse="snapshots")
     with pytest.raises(ConfigError, match=r"--max-model-len 4096 needs 256 MiB .*there are 64 MiB.* 1024 tokens"):
-        check_capacity(1024, 4096, groups(mebibyte, state))
-    check_capacity(2**31, 4096, groups(state))
+        check_capacity(1024, EngineConfig(max_model_len=4096), groups(mebibyte, state))
+    check_capacity(2**31, EngineConfig(max_model_len=4096), groups(state))
 
 
 def test_a_context_that_does_not_fit_is_an_error_with_the_arithmetic() -> None:
     mebibyte = CacheSpec(kind="full", block_size=16, block_bytes=2**20)
     made = groups(mebibyte, num_layers=4)
     with pytest.raises(ConfigError, match=r"--max-model-len 4096 needs 1024 MiB .*there are 256 MiB.* 1024 tokens"):
-        check_capacity(1024, 4096, made)
-    check_capacity(1024, 1024, made)
-    check_capacity(1024, None, made)
+        check_capacity(1024, EngineConfig(max_model_len=4096), made)
+    check_capacity(1024, EngineConfig(max_model_len=1024), made)
+    check_capacity(1024, EngineConfig(), made)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 59, 60, 119, 120, 1000])
@@ -291,3 +291,19 @@ def test_a_large_machine_keeps_a_twentieth() -> None:
     guard = MemoryGuard(MEBIBYTE, lambda: 51 * GIBIBYTE + 5 * MEBIBYTE, total_memory=1020 * GIBIBYTE)
     assert guard(1) == 5
     assert guard(6) == 0
+
+
+@pytest.mark.parametrize("size", [{}, {"kv_cache_memory": 10}, {"num_kv_blocks": 3}])
+def test_memory_is_the_cause_only_if_the_user_has_not_chosen_the_size(
+    size: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of several models unloads others for a NotEnoughMemoryError."""
+    made = groups(full_spec(100))
+    with pytest.raises(ConfigError) as caught:
+        check_capacity(1024, EngineConfig(max_model_len=4096, **size), made)
+    assert isinstance(caught.value, NotEnoughMemoryError) == (not size)
+    if "num_kv_blocks" not in size:
+        monkeypatch.setattr(kv_cache, "available_memory", lambda device: 10)
+        with pytest.raises(ConfigError, match="KV cache may use") as caught:
+            blocks_per_group(made, config(max_model_len=4096, **size))
+        assert isinstance(caught.value, NotEnoughMemoryError) == (not size)

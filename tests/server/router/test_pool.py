@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewick.errors import EngineDeadError, ModelLoadError, NotEnoughMemoryError
-from pagewick.server.router.pool import ModelPool, PooledModel
+from pagewick.server.router.pool import LoadFailedError, ModelPool, PooledModel
 
 
 @dataclass
@@ -70,9 +70,9 @@ Model = PooledModel[FakeModel]
 
 
 def pool_of(
-    world: World, names: str, max_loaded: int, idle_s: float | None = None
+    world: World, names: str, max_loaded: int, idle_s: float | None = None, patience_s: float = 0.0
 ) -> tuple[Pool, dict[str, Model], dict[str, FakeSource]]:
-    pool: Pool = ModelPool(max_loaded=max_loaded, idle_s=idle_s, clock=lambda: world.now)
+    pool: Pool = ModelPool(max_loaded=max_loaded, idle_s=idle_s, patience_s=patience_s, clock=lambda: world.now)
     sources = {name: FakeSource(name, world, SIZES[name]) for name in names}
     return pool, {name: pool.add(name, source) for name, source in sources.items()}, sources
 
@@ -139,11 +139,20 @@ def test_models_make_room_for_one_that_does_not_fit_beside_them(monkeypatch: pyt
         assert world.events == ["+a", "+b", "-a", "+c"]
         world.memory = 8
         await use(pool, models["a"], world)
-        with pytest.raises(NotEnoughMemoryError):
-            await pool.unload(models["c"], 0)
+        await pool.unload(models["c"], 0)
+        with pytest.raises(LoadFailedError, match="not enough memory"):
             await pool.acquire(models["c"])
-        # It has tried without any other model.
+        # It has tried without any other model; the next time, others stay.
         assert world.loaded == set()
+        await use(pool, models["a"], world)
+        world.now += 11
+        with pytest.raises(LoadFailedError, match="not enough memory"):
+            await pool.acquire(models["c"])
+        assert world.loaded == {"a"}
+        world.memory = 10
+        world.now += 11
+        await use(pool, models["c"], world)
+        assert world.loaded == {"a", "c"}
 
     run(scenario)
 
@@ -156,7 +165,7 @@ def test_all_who_wait_learn_of_a_failure_which_is_not_repeated_at_once() -> None
         sources["a"].failure = ModelLoadError("it is broken")
         found = await asyncio.gather(*(pool.acquire(models["a"]) for _ in range(3)), return_exceptions=True)
         assert [str(one) for one in found] == ["it is broken"] * 3 and models["a"].state == "unloaded"
-        with pytest.raises(ModelLoadError):
+        with pytest.raises(LoadFailedError):
             await pool.acquire(models["a"])
         assert sources["a"].num_loads == 1
         world.now += 11
@@ -223,15 +232,84 @@ def test_a_model_nobody_wants_any_more_does_not_take_a_place() -> None:
     run(scenario)
 
 
+def test_a_place_that_gets_free_by_itself_is_taken_before_another_model_is_drained() -> None:
+    async def scenario() -> None:
+        world = World()
+        pool, models, _ = pool_of(world, "abc", 2, patience_s=1000)
+        for name in "ab":
+            await pool.acquire(models[name])
+        waiting = asyncio.create_task(use(pool, models["c"], world))
+        await settle()
+        assert (models["a"].state, models["b"].state) == ("loaded", "loaded")
+        pool.release(models["b"])
+        await waiting
+        assert world.loaded == {"a", "c"}
+        pool.release(models["a"])
+
+    run(scenario)
+
+
+def test_a_drained_model_goes_on_if_its_place_is_not_needed_any_more() -> None:
+    async def scenario() -> None:
+        world = World()
+        pool, models, _ = pool_of(world, "abc", 2)
+        for name in "ab":
+            await pool.acquire(models[name])
+        waiting = asyncio.create_task(pool.acquire(models["c"]))
+        await settle()
+        late = asyncio.create_task(pool.acquire(models["a"]))
+        await settle()
+        assert (models["a"].state, late.done()) == ("unloading", False)
+        pool.release(models["b"])
+        await waiting
+        await late
+        assert world.loaded == {"a", "c"} and models["a"].num_in_flight == 2
+        # The same if the client that needed the place has left.
+        gone = asyncio.create_task(pool.acquire(models["b"]))
+        await settle()
+        assert "unloading" in {models["a"].state, models["c"].state}
+        gone.cancel()
+        await settle()
+        assert {models["a"].state, models["c"].state} == {"loaded"} and models["b"].state == "unloaded"
+
+    run(scenario)
+
+
+def test_loading_is_given_up_by_request() -> None:
+    async def scenario() -> None:
+        world = World()
+        pool, models, sources = pool_of(world, "a", 1)
+        sources["a"].gate = asyncio.Event()
+        waiting = asyncio.create_task(pool.acquire(models["a"]))
+        await settle()
+        await pool.unload(models["a"], 0)
+        with pytest.raises(LoadFailedError, match="unloaded before"):
+            await waiting
+        sources["a"].gate.set()
+        await use(pool, models["a"], world)
+
+    run(scenario)
+
+
 def test_a_model_without_requests_is_unloaded_after_a_while() -> None:
     async def scenario() -> None:
         world = World()
-        pool, models, _ = pool_of(world, "ab", 2, idle_s=0.01)
+        pool, models, sources = pool_of(world, "ab", 2, idle_s=0.01)
         await pool.acquire(models["a"])
         await use(pool, models["b"], world)
         await asyncio.sleep(0.05)
         assert world.loaded == {"a"}
         pool.release(models["a"])
+        await asyncio.sleep(0.05)
+        assert world.loaded == set()
+        # The client leaves while its model loads: nobody uses it.
+        sources["b"].gate = asyncio.Event()
+        gone = asyncio.create_task(pool.acquire(models["b"]))
+        await settle()
+        gone.cancel()
+        sources["b"].gate.set()
+        await settle()
+        assert world.loaded == {"b"}
         await asyncio.sleep(0.05)
         assert world.loaded == set()
 
@@ -330,4 +408,4 @@ async def finish(pool: Pool, model: Model, task: asyncio.Task[FakeModel]) -> Non
     if isinstance(found, FakeModel):
         pool.release(model)
     else:
-        assert isinstance(found, ModelLoadError | asyncio.CancelledError)
+        assert isinstance(found, LoadFailedError | asyncio.CancelledError)

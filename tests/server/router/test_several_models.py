@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ models-autoload = false
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """A server with two places for its models, two of which lie in a directory, beside one that cannot be loaded."""
     home = tmp_path_factory.mktemp("several")
     (home / "preset.toml").write_text(PRESET)
@@ -55,11 +56,21 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     assert process.stdout is not None
     with process.stdout as stdout:
-        yield next(match[1] for line in stdout if (match := READY.search(line)))
+        yield next(match[1] for line in stdout if (match := READY.search(line))), process.pid
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert children and not any(child.is_running() for child in children)
+
+
+@pytest.fixture
+def address(server: tuple[str, int]) -> str:
+    return server[0]
+
+
+@pytest.fixture
+def pid(server: tuple[str, int]) -> int:
+    return server[1]
 
 
 @pytest.fixture
@@ -177,6 +188,25 @@ def test_responses_and_conversations_outlive_the_model_that_made_them(http: http
     assert http.delete("/v1/sessions/one").status_code == 200
 
 
+def test_an_engine_that_dies_is_started_again_beside_the_others(
+    http: httpx.Client, sdk: openai.OpenAI, pid: int
+) -> None:
+    ask(sdk, "second")
+    ask(sdk, "owner/third")
+    engines = [child for child in psutil.Process(pid).children() if "engine_process" in " ".join(child.cmdline())]
+    assert len(engines) == 2
+    engines[0].kill()
+    for name in ("second", "owner/third"):
+        with httpx.Client(base_url=http.base_url, timeout=60) as client:
+            for _ in range(200):
+                response = client.post("/tokenize", json={"model": name, "prompt": "a"})
+                again = client.post("/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1})
+                if response.status_code == again.status_code == 200:
+                    break
+                time.sleep(0.1)
+        assert again.status_code == 200, again.text
+
+
 def test_the_counts_of_a_model_outlive_it(http: httpx.Client, sdk: openai.OpenAI) -> None:
     def accepted(name: str) -> float:
         pattern = rf'^pagewick:requests_accepted_total{{model_name="{name}"}} (\S+)$'
@@ -188,6 +218,12 @@ def test_the_counts_of_a_model_outlive_it(http: httpx.Client, sdk: openai.OpenAI
     assert accepted("second") == before
     ask(sdk, "second")
     assert accepted("second") == before + 1
+    pattern = r'^pagewick:requests_refused_total{model_name="(.*)",reason="invalid_request"} (\S+)$'
+    refused = dict(re.findall(pattern, http.get("/metrics").text, re.MULTILINE))
+    assert http.post("/v1/completions", json={"model": "second", "prompt": "a", "max_tokens": -1}).status_code == 400
+    later = dict(re.findall(pattern, http.get("/metrics").text, re.MULTILINE))
+    # A model counts what it has refused itself, and nobody else does.
+    assert later == {**refused, "second": str(float(refused["second"]) + 1)}
     text = http.get("/metrics").text
     assert len(re.findall(r"^process_resident_memory_bytes ", text, re.MULTILINE)) == 1
 
@@ -196,6 +232,8 @@ def test_a_compressed_body_and_the_model_in_the_query(http: httpx.Client) -> Non
     body = gzip.compress(json.dumps({"prompt": "Which port"}).encode())
     response = http.post("/tokenize?model=second", content=body, headers={"content-encoding": "gzip"})
     assert response.status_code == 200 and response.json()["count"] > 0
+    both = http.post("/tokenize?model=second", json={"prompt": "a", "model": "first"})
+    assert both.status_code == 400 and "different models" in both.text
 
 
 def test_the_description_of_the_api_is_valid_and_has_the_models_routes(http: httpx.Client) -> None:
