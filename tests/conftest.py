@@ -95,10 +95,18 @@ def poison_uninitialised_memory(request: pytest.FixtureRequest, monkeypatch: pyt
     """
     if not NUMERICAL & set(request.path.relative_to(request.config.rootpath).parts):
         return
-    import torch
+    poison_allocations(monkeypatch)
 
+
+def poison_allocations(patch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.utils import _device
+
+    # `with torch.device("meta")` looks functions up in a set that torch makes once. Made under the patch, it would lack
+    # torch's own torch.empty: models on the meta device would take their memory, up to the last test of the process.
+    _device._device_constructors()
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+        patch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,10 +7,11 @@ from types import FunctionType
 
 import pytest
 import torch
+from torch.utils import _device
 
 from tests import distribution
 from tests.architecture.source import ROOT
-from tests.conftest import MAX_POISONED_BYTES, poisoned
+from tests.conftest import MAX_POISONED_BYTES, poison_allocations, poisoned
 from tests.distribution import rank_of, unit_of
 
 
@@ -35,6 +36,16 @@ def test_other_callers_and_large_or_other_tensors_are_not_filled() -> None:
     assert not in_the_package(zeros, 3, dtype=torch.int64).any()
     assert not in_the_package(zeros, MAX_POISONED_BYTES // 4 + 1).any()
     assert in_the_package(poisoned(torch.empty), 3, device="meta").shape == (3,)
+
+
+def test_tensors_on_the_meta_device_take_no_memory_during_and_after_the_patch() -> None:
+    _device._device_constructors.cache_clear()  # as in a process whose first test it is
+    with pytest.MonkeyPatch.context() as patch:
+        poison_allocations(patch)
+        with torch.device("meta"):
+            assert torch.empty(3).is_meta
+    with torch.device("meta"):
+        assert torch.empty(3).is_meta
 
 
 @pytest.mark.parametrize(
