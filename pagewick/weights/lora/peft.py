@@ -20,7 +20,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some, read_json_object
 from pagewick.weights.lora.adapter import Adapter, digest_of, paired
 from pagewick.weights.lora.finding import CONFIG_NAME, WEIGHTS_NAME
-from pagewick.weights.lora.name_patterns import Matches, PatternError, matcher_of
+from pagewick.weights.name_patterns import Matches, PatternError, Place, matcher_of
 
 _PICKLE_NAME: Final = "adapter_model.bin"
 
@@ -102,7 +102,7 @@ def _alphas(config: Mapping[str, Any], directory: Path) -> list[tuple[str, Match
     found = []
     for pattern, alpha in patterns.items():
         with _naming(pattern, directory):
-            found.append((pattern, matcher_of(pattern), alpha))
+            found.append((pattern, matcher_of(pattern, Place.END), alpha))
     return found
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from pagewick.weights.name_patterns import Matches, Place
 from pagewick.weights.packed import awq, gptq
 from pagewick.weights.packed.layout import PackedFormat, PackedRules
 from pagewick.weights.packed.settings import Settings
@@ -17,6 +18,8 @@ _GPTQ: Final = "auto_round:auto_gptq"
 _AWQ: Final = "auto_round:auto_awq"
 _PACKINGS: Final = (_GPTQ, "auto_gptq", _AWQ, "auto_awq")
 _BITS: Final = (2, 3, 4, 8)
+# Names have none of these characters, and expressions have some.
+_SPECIAL: Final = re.compile(r"[*+?^$()\[\]{}|\\]")
 # More bits in an object of extra_config say that its weight is not packed.
 _MAX_BITS: Final = 8
 
@@ -32,7 +35,13 @@ def read_rules(settings: Settings) -> PackedRules:
     assert whole is not None, "only extra_config leaves weights out"
     of_names = {name: _format(rule, packing, settings) for name, rule in settings.children("extra_config")}
     in_blocks = _block_names(settings)
-    return PackedRules(whole.label, suffixes, suffixes[:2], _chooser(whole, of_names, in_blocks), "extra_config")
+    patterns = [
+        (settings.pattern("extra_config", name, Place.ANYWHERE), found)
+        for name, found in of_names.items()
+        if _SPECIAL.search(name)
+    ]
+    format_of = _chooser(whole, of_names, patterns, in_blocks)
+    return PackedRules(whole.label, suffixes, suffixes[:2], format_of, "extra_config")
 
 
 def _packing(settings: Settings) -> str:
@@ -66,30 +75,24 @@ def _format(settings: Settings, packing: str, whole: Settings | None) -> PackedF
 
 
 def _chooser(
-    whole: PackedFormat, of_names: dict[str, PackedFormat | None], in_blocks: list[str]
+    whole: PackedFormat,
+    of_names: dict[str, PackedFormat | None],
+    patterns: list[tuple[Matches, PackedFormat | None]],
+    in_blocks: list[str],
 ) -> Callable[[str], PackedFormat | None]:
     """Return the function from a weight's prefix to its format. extra_config names weights, or matches their names."""
-    patterns = [(re.compile(name), found) for name, found in of_names.items() if _is_pattern(name)]
 
     def format_of(prefix: str) -> PackedFormat | None:
         if prefix in of_names:
             return of_names[prefix]
-        for pattern, found in patterns:
-            if pattern.fullmatch(prefix):
+        for matches, found in patterns:
+            if matches(prefix):
                 return found
         if in_blocks:
             return whole if any(name in prefix for name in in_blocks) else None
         return None if prefix.rpartition(".")[2] == "lm_head" else whole
 
     return format_of
-
-
-def _is_pattern(name: str) -> bool:
-    try:
-        re.compile(name)
-    except re.error:
-        return False
-    return re.escape(name) != name.replace(".", r"\.")
 
 
 def _block_names(settings: Settings) -> list[str]:

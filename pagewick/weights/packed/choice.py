@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from pagewick.weights.name_patterns import Matches, Place
 from pagewick.weights.packed.layout import PackedFormat
 from pagewick.weights.packed.settings import Settings, named
 
@@ -21,15 +22,15 @@ def choose_format(
     entries that replace others, which `change` does. modules_in_block_to_quantize, modules_to_not_convert and lm_head
     follow. Raises ModelLoadError for wrong entries.
     """
-    dynamic = [(pattern, sign, rule and change(whole, rule)) for pattern, sign, rule in _dynamic(settings)]
+    dynamic = [(matches, sign, rule and change(whole, rule)) for matches, sign, rule in _dynamic(settings)]
     is_left_out = named(settings.texts("modules_to_not_convert"))
     inside = _names_inside(settings)
     is_inside = named(inside)
     has_head = settings.flag("lm_head", default=False)
 
     def format_of(prefix: str) -> _Format | None:
-        for pattern, sign, changed in dynamic:
-            if pattern.match(prefix):
+        for matches, sign, changed in dynamic:
+            if matches(prefix):
                 return None if sign == "-:" else changed or whole
         if prefix.rpartition(".")[2] == "lm_head":
             return whole if has_head else None
@@ -43,15 +44,11 @@ def left_out_entry(left_out: Sequence[str]) -> dict[str, Any]:
     return {"dynamic": {f"-:{re.escape(prefix)}$": {} for prefix in left_out}} if left_out else {}
 
 
-def _dynamic(settings: Settings) -> Iterator[tuple[re.Pattern[str], str, Settings | None]]:
+def _dynamic(settings: Settings) -> Iterator[tuple[Matches, str, Settings | None]]:
     rules = settings.child("dynamic")
     for key in () if rules is None else rules.values:
-        try:
-            pattern = re.compile(key[2:] if key[:2] in ("+:", "-:") else key)
-        except re.error as error:
-            expected = f"an object whose keys are regular expressions, and {key!r} is none ({error})"
-            raise settings.wrong("dynamic", expected) from None
-        yield pattern, key[:2], None if rules is None else rules.child(key)
+        pattern = key[2:] if key[:2] in ("+:", "-:") else key
+        yield settings.pattern("dynamic", pattern, Place.START), key[:2], None if rules is None else rules.child(key)
 
 
 def _names_inside(settings: Settings) -> list[str]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.name_patterns import Place
 from pagewick.weights.packed.fp4 import MXFP4, NVFP4
 from pagewick.weights.packed.fp8 import ZERO_POINTS, Fp8Format, block_size, matrix_shape, scale_shapes
 from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
@@ -305,7 +306,11 @@ def _group_size(weights: Settings) -> int:
 
 def _matcher(settings: Settings, entry: str, targets: Sequence[str]) -> Callable[[str], bool]:
     """Return whether one of the targets fits a weight's prefix: a name, re: and a regular expression, or a class."""
-    patterns = [_pattern(settings, entry, target) for target in targets if target.startswith("re:")]
+    patterns = [
+        settings.pattern(entry, target.removeprefix("re:"), Place.START)
+        for target in targets
+        if target.startswith("re:")
+    ]
     names = {target for target in targets if not target.startswith("re:")}
     if unknown := list(filter(_is_other_class, names)):
         raise settings.wrong(
@@ -314,17 +319,10 @@ def _matcher(settings: Settings, entry: str, targets: Sequence[str]) -> Callable
 
     def fits(prefix: str) -> bool:
         kind = "Embedding" if prefix.rpartition(".")[2] in _EMBEDDINGS else "Linear"
-        return prefix in names or kind in names or any(pattern.match(prefix) for pattern in patterns)
+        return prefix in names or kind in names or any(matches(prefix) for matches in patterns)
 
     return fits
 
 
 def _is_other_class(target: str) -> bool:
     return bool(_CLASS_NAME.fullmatch(target)) and target not in _CLASSES
-
-
-def _pattern(settings: Settings, entry: str, target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix("re:"))
-    except re.error as error:
-        raise settings.wrong(entry, f"names and regular expressions: {target!r} is none ({error})") from None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.name_patterns import Matches, PatternError, Place, matcher_of
 
 _MAX_SIZE: Final = 2**24
 
@@ -90,6 +91,30 @@ class Settings:
         """Raise ModelLoadError unless an entry is missing or has one of the values that are supported."""
         if name in self and self.values[name] not in supported:
             raise self.wrong(name, f"one of {', '.join(map(str, supported))}: other values are not supported")
+
+    def pattern(self, name: str, pattern: str, place: Place) -> Matches:
+        """Return the function that says whether a regular expression in an entry matches the name of a module.
+
+        The function raises ModelLoadError, too.
+        """
+        try:
+            matches = matcher_of(pattern, place)
+        except PatternError as error:
+            raise self._wrong_pattern(name, pattern, error) from error
+
+        def checked(module: str) -> bool:
+            try:
+                return matches(module)
+            except PatternError as error:
+                raise self._wrong_pattern(name, pattern, error) from error
+
+        return checked
+
+    def _wrong_pattern(self, name: str, pattern: str, error: PatternError) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self.path}.{name} in config.json: {pattern[:200]!r} {error}\n"
+            "  write a simpler expression there, or the names of the modules"
+        )
 
     def wrong(self, name: str, expected: str) -> ModelLoadError:
         """Return the error for an entry that is missing or has an impossible value."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -15,12 +15,18 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.quantization.ggml import dequantize
 from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
+from pagewick.weights.packed.config import packed_rules
 from tests.weights.packed.writers import awq, gptq, marlin
 
 NAME = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "symmetric": True}}},
+}
 
 
 def weight_of(rows: int = 64, columns: int = 256) -> Tensor:
@@ -121,6 +127,33 @@ def test_auto_round(packing: str, write: Any, tmp_path: Path) -> None:
     assert torch.equal(numbers_in(tmp_path)[0], meant)
 
 
+LONG: Final = "model." + "a" * 3000 + "c"
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_packed"),
+    [
+        ({**GPTQ, "dynamic": {"-:(.*a)*$": {}}}, True),
+        ({**GPTQ, "dynamic": {r"-:(?!.*mlp)(\w+\.?)*$": {}}}, False),
+        ({**ROUND, "extra_config": {"(a|aa)+$": {"bits": 16}}}, True),
+        ({**ROUND, "extra_config": {r"a(a*)*c": {"bits": 16}}}, False),
+        ({**COMPRESSED, "ignore": ["re:model(.|a)*d"]}, True),
+        ({**COMPRESSED, "ignore": [r"re:model\.(?=a)(a+)+"]}, False),
+    ],
+)
+def test_no_expression_takes_for_ever(entries: dict[str, Any], is_packed: bool) -> None:
+    """Most would take Python's `re` longer than anyone waits. AutoRound's own reader searches in names."""
+    rules = packed_rules({"quantization_config": entries})
+    assert rules is not None and (rules.format_of(LONG) is not None) is is_packed
+
+
+def test_an_expression_that_is_too_complex_is_named() -> None:
+    rules = packed_rules({"quantization_config": {**COMPRESSED, "ignore": ["re:(.{1,1000}){1,1000}b"]}})
+    words = r"quantization_config.ignore in config.json: '\(.*b' is too complex a regular expression\n  write"
+    with pytest.raises(ModelLoadError, match=words):
+        assert rules is not None and rules.format_of(LONG)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "write"),
     [
@@ -173,7 +206,7 @@ class TestWhichWeights:
         ({"bits": True}, "bits in config.json is True"),
         ({"group_size": 0}, "group_size in config.json is 0, and must be a whole number above 0"),
         ({"checkpoint_format": "bitblas"}, "checkpoint_format in config.json is 'bitblas'"),
-        ({"dynamic": {"-:(": {}}}, r"dynamic in config.json is .* regular expressions"),
+        ({"dynamic": {"-:(": {}}}, r"dynamic in config.json: '\(' is no regular expression.*\n  write a simpler"),
         ({"dynamic": {"+:.*": {"bits": 7}}}, r"dynamic\.\+:\.\*\.bits in config.json is 7"),
         ({"rotation": "hadamard"}, "rotation in config.json is 'hadamard'"),
         ({"desc_act": "yes"}, "desc_act in config.json is 'yes', and must be true or false"),
