@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -54,6 +55,7 @@ _MAX_INDEX_BYTES: Final = 256 * 2**20
 _MAX_SHARDS: Final = 10_000
 _FETCH_AGAIN: Final = "download or copy the file again"
 _MAX_NAMED: Final = 5
+_MAX_NAME_CHARS: Final = 200
 
 
 Read = Callable[[int, int], bytes]
@@ -66,7 +68,13 @@ def name_some(names: Iterable[str]) -> str:
     """Join the first five names and the number of the others, for an error message."""
     listed = list(names)
     more = len(listed) - _MAX_NAMED
-    return ", ".join(listed[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(printable, listed[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def printable(name: str) -> str:
+    """Return a name from a file for an error message: in one line, without control characters, and not too long."""
+    name = "".join(character if character.isprintable() else "?" for character in name[: _MAX_NAME_CHARS + 1])
+    return name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
 
 
 def is_plain_name(name: str) -> bool:
@@ -116,6 +124,20 @@ def select_weights(names: Collection[str], index: Mapping[str, str] | None, wher
             "  download or copy these files again"
         )
     return sorted(wanted)
+
+
+def refuse_special_files(directory: Path) -> None:
+    """Raise ModelLoadError for a pipe, a device or a socket in a directory, or behind a link: reading may never end.
+
+    A repository that git clones may have such links.
+    """
+    for entry in directory.iterdir():
+        with suppress(OSError):
+            if entry.exists() and not entry.is_file() and not entry.is_dir():
+                raise ModelLoadError(
+                    f"{entry} is a pipe, a device or a socket, and must be a file\n"
+                    "  delete it, and get the model from a source that you trust"
+                )
 
 
 def missing_files(directory: Path) -> list[str]:

@@ -16,7 +16,14 @@ from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
 from pagewick.weights.description import Description, is_gguf
-from pagewick.weights.files import GGUF_SUFFIX, has_safetensors, has_tokenizer, name_some, select_metadata
+from pagewick.weights.files import (
+    GGUF_SUFFIX,
+    has_safetensors,
+    has_tokenizer,
+    name_some,
+    refuse_special_files,
+    select_metadata,
+)
 from pagewick.weights.gguf.choice import (
     GgufModel,
     choose,
@@ -218,7 +225,8 @@ def local_model(model: str, weight_file: str | None = None) -> Path | None:
     """Return the directory of the built-in model, or the directory or GGUF file that `model` names; None for an id.
 
     A directory that holds one GGUF file instead of a checkpoint stands for that file. weight_file: a GGUF file in the
-    directory; a path counts beside an id, too, as vllm.rs has it.
+    directory; a path counts beside an id, too, as vllm.rs has it. Raises ModelLoadError for a directory with a pipe or
+    a device in it.
     """
     if model == BUILTIN_MODEL:
         from pagewick.demo import MODEL_DIR
@@ -233,7 +241,10 @@ def local_model(model: str, weight_file: str | None = None) -> Path | None:
         return file if is_gguf(file) else _gguf_in(path, weight_file)
     if weight_file is not None and weight_file.startswith(_PATH_STARTS):
         return _gguf_in(path_of(weight_file).parent, path_of(weight_file).name)
-    return (gguf_in_directory(path) or path) if path.is_dir() else None
+    if not path.is_dir():
+        return None
+    refuse_special_files(path)
+    return gguf_in_directory(path) or path
 
 
 def path_of(model: str) -> Path:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights import files
+from pagewick.weights.hub import local_model
+from pagewick.weights.lora.finding import resolve_adapter
 
 
 @pytest.mark.parametrize("name", ["a", "a.safetensors", "..a", "a b", ".hidden"])
@@ -151,3 +154,23 @@ def test_files_that_are_a_tokenizer() -> None:
     ):
         assert files.has_tokenizer(["config.json", *names])
     assert not files.has_tokenizer(["tokenizer_config.json", "vocab.json", "tiktoken.model"])
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_pipes_and_devices_are_refused(name: str, is_link: bool, tmp_path: Path) -> None:
+    (tmp_path / "original").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert local_model(str(tmp_path)) == resolve_adapter(str(tmp_path)) == tmp_path
+    if is_link:
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / name)
+    for find in (local_model, resolve_adapter):
+        with pytest.raises(ModelLoadError, match=rf"{name} is a pipe, a device or a socket.*\n  delete it"):
+            find(str(tmp_path))
+
+
+def test_names_in_errors_are_short_and_printable() -> None:
+    assert files.name_some(["a", "\x1b[2J\nb", "é"]) == "a, ?[2J?b, é"
+    assert files.name_some(["x" * 201, "y" * 200]) == f"{'x' * 200}..., {'y' * 200}"

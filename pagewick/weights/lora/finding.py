@@ -8,7 +8,7 @@ from typing import Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights.description import is_gguf
-from pagewick.weights.files import GGUF_SUFFIX, name_some
+from pagewick.weights.files import GGUF_SUFFIX, name_some, refuse_special_files
 from pagewick.weights.hub import DEFAULT_HUB, hub_settings, open_repository, parse_id, path_of
 
 CONFIG_NAME: Final = "adapter_config.json"
@@ -22,6 +22,8 @@ def resolve_adapter(name: str, *, hub: str = DEFAULT_HUB, token: str | None = No
     resolve_model does.
     """
     path = path_of(name)
+    if path.is_dir():
+        refuse_special_files(path)
     if path.is_dir() or is_gguf(path):
         return path
     wanted = parse_id(name, None, hub)
