@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import pagewick
+from pagewick.cli.terminal_text import harmless_lines
 from pagewick.errors import PagewickError
 
 # Name -> the line that `pagewick --help` shows, without importing the command.
@@ -125,7 +126,7 @@ def show_error(error: PagewickError) -> None:
     lines = [*f"error: {error}".splitlines(), *getattr(error, "__notes__", [])]
     if len(lines) > MAX_ERROR_LINES:
         lines = [*lines[: MAX_ERROR_LINES - 1], "..."]
-    click.echo("\n".join(lines), err=True)
+    click.echo(harmless_lines("\n".join(lines)), err=True)
 
 
 @click.group(

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
+from pagewick.cli.terminal_text import harmless_lines
 from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import DEVICES, HUBS, EngineConfig
 from pagewick.errors import PagewickError
@@ -85,6 +86,7 @@ def command(model: str | None, as_json: bool, online: bool, **options: Any) -> N
         found, text = machine_report(online, options)
     else:
         found, text = model_report(model, options)
+    text = harmless_lines(text)
     if not os.environ.get("NO_COLOR"):  # click leaves colours out where there is no terminal
         text = LEVEL.sub(lambda match: click.style(match[0], fg=COLOURS[match[0]]), text)
     click.echo(json.dumps(found, indent=2) if as_json else text)

@@ -229,8 +229,10 @@ class ModelConfig:
 def architecture_of(config: Mapping[str, Any]) -> str:
     """Return the checkpoint's architecture by its name in models.registry. Raises ModelLoadError if it names none."""
     architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+    found = architectures[0] if isinstance(architectures, list) and architectures else None
+    # The names are those of classes in Python.
+    if not isinstance(found, str) or not found.isidentifier():
         raise ModelLoadError(
             'config.json names no architecture; it needs for example "architectures": ["LlamaForCausalLM"]'
         )
-    return OLD_ARCHITECTURES.get(architectures[0], architectures[0])
+    return OLD_ARCHITECTURES.get(found, found)
