@@ -10,12 +10,13 @@ from pagewick.errors import ModelLoadError
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
     """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
-    value = generation_config.get("eos_token_id")
+    value, file_name = generation_config.get("eos_token_id"), "generation_config.json"
     if value is None:
-        value = config.get("eos_token_id")
+        value, file_name = config.get("eos_token_id"), "config.json"
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in token_ids):
         raise ModelLoadError(
-            f"config.json: eos_token_id is {f'{value!r}'[:80]}, and must be a token id or a list of them"
+            f"{file_name}: eos_token_id is {f'{value!r}'[:80]}, and must be a token id or a list of them\n"
+            "  correct it, or download the file again"
         )
     return token_ids

@@ -71,12 +71,17 @@ class ReasoningTags:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
-        """Find a model's tags: the first known pair that its chat template mentions, else that its vocabulary has."""
+        """Find a model's tags: the first known pair that its chat template mentions, else that its vocabulary has.
+
+        A pair that the vocabulary cannot write counts as unknown.
+        """
         sources = list(templates)
         added = tokenizer.added_tokens
         mentioned = [tags for tags in KNOWN_TAGS if any(tag in source for source in sources for tag in tags)]
         for start, end in (*mentioned, *(tags for tags in KNOWN_TAGS if added.keys() >= {*tags})):
             start_ids, end_ids = (tuple(tokenizer.encode_pieces(["", tag])) for tag in (start, end))
+            if not start_ids or not end_ids:
+                continue
             are_tokens = added.keys() >= {start, end} and len(start_ids) == len(end_ids) == 1
             return cls(start, end, start_ids, end_ids, are_tokens, AnswerTags.find(tokenizer, sources))
         return None

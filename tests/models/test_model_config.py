@@ -210,6 +210,13 @@ def test_generation_config_names_the_end_first(
     assert eos_token_ids(config, generation_config) == expected
 
 
+def test_an_error_about_the_end_names_the_file() -> None:
+    with pytest.raises(ModelLoadError, match="^generation_config.json: eos_token_id is 'x'.*\n  correct it"):
+        eos_token_ids({"eos_token_id": 2}, {"eos_token_id": "x"})
+    with pytest.raises(ModelLoadError, match="^config.json: eos_token_id is True"):
+        eos_token_ids({"eos_token_id": True}, {})
+
+
 def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(ModelLoadError, match=r"Qwen4ForCausalLM is not supported; the nearest that is: Qwen3") as error:
         read_config({**VALID, "architectures": ["Qwen4ForCausalLM"]})

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import PartKind
@@ -353,6 +354,11 @@ def test_the_template_decides_between_tags() -> None:
     found = ReasoningTags.find(TOKENIZER, [])
     assert found is not None and found.start == "<think>"
     assert b"".join(TOKENIZER.token_bytes(i) for i in LETTERS.end_ids) == b"</reasoning>"
+
+
+def test_a_tag_that_the_tokenizer_writes_with_no_token_is_none() -> None:
+    backend = Backend(models.BPE({"a": 0}, []))
+    assert ReasoningTags.find(Tokenizer(backend, config={}), ["<think>"]) is None
 
 
 def test_a_single_tag_in_the_vocabulary_is_none() -> None:
