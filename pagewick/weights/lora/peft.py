@@ -32,6 +32,8 @@ _UNSUPPORTED: Final = (
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
+# Published ones are below 10,000, and products with larger ones leave the range of numbers in 16 bits.
+_MAX_ALPHA: Final = 2**24
 # These ways of making the first factors change the base model, too, unless the adapter is converted when it is saved.
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 
@@ -125,14 +127,17 @@ def _scale(
     directory: Path,
 ) -> float:
     """Return the factor of B A for a weight. The first expression that matches its name says the alpha."""
-    alpha = config.get("lora_alpha")
+    entry, alpha = "lora_alpha", config.get("lora_alpha")
     for pattern, matches, value in alphas:
         with _naming(pattern, directory):
             if matches(name):
-                alpha = value
+                entry, alpha = f"alpha_pattern[{pattern[:200]!r}]", value
                 break
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ModelLoadError(f"lora_alpha in {directory / CONFIG_NAME} is {alpha!r}; it must be a number")
+    # nan fails the comparison, too.
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MAX_ALPHA:
+        raise ModelLoadError(
+            f"{entry} in {directory / CONFIG_NAME} is {f'{alpha!r}'[:80]}; it must be a number of at most {_MAX_ALPHA}"
+        )
     rank = max(1, a.shape[0] if a.ndim else 1)
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
