@@ -44,6 +44,8 @@ END_OF_MESSAGE = "\udfff"
 PAIR_TEMPLATE = "rerank"
 # The names that templates use for a message's thoughts. Clients send thoughts back under any of them.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Jinja compiles a template of this length in seconds.
+MAX_TEMPLATE_CHARS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,13 @@ class ChatTemplate:
     """A model's chat template, or several by name ("default", "tool_use").
 
     sources: the templates' source texts. reasoning_tags: the model's tags, found in its vocabulary and the templates.
-    variables: all variables that the templates mention. Raises ModelLoadError if a template is not valid Jinja.
+    variables: all variables that the templates mention. Raises ModelLoadError if a template is too long, or not valid
+    Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:
+        if any(len(source) > MAX_TEMPLATE_CHARS for source in templates.values()):
+            raise ModelLoadError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters; shorten it")
         environment = TemplateEnvironment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in templates.items()}
@@ -240,7 +245,9 @@ def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]
             templates |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
     for name, file in files.items():
         try:
-            templates[name] = file.read_text(encoding="utf-8")
+            with file.open(encoding="utf-8") as text:
+                # One character more than a template may have.
+                templates[name] = text.read(MAX_TEMPLATE_CHARS + 1)
         except ValueError:
             raise ModelLoadError(f"{file} is not UTF-8 text; download the model again") from None
     templates.pop(PAIR_TEMPLATE, None)

@@ -24,7 +24,6 @@ from pagewick.text.tool_calls.template_support import TemplateTools, ToolPrompts
 from pagewick.text.truncation import tokens_to_keep
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
-MAX_TEMPLATE_CHARS = 2**17
 MAX_CACHED_TEMPLATES = 8
 # Template variables that switch thinking on and off. Our documentation names the first.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -331,9 +330,6 @@ class PromptEncoder:
         return ToolPrompts(self.call_format, render, template.sources)
 
     def _compile_template(self, source: str) -> ChatTemplate:
-        if len(source) > MAX_TEMPLATE_CHARS:
-            message = f"chat_template is longer than {MAX_TEMPLATE_CHARS} characters; shorten it"
-            raise InvalidRequestError(message, param="chat_template")
         try:
             return ChatTemplate({"default": source}, self.tokenizer)
         except ModelLoadError as error:

@@ -31,6 +31,7 @@ from pagewick.weights.gguf.vocabulary import end_token_ids
 
 # The largest vocabularies in use need about 35 MB of JSON.
 MAX_TOKENIZER_BYTES = 256 * 2**20
+MAX_CONFIG_BYTES = 16 * 2**20
 SPECIAL_TOKEN_NAMES = (
     "bos_token",
     "eos_token",
@@ -49,10 +50,12 @@ _FILES = ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", "vocab.json", VOCABU
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Read the object in a JSON file; empty if the file is missing. Raises ModelLoadError for other content."""
     if not path.is_file():
         return {}
+    if path.stat().st_size > max_bytes:
+        raise ModelLoadError(f"{path} is larger than {max_bytes} bytes; it cannot be what its name says")
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -152,7 +155,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _from_tekken(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """Also adds to `config` the roles of tokens that it leaves open."""
     _check_size(file)
-    backend, roles = guarded(lambda: make_tekken(read_json_object(file)), file)
+    backend, roles = guarded(lambda: make_tekken(read_json_object(file, MAX_TOKENIZER_BYTES)), file)
     for name, value in roles.items():
         config.setdefault(name, value)
     return backend

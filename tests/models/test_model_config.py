@@ -211,9 +211,9 @@ def test_generation_config_names_the_end_first(
 
 
 def test_an_error_about_the_end_names_the_file() -> None:
-    with pytest.raises(ModelLoadError, match="^generation_config.json: eos_token_id is 'x'.*\n  correct it"):
+    with pytest.raises(ModelLoadError, match=r"^generation_config\.json: eos_token_id is 'x'.*\n  correct it"):
         eos_token_ids({"eos_token_id": 2}, {"eos_token_id": "x"})
-    with pytest.raises(ModelLoadError, match="^config.json: eos_token_id is True"):
+    with pytest.raises(ModelLoadError, match=r"^config\.json: eos_token_id is True"):
         eos_token_ids({"eos_token_id": True}, {})
 
 

@@ -1,6 +1,7 @@
 """Templates render as in transformers; a message cannot forge a control token; hostile templates are stopped."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,14 @@ def test_no_template_and_broken_template(tmp_path: Path) -> None:
     (path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelLoadError, match="not UTF-8"):
         ChatTemplate.from_directory(path, tokenizer)
+    os.truncate(path / "chat_template.jinja", 0)
+    os.truncate(path / "chat_template.jinja", 2**40)
+    with pytest.raises(ModelLoadError, match="chat template is longer than 131072 characters; shorten it"):
+        ChatTemplate.from_directory(path, tokenizer)
+
+
+def test_a_configuration_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = write_model_directory(tmp_path, byte_level_backend())
+    os.truncate(path / "tokenizer_config.json", 2**40)
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is larger than 16777216 bytes"):
+        Tokenizer.from_directory(path)

@@ -117,7 +117,10 @@ def test_names_of_a_state_dict(directory: Path) -> None:
         ({"lora_alpha": float("nan")}, r"lora_alpha in .* is nan"),
         ({"lora_alpha": -(10**400)}, r"lora_alpha in .* is -10{78}; it must be a number of at most 16777216"),
         ({"lora_alpha": 1e308}, r"lora_alpha in .* is 1e\+308"),
-        ({"alpha_pattern": {"q_proj": [3]}}, r"alpha_pattern\['q_proj'\] in .*adapter_config.json is \[3\]; it must be"),
+        (
+            {"alpha_pattern": {"q_proj": [3]}},
+            r"alpha_pattern\['q_proj'\] in .*adapter_config.json is \[3\]; it must be",
+        ),
         (
             {"alpha_pattern": ["o_proj"]},
             r"alpha_pattern in .*adapter_config.json is \['o_proj'\]; it must be an object",
