@@ -77,6 +77,15 @@ def native(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
     yield from with_isa(request.param)
 
 
+@pytest.fixture(params=["reference", *FULL_ISAS_HERE])
+def operations(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The definitions, then the native library, as `native`."""
+    if request.param == "reference":
+        yield reference
+    else:
+        yield from with_isa(request.param)
+
+
 @pytest.fixture(params=ISAS_HERE)
 def native_bytes(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
     """The same, for products with quantized weights, of which more instruction sets have kernels of their own."""

@@ -20,7 +20,9 @@ from torch import Tensor
 from pagewick.kernels import reference_delta
 from pagewick.kernels.options import AttentionMetadata, DeltaOptions
 from pagewick.kernels.triton import windows
+from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads
 from pagewick.kernels.triton.fallback import by_definition
+from pagewick.kernels.triton.states import load_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 from pagewick.kernels.triton.windows import convolved, silu, softplus
 
@@ -58,29 +60,25 @@ def convolve_heads(
     tl.store(mixed_ptr + token * num_channels + begin + columns, x, mask=columns < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least"])
 def advance_states(
     mixed_ptr, beta_ptr, decay_ptr, log_decay_ptr, dt_bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
     num_key_heads, num_value_heads, value_dim, num_channels, width, beta_stride, decay_stride, block_floats,
-    table_stride, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+    table_stride, least, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of value head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
+    Sequences with `least` new tokens or more are left to chunks.py.
     """
-    seq, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if start < end:
-        has_past = tl.load(lengths_ptr + seq) > end - start
+    if (start < end) & (end - start < least):
         dims, columns = tl.arange(0, KEY_DIM), tile * BLOCK_V + tl.arange(0, BLOCK_V)
-        place = (width - 1) * num_channels + head * KEY_DIM * value_dim
-        offsets = place + dims[:, None] * value_dim + columns[None, :]
-        source = tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
-        target = tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
-        # A sequence without earlier tokens has no columns there.
-        num_columns = tl.where(has_past, value_dim, 0)
-        is_there = (dims >= 0)[:, None] & (columns < num_columns)[None, :]
-        state = tl.load(states_ptr + source + offsets, mask=is_there, other=0.0)
+        state, offsets, target_ptr = load_state(
+            states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, value_dim, num_channels, width,
+            block_floats, table_stride, KEY_DIM,
+        )  # fmt: skip
         speed = tl.exp(tl.load(log_decay_ptr + head))
         bias = tl.load(dt_bias_ptr + head)
         queries = head // (num_value_heads // num_key_heads) * KEY_DIM + dims
@@ -97,7 +95,7 @@ def advance_states(
             delta = (tl.load(row_ptr + values) - held) / (1.0 + tl.exp(-strength))
             state += key[:, None] * delta[None, :]
             tl.store(row_ptr + values, tl.sum(state * query[:, None], axis=0))
-        tl.store(states_ptr + target + offsets, state)
+        tl.store(target_ptr + offsets, state)
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -137,7 +135,7 @@ def _convolution(dtype: torch.dtype, size: int) -> Variant:
 def _advance(dtype: torch.dtype, key_dim: int, columns: int) -> Variant:
     numbers = {**dict.fromkeys(("beta_ptr", "decay_ptr"), f"*{TYPE_NAMES[dtype]}"), "mixed_ptr": "*fp32"}
     numbers |= dict.fromkeys(("log_decay_ptr", "dt_bias_ptr"), "*fp32")
-    counts = ("num_key_heads", "num_value_heads", "width", "beta_stride", "decay_stride", "table_stride")
+    counts = ("num_key_heads", "num_value_heads", "width", "beta_stride", "decay_stride", "table_stride", "least")
     sizes = dict.fromkeys(("value_dim", "num_channels", "block_floats"), "i32:16")
     return Variant(
         name=f"advance_{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
@@ -172,7 +170,10 @@ _ADVANCES = {
     for columns in sorted({columns_of(key_dim, value_dim) for value_dim in SIZES})
 }
 _FINISHES = {key: _finish(*key) for key in itertools.product(windows.DTYPES, SIZES)}
-VARIANTS = (*_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values())
+_CHUNKS = Chunks.of((64, 128), is_delta=True)
+VARIANTS = (
+    *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values(), *_CHUNKS.variants
+)  # fmt: skip
 
 # Qwen3-Next: 16 key heads and 32 value heads of 128. States are read and written once for each sequence; its channels
 # are read in bfloat16, written and read in float32.
@@ -208,13 +209,18 @@ def gated_delta_net(
         num_seqs=num_seqs, num_key_heads=key_heads, key_dim=key_dim, value_dim=value_dim, **windows.rows_of(qkv),
         **where,
     )  # fmt: skip
-    columns = columns_of(key_dim, value_dim)
+    heads = Heads(value_heads, key_heads, key_dim, value_dim, 0, key_heads * key_dim, 2 * key_heads * key_dim)
+    gates = {
+        "beta_ptr": beta, "decay_ptr": decay, "log_decay_ptr": options.log_decay, "dt_bias_ptr": options.dt_bias,
+        "beta_stride": beta.stride(0), "decay_stride": decay.stride(0),
+    }  # fmt: skip
+    columns, least = columns_of(key_dim, value_dim), _CHUNKS.least(dtype, heads, batch, num_tokens)
     _ADVANCES[dtype, key_dim, columns].launch(
-        (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, beta_ptr=beta, decay_ptr=decay,
-        log_decay_ptr=options.log_decay, dt_bias_ptr=options.dt_bias, num_key_heads=key_heads,
-        num_value_heads=value_heads, value_dim=value_dim, beta_stride=beta.stride(0), decay_stride=decay.stride(0),
-        **where,
+        (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, num_key_heads=key_heads,
+        num_value_heads=value_heads, value_dim=value_dim, least=least, **gates, **where,
     )  # fmt: skip
+    if least < NEVER:
+        _CHUNKS.advance(heads, mixed, where, gates | {"dt_scale": 1.0})
     _FINISHES[dtype, value_dim].launch(
         (num_tokens, value_heads), mixed_ptr=mixed, gate_ptr=gate, weight_ptr=options.norm_weight, out_ptr=out,
         first_channel=2 * key_heads * key_dim, num_channels=channels, gate_stride=gate.stride(0),

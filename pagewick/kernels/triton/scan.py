@@ -20,7 +20,9 @@ from torch import Tensor
 from pagewick.kernels import reference_scan
 from pagewick.kernels.options import AttentionMetadata, ScanOptions
 from pagewick.kernels.triton import windows
+from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads
 from pagewick.kernels.triton.fallback import by_definition
+from pagewick.kernels.triton.states import load_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 from pagewick.kernels.triton.windows import convolved, silu, softplus
 
@@ -57,29 +59,25 @@ def convolve_channels(
     tl.store(mixed_ptr + token * num_channels + begin + columns, x, mask=columns < size)
 
 
-@triton.jit(do_not_specialize=["dt_scale"])
+@triton.jit(do_not_specialize=["dt_scale", "least"])
 def advance_scan(
     mixed_ptr, dt_ptr, log_decay_ptr, skip_ptr, dt_bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
-    num_heads, num_groups, head_dim, num_channels, width, dt_stride, block_floats, table_stride, dt_scale,
+    num_heads, num_groups, head_dim, num_channels, width, dt_stride, block_floats, table_stride, dt_scale, least,
     STATE_DIM: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
+    Sequences with `least` new tokens or more are left to chunks.py.
     """
-    seq, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if start < end:
-        has_past = tl.load(lengths_ptr + seq) > end - start
+    if (start < end) & (end - start < least):
         dims, columns = tl.arange(0, STATE_DIM), tile * BLOCK_P + tl.arange(0, BLOCK_P)
-        place = (width - 1) * num_channels + head * STATE_DIM * head_dim
-        offsets = place + dims[:, None] * head_dim + columns[None, :]
-        source = tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
-        target = tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
-        # A sequence without earlier tokens has no columns there.
-        num_columns = tl.where(has_past, head_dim, 0)
-        is_there = (dims >= 0)[:, None] & (columns < num_columns)[None, :]
-        state = tl.load(states_ptr + source + offsets, mask=is_there, other=0.0)
+        state, offsets, target_ptr = load_state(
+            states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, head_dim, num_channels, width,
+            block_floats, table_stride, STATE_DIM,
+        )  # fmt: skip
         speed = tl.exp(tl.load(log_decay_ptr + head))
         bias, skip = tl.load(dt_bias_ptr + head), tl.load(skip_ptr + head)
         values = head * head_dim + columns
@@ -92,7 +90,7 @@ def advance_scan(
             time = softplus(tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) * dt_scale + bias)
             state = state * tl.exp(-speed * time) + key[:, None] * (value * time)[None, :]
             tl.store(row_ptr + values, tl.sum(state * query[:, None], axis=0) + skip * value)
-        tl.store(states_ptr + target + offsets, state)
+        tl.store(target_ptr + offsets, state)
 
 
 @triton.jit
@@ -154,7 +152,7 @@ def _convolution(dtype: torch.dtype) -> Variant:
 
 def _advance(dtype: torch.dtype, state_dim: int) -> Variant:
     floats = dict.fromkeys(("mixed_ptr", "log_decay_ptr", "skip_ptr", "dt_bias_ptr"), "*fp32")
-    counts = dict.fromkeys(("num_heads", "num_groups", "width", "dt_stride", "table_stride"), "i32")
+    counts = dict.fromkeys(("num_heads", "num_groups", "width", "dt_stride", "table_stride", "least"), "i32")
     sizes = dict.fromkeys(("head_dim", "num_channels", "block_floats"), "i32:16")
     return Variant(
         name=f"advance_{TYPE_NAMES[dtype]}_{state_dim}",
@@ -194,7 +192,10 @@ _GATES = {
         *itertools.product(windows.DTYPES, (_GATE_FIRST, _NORM_FIRST), _PIECES),
     )
 }
-VARIANTS = (*_CONVOLUTIONS.values(), *_ADVANCES.values(), *_GATES.values(), *windows.KEEPS.values())
+_CHUNKS = Chunks.of((64, 128, 256), is_delta=False)
+VARIANTS = (
+    *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_GATES.values(), *windows.KEEPS.values(), *_CHUNKS.variants
+)  # fmt: skip
 
 # Granite 4.0-H: 48 heads of 64, keys of 128, and Nemotron 3 Nano: 64 heads of 64, keys of 128 in 8 groups. States are
 # read and written once for each sequence; channels are read in bfloat16, written and read in float32, and so are the
@@ -224,13 +225,22 @@ def selective_scan(
         (num_tokens, -(-channels // _CHANNELS)), weight_ptr=options.conv_weight, bias_ptr=options.conv_bias,
         mixed_ptr=mixed, num_seqs=num_seqs, **windows.rows_of(xbc), **where,
     )  # fmt: skip
-    columns = columns_of(options.state_dim)
-    _ADVANCES[dtype, options.state_dim].launch(
-        (num_seqs, options.num_heads, options.head_dim // columns), mixed_ptr=mixed, dt_ptr=dt,
-        log_decay_ptr=options.log_decay, skip_ptr=options.skip, dt_bias_ptr=options.dt_bias,
-        num_heads=options.num_heads, num_groups=options.num_groups, head_dim=options.head_dim, dt_stride=dt.stride(0),
-        dt_scale=options.dt_scale, **where,
+    keys = options.num_groups * options.state_dim
+    heads = Heads(
+        options.num_heads, options.num_groups, options.state_dim, options.head_dim, size + keys, size, 0
     )  # fmt: skip
+    constants = {
+        "log_decay_ptr": options.log_decay, "dt_bias_ptr": options.dt_bias, "dt_scale": options.dt_scale
+    }  # fmt: skip
+    columns, least = columns_of(options.state_dim), _CHUNKS.least(dtype, heads, batch, num_tokens)
+    _ADVANCES[dtype, options.state_dim].launch(
+        (num_seqs, options.num_heads, options.head_dim // columns), mixed_ptr=mixed, dt_ptr=dt, skip_ptr=options.skip,
+        num_heads=options.num_heads, num_groups=options.num_groups, head_dim=options.head_dim, dt_stride=dt.stride(0),
+        least=least, **constants, **where,
+    )  # fmt: skip
+    if least < NEVER:
+        gates = {"decay_ptr": dt, "decay_stride": dt.stride(0), **constants}
+        _CHUNKS.advance(heads, mixed, where, gates, options.skip)
     out = torch.empty((num_tokens, size), dtype=dtype, device=xbc.device)
     _gate_tokens(mixed, gate, out, options)
     windows.keep(windows.KEEPS[dtype], xbc, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from pagewick.expert_routing import Routing
 from pagewick.kernels import batch_invariance
 from pagewick.kernels.options import (
-    AttentionMetadata,
     DrawOptions,
     HeadLayout,
     HeadOptions,
@@ -23,7 +23,8 @@ from pagewick.kernels.options import (
 )
 from tests.kernels.delta import make_delta
 from tests.kernels.paged import Paged, make_paged, plain_cache
-from tests.kernels.scan import ConvolutionBatch, ScanBatch, make_convolution, make_scan
+from tests.kernels.scan import make_convolution, make_scan
+from tests.kernels.states import StateBatch
 from tests.kernels.test_mla import make_latents
 from tests.kernels.triton.comparison import numbers
 from tests.kernels.triton.harness import IS_DEEP
@@ -156,26 +157,12 @@ def sequences_of_one_token() -> Operation:
     return compute
 
 
-def states_of_one_token() -> Operation:
-    batch = make_delta([1] * MOST, [3] * MOST, heads=(1, 1), dims=(16, 16), width=2)
-
+def results_and_states(batch: StateBatch, module: ModuleType) -> Operation:
     def compute(n: int) -> Tensor:
-        tables, lens, begins = (each[: n + extra] for each, extra in zip(batch.batch[:3], (0, 0, 1), strict=True))
-        rows = (each[:n] for each in (batch.qkv, batch.gate, batch.beta, batch.decay))
-        states = batch.states.clone()
-        out = delta.gated_delta_net(*rows, states, AttentionMetadata(tables, lens, begins), batch.options)
-        return torch.cat((out, states.view(torch.float32)[tables[:, 1]]), dim=1)
-
-    return compute
-
-
-def numbers_and_states(batch: ScanBatch | ConvolutionBatch, operation: Callable[..., Tensor]) -> Operation:
-    def compute(n: int) -> Tensor:
-        tables, lens, begins = (each[: n + extra] for each, extra in zip(batch.batch[:3], (0, 0, 1), strict=True))
-        names = ("xbc", "gate", "dt") if isinstance(batch, ScanBatch) else ("bcx",)
-        rows = {name: getattr(batch, name)[:n] for name in names}
-        out, states = replace(batch, batch=AttentionMetadata(tables, lens, begins), **rows).run(operation)
-        return torch.cat((out, states.view(torch.float32)[tables[:, 1]]), dim=1)
+        first = batch.first(n)
+        out, states = first.run(batch.of_module(module))
+        left = states.view(torch.float32)[first.batch.block_tables[:, 1]]
+        return torch.cat((out.view(n, -1), left), dim=1)
 
     return compute
 
@@ -195,12 +182,14 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
     "rope_and_store_latent": latents_that_are_stored,
     "argmax_rows, log_softmax_stats and sample_tokens": tokens_and_sums,
     "paged_attention": sequences_of_one_token,
-    "gated_delta_net": states_of_one_token,
-    "selective_scan": lambda: numbers_and_states(
-        make_scan([1] * MOST, [3] * MOST, heads=(2, 1), dims=(32, 16), width=2), scan.selective_scan
+    "gated_delta_net": lambda: results_and_states(
+        make_delta([1] * MOST, [3] * MOST, heads=(1, 1), dims=(16, 16), width=2), delta
     ),
-    "short_convolution": lambda: numbers_and_states(
-        make_convolution([1] * MOST, [3] * MOST, num_channels=16), short_convolution.short_convolution
+    "selective_scan": lambda: results_and_states(
+        make_scan([1] * MOST, [3] * MOST, heads=(2, 1), dims=(32, 16), width=2), scan
+    ),
+    "short_convolution": lambda: results_and_states(
+        make_convolution([1] * MOST, [3] * MOST, num_channels=16), short_convolution
     ),
 }
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
 from pagewick.kernels import reference
-from tests.kernels.delta import ROUNDING, assert_is_expected, make_delta, metadata
+from tests.kernels.delta import make_delta
+from tests.kernels.states import (
+    ROUNDING,
+    assert_is_expected,
+    assert_padding_changes_nothing,
+    assert_same_bits_in_chunks,
+    metadata,
+)
 from tests.kernels.triton.harness import IS_DEEP
 
 from pagewick.kernels.triton import delta as kernels  # isort: skip  (the harness skips this module without Triton)
@@ -38,29 +44,11 @@ def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, in
 
 def test_a_sequence_has_the_same_bits_alone_and_in_chunks() -> None:
     delta = make_delta([1, 6, 2], [4, 0, 1], heads=(1, 2), dims=(16, 16), in_place=True)
-    together, states = delta.run(kernels.gated_delta_net)
-    for seq, cuts in ((0, [0, 1]), (1, [0, 1, 3, 6])):
-        current, parts = delta.states.clone(), []
-        for begin, end in itertools.pairwise(cuts):
-            out, current = replace(delta.only(seq, begin, end), states=current).run(kernels.gated_delta_net)
-            parts.append(out)
-        assert torch.equal(torch.cat(parts), together[delta.of(seq)])
-        target = delta.batch.block_tables[seq, 1]
-        assert torch.equal(current[target], states[target])
+    assert_same_bits_in_chunks(delta, kernels, {0: [0, 1], 1: [0, 1, 3, 6]})
 
 
 def test_padding_changes_nothing_but_its_own_block() -> None:
-    delta = make_delta([2, 1, 1], [5, 0, 0], heads=(1, 1), dims=(16, 16))
-    # Padding has equal tokens, so that it does not matter which of them is stored last.
-    for rows in (delta.qkv, delta.gate, delta.beta, delta.decay):
-        rows[3] = rows[2]
-    blocks = [delta.batch.block_tables[0].tolist(), [0, 0], [0, 0], [0, 1]]
-    padded = replace(delta, batch=metadata(blocks, [7, 1, 1, 3], [2, 1, 1, 0]))
-    out, states = padded.run(kernels.gated_delta_net)
-    alone, left = delta.only(0).run(kernels.gated_delta_net)
-    assert torch.equal(out[:2], alone)
-    assert not out.isnan().any()
-    assert torch.equal(states[1:], left[1:])
+    assert_padding_changes_nothing(make_delta([2, 1, 1, 1], [5, 0, 0, 0], heads=(1, 1), dims=(16, 16)), kernels)
 
 
 def test_more_sequences_than_a_program_compares_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

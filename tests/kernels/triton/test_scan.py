@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from pagewick.kernels import reference
-from tests.kernels.delta import ROUNDING, metadata
-from tests.kernels.scan import ConvolutionBatch, ScanBatch, assert_is_expected, make_convolution, make_scan
+from tests.kernels.scan import make_convolution, make_scan
+from tests.kernels.states import (
+    ROUNDING,
+    StateBatch,
+    assert_is_expected,
+    assert_padding_changes_nothing,
+    assert_same_bits_in_chunks,
+    metadata,
+)
 from tests.kernels.triton.harness import IS_DEEP
 
 from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton import short_convolution as short  # isort: skip
 
 DIMS = (32, 16)
-
-
-def operation(batch: ScanBatch | ConvolutionBatch) -> Callable[..., Tensor]:
-    return kernels.selective_scan if isinstance(batch, ScanBatch) else short.short_convolution
+MODULES = {"selective_scan": kernels, "short_convolution": short}
 
 
 @pytest.fixture
@@ -90,36 +91,18 @@ def test_norms_of_several_pieces(monkeypatch: pytest.MonkeyPatch, is_norm_first:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_sequence_has_the_same_bits_alone_and_in_chunks(in_place: bool) -> None:
     lengths = [1, 6, 2], [4, 0, 1]
-    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (
+    batches: tuple[StateBatch, ...] = (
         make_scan(*lengths, heads=(2, 1), dims=DIMS, in_place=in_place),
         make_convolution(*lengths, num_channels=48, in_place=in_place),
     )
-    for batch, (seq, cuts) in itertools.product(batches, ((0, [0, 1]), (1, [0, 1, 3, 6]))):
-        together, states = batch.run(operation(batch))
-        current, parts = batch.states.clone(), []
-        for begin, end in itertools.pairwise(cuts):
-            out, current = replace(batch.only(seq, begin, end), states=current).run(operation(batch))
-            parts.append(out)
-        assert torch.equal(torch.cat(parts), together[batch.of(seq)])
-        target = batch.batch.block_tables[seq, 1]
-        assert torch.equal(current[target], states[target])
+    for batch in batches:
+        assert_same_bits_in_chunks(batch, MODULES[batch.OPERATION], {0: [0, 1], 1: [0, 1, 3, 6]})
 
 
 def test_padding_changes_nothing_but_its_own_block() -> None:
-    scan = make_scan([2, 1, 1], [5, 0, 0], heads=(2, 1), dims=DIMS)
-    convolution = make_convolution([2, 1, 1], [5, 0, 0], num_channels=16)
-    # Padding has equal tokens, so that it does not matter which of them is stored last.
-    for rows in (scan.xbc, scan.gate, scan.dt, convolution.bcx):
-        rows[3] = rows[2]
-    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (scan, convolution)
-    for batch in batches:
-        blocks = [batch.batch.block_tables[0].tolist(), [0, 0], [0, 0], [0, 1]]
-        padded = replace(batch, batch=metadata(blocks, [7, 1, 1, 3], [2, 1, 1, 0]))
-        out, states = padded.run(operation(batch))
-        alone, left = batch.only(0).run(operation(batch))
-        assert torch.equal(out[:2], alone)
-        assert not out.isnan().any()
-        assert torch.equal(states[1:], left[1:])
+    lengths = [2, 1, 1, 1], [5, 0, 0, 0]
+    assert_padding_changes_nothing(make_scan(*lengths, heads=(2, 1), dims=DIMS), kernels)
+    assert_padding_changes_nothing(make_convolution(*lengths, num_channels=16), short)
 
 
 def test_more_sequences_than_a_program_compares_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,11 +141,11 @@ def test_unsupported_calls_go_to_the_definition() -> None:
 
 
 def test_a_step_without_tokens() -> None:
-    batches: tuple[ScanBatch | ConvolutionBatch, ...] = (
+    batches: tuple[StateBatch, ...] = (
         make_scan([1], [2], heads=(2, 1), dims=DIMS),
         make_convolution([1], [2], num_channels=64),
     )
     for batch in batches:
         empty = replace(batch.only(0, 0, 0), batch=metadata([[0, 0]], [0], [0]))
-        out, states = empty.run(operation(batch))
+        out, states = empty.run(batch.of_module(MODULES[batch.OPERATION]))
         assert out.shape == (0, 64) and torch.equal(states, batch.states)

@@ -1,0 +1,32 @@
+"""Running states in their blocks: where a program finds its part of one, and where it stores it.
+
+A block has the inputs of a convolution, [K - 1, C] float32, and behind them S [H, DK, DV] float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_state(
+    states_ptr, tables_ptr, lengths_ptr, seq, num_new, head, columns, value_dim, num_channels, width, block_floats,
+    table_stride, KEY_DIM: tl.constexpr,
+):  # fmt: skip
+    """Return columns of a head's state before num_new tokens of a sequence, and the places for those after them.
+
+    Both are [DK, columns], places behind an address, which is the third result. A sequence without earlier tokens
+    begins with zeros, whatever its block has.
+    """
+    seq = seq.to(tl.int64)
+    has_past = tl.load(lengths_ptr + seq) > num_new
+    dims = tl.arange(0, KEY_DIM)
+    place = (width - 1) * num_channels + head * KEY_DIM * value_dim
+    offsets = place + dims[:, None] * value_dim + columns[None, :]
+    source = tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
+    target = tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
+    num_columns = tl.where(has_past, value_dim, 0)
+    is_there = (dims >= 0)[:, None] & (columns < num_columns)[None, :]
+    state = tl.load(states_ptr + source + offsets, mask=is_there, other=0.0)
+    return state, offsets, states_ptr + target

@@ -1,0 +1,239 @@
+"""Chunks of tokens against a recurrence in float64, token by token.
+
+The kernels get what the convolution would leave for them. Interpreted, they multiply in float32 for all dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagewick.kernels import batch_invariance
+from pagewick.kernels.options import AttentionMetadata
+from tests.kernels.states import metadata, random_states
+from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED
+
+from pagewick.kernels.triton import chunk_launches, delta, scan, windows  # isort: skip  (skipped without Triton)
+from pagewick.kernels.triton.chunk_launches import LONG, NEVER, Heads  # isort: skip
+
+pytestmark = [
+    # The interpreter rounds e^x for masked numbers, and for gates of 100 and more.
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+KINDS = {True: delta._CHUNKS, False: scan._CHUNKS}
+WIDTH = 2
+# Of operands, half a unit in the last place of 1: tf32 is cut off. The interpreter multiplies in float32.
+OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Results of convolutions, gates and states. is_delta: for the gated delta rule, else for Mamba-2."""
+
+    is_delta: bool
+    heads: Heads
+    mixed: Tensor
+    decay: Tensor
+    beta: Tensor
+    log_decay: Tensor
+    dt_bias: Tensor
+    skip: Tensor
+    states: Tensor
+    batch: AttentionMetadata
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Return results [T, H, DV] and states [blocks, H, DK, DV]."""
+        mixed, states, kind = self.mixed.clone(), self.states.clone(), KINDS[self.is_delta]
+        where = windows.where(states, self.batch, mixed.shape[1], WIDTH)
+        gates = {
+            "decay_ptr": self.decay, "decay_stride": self.decay.stride(0), "log_decay_ptr": self.log_decay,
+            "dt_bias_ptr": self.dt_bias, "dt_scale": 1.0,
+        }  # fmt: skip
+        if self.is_delta:
+            gates |= {"beta_ptr": self.beta, "beta_stride": self.beta.stride(0)}
+        kind.advance(self.heads, mixed, where, gates, None if self.is_delta else self.skip)
+        first = self.heads.first_value
+        values = mixed[:, first : first + self.heads.num_heads * self.heads.value_dim]
+        return values.unflatten(1, (self.heads.num_heads, -1)), self.memories(states)
+
+    def memories(self, states: Tensor) -> Tensor:
+        h = self.heads
+        numbers = states.view(torch.float32)[:, (WIDTH - 1) * self.mixed.shape[1] :]
+        return numbers.view(len(states), h.num_heads, h.key_dim, h.value_dim)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """Return the same in float64; of sequences that are not long enough, what there was."""
+        h, mixed, before = self.heads, self.mixed.double(), self.memories(self.states)
+        left = before.double().clone()
+
+        def rows(first: int, count: int, size: int) -> Tensor:
+            parts = mixed[:, first : first + count * size].unflatten(1, (count, size))
+            return parts.repeat_interleave(h.num_heads // count, dim=1)
+
+        queries, keys = (rows(first, h.num_groups, h.key_dim) for first in (h.first_query, h.first_key))
+        values = rows(h.first_value, h.num_heads, h.value_dim)
+        out = values.clone()
+        times = F.softplus(self.decay.double() + self.dt_bias.double(), threshold=1e9)
+        kept, strengths = (-self.log_decay.double().exp() * times).exp(), self.beta.double().sigmoid()
+        starts = self.batch.cu_seqlens_q.tolist()
+        for seq, (source, target) in enumerate(self.batch.block_tables.tolist()):
+            tokens = range(starts[seq], starts[seq + 1])
+            if len(tokens) < LONG:
+                continue
+            has_past = int(self.batch.context_lens[seq]) > len(tokens)
+            memory = before[source].double() if has_past else torch.zeros_like(left[0])
+            for t in tokens:
+                memory = memory * kept[t, :, None, None]
+                if self.is_delta:
+                    held = (memory * keys[t, :, :, None]).sum(1)
+                    new = (values[t] - held) * strengths[t, :, None]
+                else:
+                    new = values[t] * times[t, :, None]
+                memory = memory + keys[t, :, :, None] * new[:, None]
+                out[t] = (memory * queries[t, :, :, None]).sum(1)
+                if not self.is_delta:
+                    out[t] += self.skip.double()[:, None] * values[t]
+            left[target] = memory
+        return out, left
+
+    def check(self, error: float = 2e-6) -> None:
+        """That results and states are those of float64. error: of a number, as a share of the largest one of its head.
+
+        A head's numbers are sums of as large ones.
+        """
+        for found, expected in zip(self.run(), self.expected(), strict=True):
+            # Blocks that are nobody's may have NaN.
+            assert torch.equal(found.isnan(), expected.isnan())
+            excess = (found - expected).nan_to_num().abs() - error * (1 + expected.nan_to_num().abs().amax(-1, True))
+            assert bool((excess <= 0).all()), f"an error of {excess.max().item()} more than tolerated"
+
+
+def make_prompts(
+    q_lens: Sequence[int],
+    earlier: Sequence[int],
+    *,
+    is_delta: bool,
+    heads: tuple[int, int] = (2, 1),
+    dims: tuple[int, int] = (64, 32),
+    dtype: torch.dtype = torch.bfloat16,
+) -> Prompts:
+    """Random numbers; heads: H and G, dims: DK and DV. Queries and keys have the length 1, or about 1 for Mamba-2."""
+    generator = torch.Generator().manual_seed(sum(q_lens) + is_delta)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    (num_heads, num_groups), (key_dim, value_dim), num_tokens = heads, dims, sum(q_lens)
+    queries, keys = (random(num_tokens, num_groups, key_dim) for _ in range(2))
+    if is_delta:
+        queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
+    else:
+        queries, keys = queries * key_dim**-0.5, keys * key_dim**-0.5
+    values, size = random(num_tokens, num_heads * value_dim), num_groups * key_dim
+    if is_delta:
+        mixed, places = torch.cat((queries.flatten(1), keys.flatten(1), values), dim=1), (0, size, 2 * size)
+    else:
+        mixed = torch.cat((values, keys.flatten(1), queries.flatten(1)), dim=1)
+        places = values.shape[1] + size, values.shape[1], 0
+    states, batch = random_states(
+        generator, q_lens, earlier, (WIDTH - 1) * mixed.shape[1] + num_heads * key_dim * value_dim, in_place=False
+    )
+    # Rows that lie apart, as in a fused product.
+    decay, beta, _ = random(num_tokens, 2 * num_heads + 3).to(dtype).split([num_heads, num_heads, 3], dim=1)
+    vectors = random(num_heads) - 2, random(num_heads), random(num_heads)
+    return Prompts(is_delta, Heads(*heads, *dims, *places), mixed, decay, beta, *vectors, states, batch)
+
+
+BOTH = pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "scan"])
+LENGTHS = [1, 63, 64, 65, 127, 1003] if IS_DEEP else [63, 130]
+
+
+@BOTH
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_prompt(length: int, is_delta: bool) -> None:
+    for earlier in (0, 9):
+        make_prompts([length], [earlier], is_delta=is_delta).check()
+
+
+@BOTH
+def test_a_ragged_batch_with_short_sequences_and_empty_ones(
+    monkeypatch: pytest.MonkeyPatch, is_delta: bool
+) -> None:
+    kind = KINDS[is_delta]
+    for name in ("relates", "advances"):
+        few = {key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in getattr(kind, name).items()}
+        monkeypatch.setitem(KINDS, is_delta, replace(KINDS[is_delta], **{name: few}))
+    q_lens = [1, LONG, 0, LONG - 1, 65, 0, 1, 64]
+    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], is_delta=is_delta, heads=(2, 2)).check()
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", chunk_launches.DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [(128, 64), (64, 96), *([(256, 32), (128, 128)] if IS_DEEP else [])], ids=str)
+def test_dimensions_and_dtypes(dims: tuple[int, int], dtype: torch.dtype, is_delta: bool) -> None:
+    if dims[0] in KINDS[is_delta].key_dims:
+        make_prompts([70], [5], is_delta=is_delta, heads=(3, 1), dims=dims, dtype=dtype).check()
+
+
+@BOTH
+def test_gates_of_all_sizes(is_delta: bool) -> None:
+    """Heads that forget everything at some tokens and nothing at others, that never forget, and that always do."""
+    prompts = make_prompts([130], [7], is_delta=is_delta, heads=(4, 1))
+    decay, log_decay, beta = prompts.decay.clone(), torch.tensor([9.0, -30.0, 6.0, -3.0]), prompts.beta.clone()
+    decay[:, 0] = torch.where(torch.arange(130) % 7 == 3, 200.0, -12.0)
+    decay[:, 2] = 100.0
+    decay[:, 3] = -50.0
+    beta[::3] = 200.0
+    beta[1::3] = -200.0
+    prompts = replace(prompts, decay=decay, beta=beta, log_decay=log_decay, dt_bias=torch.zeros(4))
+    assert not (is_delta and prompts.run()[0].isnan().any())
+    if is_delta:
+        prompts.check()
+        return
+    # A step of 200 is a factor of the value.
+    prompts.check(error=1e-5)
+
+
+def test_keys_that_repeat_and_alternate_give_no_cancellation() -> None:
+    """L is all ones, or alternates: its 32nd power has numbers of 10^18."""
+    prompts = make_prompts([130], [7], is_delta=True, heads=(2, 2))
+    mixed, heads = prompts.mixed.clone(), prompts.heads
+    keys = mixed[:, heads.first_key : heads.first_value].view(130, 2, 64)
+    keys[:] = keys[:1]
+    keys[::2, 1] *= -1
+    prompts = replace(prompts, mixed=mixed, beta=torch.full_like(prompts.beta, 20.0), log_decay=torch.full((2,), -40.0))
+    prompts.check()
+
+
+@BOTH
+def test_a_sequence_has_the_bits_that_it_has_alone(is_delta: bool) -> None:
+    prompts = make_prompts([40, 3, 70], [0, 2, 9], is_delta=is_delta)
+    out, states = prompts.run()
+    tables, lengths, _ = prompts.batch[:3]
+    for seq, rows in ((0, slice(0, 40)), (2, slice(43, 113))):
+        batch = metadata(tables[seq : seq + 1].tolist(), lengths[seq : seq + 1].tolist(), [rows.stop - rows.start])
+        alone = replace(
+            prompts, mixed=prompts.mixed[rows], decay=prompts.decay[rows], beta=prompts.beta[rows], batch=batch
+        )
+        found, left = alone.run()
+        assert torch.equal(found, out[rows])
+        assert torch.equal(left[tables[seq, 1]], states[tables[seq, 1]])
+
+
+def test_which_calls_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, batch = Heads(2, 1, 64, 32, 0, 64, 128), metadata([[0, 1]], [40], [40])
+
+    def least(dtype: torch.dtype = torch.bfloat16, of: Heads = heads, longest: int | None = None) -> int:
+        return delta._CHUNKS.least(dtype, of, batch._replace(max_query_len=longest), 40)
+
+    assert least() == least(torch.float16) == least(longest=LONG) == LONG
+    assert least(torch.float32) == least(longest=LONG - 1) == NEVER
+    assert least(of=heads._replace(key_dim=32)) == least(of=heads._replace(value_dim=16)) == NEVER
+    monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
+    assert least() == NEVER
