@@ -80,7 +80,7 @@ class GatedDeltaNet(StateLayer):
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         """angles: not used; the order of the tokens is in the state."""
-        states, metadata = self.states(batch)
+        states, metadata = self.states(batch, len(hidden_states))
         qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
         mixed = kernels.gated_delta_net(qkv, gate, beta, decay, states, metadata, self.options)
         if self._columns is not None:

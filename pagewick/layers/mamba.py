@@ -87,7 +87,7 @@ class MambaMixer(StateLayer):
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         """angles: not used; the order of the tokens is in the state."""
-        states, metadata = self.states(batch)
+        states, metadata = self.states(batch, len(hidden_states))
         gate, xbc, dt = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
         mixed = kernels.selective_scan(xbc, gate, dt, states, metadata, self.options)
         if self.norm is not None:

@@ -41,6 +41,6 @@ class ShortConvolution(StateLayer):
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         """angles: not used; the order of the tokens is in the state."""
-        states, metadata = self.states(batch)
+        states, metadata = self.states(batch, len(hidden_states))
         mixed = kernels.short_convolution(self.in_proj(hidden_states, batch), states, metadata, self.options)
         return self.out_proj(mixed, batch)  # type: ignore[no-any-return]

@@ -59,11 +59,14 @@ class StateLayer(nn.Module):
         if row_scales is not None:
             target.mul_(row_scales if target.dim() == 1 else row_scales[:, None])
 
-    def states(self, batch: AttentionBatch) -> tuple[Tensor, AttentionMetadata]:
+    def states(self, batch: AttentionBatch, num_tokens: int) -> tuple[Tensor, AttentionMetadata]:
         """Return the blocks of states, and which of them the sequences of a batch read and write."""
         assert self._bound is not None, "bind_cache comes first"
         blocks, group = self._bound
-        return blocks, AttentionMetadata(batch.groups[group].block_tables, batch.context_lens, batch.cu_seqlens_q)
+        # Every sequence has a new token at least, those of padding included.
+        longest = num_tokens - len(batch.context_lens) + 1
+        tables = batch.groups[group].block_tables
+        return blocks, AttentionMetadata(tables, batch.context_lens, batch.cu_seqlens_q, longest)
 
 
 def constant(context: LayerContext, *shape: int) -> nn.Parameter:

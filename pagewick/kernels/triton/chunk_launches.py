@@ -132,7 +132,7 @@ class Chunks:
 def _tile(target: str, dtype: torch.dtype, key_dim: int) -> Tile:
     is_large = key_dim > 128
     if dtype == torch.float16:
-        return Tile(32, 16, 8 if is_large else 4)
+        return Tile(16 if is_large and target == "gfx942" else 32, 16, 8 if is_large else 4)
     if target == "sm_90":
         return Tile(64, _COLUMNS, 8 if is_large else 4)
     return Tile(32 if is_large else 64, _COLUMNS, 4 if target == "gfx942" else 8)
@@ -172,7 +172,7 @@ def _relate(target: str, dtype: torch.dtype, key_dim: int, is_delta: bool) -> Va
         constexprs={
             **_constants(target, dtype, key_dim), **absent, "PIECE": min(key_dim, _PIECE), "TRIANGLE": _TRIANGLE
         },
-        num_warps=8,
+        num_warps=4 if target == "gfx942" else 8,
         uses_tensor_cores=True,
         in_sample=is_delta and (target, dtype, key_dim) == _SAMPLE,
         targets=(target,),

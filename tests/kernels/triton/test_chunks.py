@@ -1,11 +1,12 @@
 """Chunks of tokens against a recurrence in float64, token by token.
 
-The kernels get what the convolution would leave for them. Interpreted, they multiply in float32 for all dtypes.
+The kernels get what the convolution would leave for them. Interpreted, they multiply in float32 for all dtypes; in the
+emulator, in those of tensor cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -28,8 +29,8 @@ pytestmark = [
 ]
 KINDS = {True: delta._CHUNKS, False: scan._CHUNKS}
 WIDTH = 2
-# Of operands, half a unit in the last place of 1: tf32 is cut off. The interpreter multiplies in float32.
-OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10}
+# Roundings of operands: half a unit in the last place of 1, and a whole one of tf32, which is cut off.
+OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10} if IS_EMULATED else dict.fromkeys(chunk_launches.DTYPES, 0.0)
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ class Prompts:
         return out, left
 
     def check(self, error: float = 2e-6) -> None:
-        """That results and states are those of float64. error: of a number, as a share of the largest one of its head.
+        """That results and states are those of float64. error: of a sum in float32, as a share of the largest numbers.
 
-        A head's numbers are sums of as large ones.
+        A head's numbers are sums of as large ones, which two rounded operands make.
         """
+        error += 2 * OPERANDS[self.decay.dtype]
         for found, expected in zip(self.run(), self.expected(), strict=True):
             # Blocks that are nobody's may have NaN.
             assert torch.equal(found.isnan(), expected.isnan())
@@ -151,40 +153,39 @@ def make_prompts(
 
 
 BOTH = pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "scan"])
-LENGTHS = [1, 63, 64, 65, 127, 1003] if IS_DEEP else [63, 130]
+LENGTHS = [32, 63, 64, 65, 127, 128, 1003] if IS_DEEP else [130]
 
 
 @BOTH
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_prompt(length: int, is_delta: bool) -> None:
-    for earlier in (0, 9):
-        make_prompts([length], [earlier], is_delta=is_delta).check()
+    make_prompts([length], [9], is_delta=is_delta).check()
 
 
 @BOTH
-def test_a_ragged_batch_with_short_sequences_and_empty_ones(
-    monkeypatch: pytest.MonkeyPatch, is_delta: bool
-) -> None:
+def test_a_ragged_batch_with_short_sequences_and_empty_ones(monkeypatch: pytest.MonkeyPatch, is_delta: bool) -> None:
     kind = KINDS[is_delta]
     for name in ("relates", "advances"):
-        few = {key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in getattr(kind, name).items()}
+        few = {
+            key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in getattr(kind, name).items()
+        }
         monkeypatch.setitem(KINDS, is_delta, replace(KINDS[is_delta], **{name: few}))
     q_lens = [1, LONG, 0, LONG - 1, 65, 0, 1, 64]
-    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], is_delta=is_delta, heads=(2, 2)).check()
+    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], is_delta=is_delta, heads=(1, 1)).check()
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", chunk_launches.DTYPES, ids=str)
-@pytest.mark.parametrize("dims", [(128, 64), (64, 96), *([(256, 32), (128, 128)] if IS_DEEP else [])], ids=str)
+@pytest.mark.parametrize("dtype", chunk_launches.DTYPES if IS_DEEP else [torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(128, 64), *([(64, 96), (256, 32)] if IS_DEEP else [])], ids=str)
 def test_dimensions_and_dtypes(dims: tuple[int, int], dtype: torch.dtype, is_delta: bool) -> None:
     if dims[0] in KINDS[is_delta].key_dims:
-        make_prompts([70], [5], is_delta=is_delta, heads=(3, 1), dims=dims, dtype=dtype).check()
+        make_prompts([70], [5], is_delta=is_delta, heads=(3 if IS_DEEP else 1, 1), dims=dims, dtype=dtype).check()
 
 
 @BOTH
 def test_gates_of_all_sizes(is_delta: bool) -> None:
     """Heads that forget everything at some tokens and nothing at others, that never forget, and that always do."""
-    prompts = make_prompts([130], [7], is_delta=is_delta, heads=(4, 1))
+    prompts = make_prompts([130], [0], is_delta=is_delta, heads=(4, 1))
     decay, log_decay, beta = prompts.decay.clone(), torch.tensor([9.0, -30.0, 6.0, -3.0]), prompts.beta.clone()
     decay[:, 0] = torch.where(torch.arange(130) % 7 == 3, 200.0, -12.0)
     decay[:, 2] = 100.0
@@ -192,19 +193,14 @@ def test_gates_of_all_sizes(is_delta: bool) -> None:
     beta[::3] = 200.0
     beta[1::3] = -200.0
     prompts = replace(prompts, decay=decay, beta=beta, log_decay=log_decay, dt_bias=torch.zeros(4))
-    assert not (is_delta and prompts.run()[0].isnan().any())
-    if is_delta:
-        prompts.check()
-        return
-    # A step of 200 is a factor of the value.
-    prompts.check(error=1e-5)
+    prompts.check()
 
 
 def test_keys_that_repeat_and_alternate_give_no_cancellation() -> None:
     """L is all ones, or alternates: its 32nd power has numbers of 10^18."""
-    prompts = make_prompts([130], [7], is_delta=True, heads=(2, 2))
+    prompts = make_prompts([64], [7], is_delta=True, heads=(2, 2))
     mixed, heads = prompts.mixed.clone(), prompts.heads
-    keys = mixed[:, heads.first_key : heads.first_value].view(130, 2, 64)
+    keys = mixed[:, heads.first_key : heads.first_value].view(64, 2, 64)
     keys[:] = keys[:1]
     keys[::2, 1] *= -1
     prompts = replace(prompts, mixed=mixed, beta=torch.full_like(prompts.beta, 20.0), log_decay=torch.full((2,), -40.0))

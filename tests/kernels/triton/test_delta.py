@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagewick.kernels import reference
+from pagewick.kernels import batch_invariance, reference
 from tests.kernels.delta import make_delta
 from tests.kernels.states import (
     ROUNDING,
@@ -19,6 +19,7 @@ from tests.kernels.states import (
 from tests.kernels.triton.harness import IS_DEEP
 
 from pagewick.kernels.triton import delta as kernels  # isort: skip  (the harness skips this module without Triton)
+from pagewick.kernels.triton.chunk_launches import LONG  # isort: skip
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -40,6 +41,18 @@ def test_a_ragged_batch(dtype: torch.dtype) -> None:
 def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, int], width: int) -> None:
     delta = make_delta([1, 3], [3, 0], heads=heads, dims=dims, width=width)
     assert_is_expected(delta.run(kernels.gated_delta_net), delta)
+
+
+def test_prompts_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside sequences that are not; test_chunks.py has the details."""
+    delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), dims=(64, 32), width=2, dtype=torch.float16)
+    found = delta.run(kernels.gated_delta_net)
+    assert_is_expected(found, delta)
+    monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
+    one_by_one = delta.run(kernels.gated_delta_net)
+    assert_is_expected(one_by_one, delta)
+    is_same = (found[1] == one_by_one[1]).all(1)[delta.batch.block_tables[:, 1]]
+    assert is_same.tolist() == [True, False, True]
 
 
 def test_a_sequence_has_the_same_bits_alone_and_in_chunks() -> None:

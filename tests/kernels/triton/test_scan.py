@@ -21,6 +21,7 @@ from tests.kernels.triton.harness import IS_DEEP
 
 from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton import short_convolution as short  # isort: skip
+from pagewick.kernels.triton.chunk_launches import LONG  # isort: skip
 
 DIMS = (32, 16)
 MODULES = {"selective_scan": kernels, "short_convolution": short}
@@ -63,6 +64,12 @@ def test_a_ragged_batch_of_short_convolutions(dtype: torch.dtype) -> None:
 )
 def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, int], width: int) -> None:
     scan = make_scan([1, 3], [3, 0], heads=heads, dims=dims, width=width, num_norm_groups=1)
+    assert_is_expected(scan.run(kernels.selective_scan), scan)
+
+
+def test_prompts_are_taken_in_chunks() -> None:
+    """Beside sequences that are not; test_chunks.py has the details."""
+    scan = make_scan([2, LONG, 1], [7, 9, 0], heads=(2, 1), dims=(32, 64), width=2, dtype=torch.float16)
     assert_is_expected(scan.run(kernels.selective_scan), scan)
 
 
