@@ -8,7 +8,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     widest layer     T * w * e, the largest w of
                        attention                 (2 query heads + 2 KV heads) * head_dim / R
                        latent attention          query heads * 2 latents / R
-                       gated delta rule          (3 channels + 2 value heads * value_dim) / R
+                       gated delta rule          (3 channels + 2 value heads * value_dim + 4 key heads * key_dim
+                                                 + 256 value heads) / R, on a CPU a little less; Mamba-2 alike
                        MLP                       3 I / R
                        experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
                                                  latents of size L (A + 2) * L in place of A * H

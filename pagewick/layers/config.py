@@ -14,6 +14,9 @@ TILED: Final = "layers of linear attention: the file has their heads in llama.cp
 CLIP_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 """The tensors of a checkpoint that limit the inputs and outputs of a product (layers.clipped)."""
 
+# Numbers that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py): 64, or twice as many if
+# chunks are half empty. Copies of queries and keys are in float32 where a model is in float16, and count twice.
+_CHUNK_NUMBERS: Final = 128
 # Products on a GPU need inner sizes that are multiples of this number.
 _RANK_STEP: Final = 16
 
@@ -133,8 +136,12 @@ class DeltaConfig:
 
     @property
     def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice."""
-        return 3 * self.num_channels + 2 * self.num_value_heads * self.value_dim
+        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
+
+        On a GPU, queries and keys of prompts are copied, and each value head has two matrices for a chunk.
+        """
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        return 3 * self.num_channels + 2 * values + 4 * keys + 2 * _CHUNK_NUMBERS * self.num_value_heads
 
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""
@@ -176,8 +183,12 @@ class MambaConfig:
 
     @property
     def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice."""
-        return 3 * self.num_channels + 2 * self.num_values + self.num_heads
+        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
+
+        On a GPU, queries and keys of prompts are copied, and each head has a matrix for a chunk.
+        """
+        keys = self.num_groups * self.state_dim
+        return 3 * self.num_channels + 2 * self.num_values + 4 * keys + (1 + _CHUNK_NUMBERS) * self.num_heads
 
     def groups_of(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Return the range of the groups that a rank's heads use. Ranks may share a model's only group."""

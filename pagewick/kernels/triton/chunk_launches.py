@@ -38,11 +38,11 @@ _SAMPLE: Final = ("sm_90", torch.bfloat16, 128)
 
 
 class Tile(NamedTuple):
-    """tokens: C. columns: of a state in a program. Warps of both kernels. Chosen so that registers and shared memory
-    suffice; no GPU was there to measure.
+    """tokens: C. columns: of a state in a program of advance_chunks, which has num_warps.
 
-    bfloat16 is multiplied as it is. Numbers of a state in float16 may be too large for it, so that it is multiplied in
-    tf32, which has its digits and float32's range (AMD: in float32).
+    Chosen so that registers and shared memory suffice; no GPU was there to measure. bfloat16 is multiplied as it is.
+    Numbers of a state may be too large for float16, so that it is multiplied in tf32, which has as many digits and
+    float32's range (AMD: in float32).
     """
 
     tokens: int
@@ -103,8 +103,7 @@ class Chunks:
         """
         key = target_of(mixed.device), gates["decay_ptr"].dtype, heads.key_dim
         tile, num_seqs = _tile(*key), len(places["lengths_ptr"])
-        # A sequence's last chunk may have a single token, and only sequences with LONG tokens have chunks.
-        num_slots = len(mixed) // tile.tokens + min(num_seqs, len(mixed) // LONG)
+        num_slots = _most_chunks(len(mixed), num_seqs, tile.tokens)
         operand = torch.float32 if _operand(key[1]) == tl.float32 else torch.bfloat16
 
         def scratch(*shape: int, dtype: torch.dtype = operand) -> Tensor:
@@ -127,6 +126,13 @@ class Chunks:
             first_value=heads.first_value, **({} if skip is None else {"skip_ptr": skip}), **shared, **related,
             **places,
         )  # fmt: skip
+
+
+def _most_chunks(num_tokens: int, num_seqs: int, size: int) -> int:
+    """Return the most chunks of `size` tokens that sequences with at least LONG tokens each can have together."""
+    # One more chunk for a rest of tokens in each sequence; and never more than one for half as many tokens.
+    num_long = min(num_seqs, num_tokens // LONG)
+    return min(num_tokens // size + num_long, num_tokens // min(size // 2, LONG))
 
 
 def _tile(target: str, dtype: torch.dtype, key_dim: int) -> Tile:

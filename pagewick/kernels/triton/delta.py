@@ -176,12 +176,20 @@ VARIANTS = (
 )  # fmt: skip
 
 # Qwen3-Next: 16 key heads and 32 value heads of 128. States are read and written once for each sequence; its channels
-# are read in bfloat16, written and read in float32.
-WORKLOADS = tuple(
-    Workload("gated_delta_net", f"{seqs} x {tokens} tokens, 16 and 32 heads of 128, bf16",
-             seqs * (2 * 32 * 128 * 128 * 4 + tokens * (8192 * (2 + 3 * 4) + 4096 * (2 + 2 + 4))),
-             seqs * tokens * 32 * 128 * 128 * 7, on_tensor_cores=False)
-    for seqs, tokens in ((1, 1), (64, 1), (1, 2048))
+# are read in bfloat16, written and read in float32, and so are the numbers that queries read. In chunks of 64, queries
+# and keys are copied in bfloat16, and two matrices of each value head are written and read. A chunk of a head has three
+# products of 64 x 128 x 128, four of 64 x 64 x 128 and four of 64 x 64 x 64.
+WORKLOADS = (
+    *(
+        Workload("gated_delta_net", f"{seqs} x 1 tokens, 16 and 32 heads of 128, bf16",
+                 seqs * (2 * 32 * 128 * 128 * 4 + 8192 * (2 + 3 * 4) + 4096 * (2 + 2 + 4)),
+                 seqs * 32 * 128 * 128 * 7, on_tensor_cores=False)
+        for seqs in (1, 64)
+    ),
+    Workload("gated_delta_net", "1 x 2048 tokens, 16 and 32 heads of 128, bf16",
+             2 * 32 * 128 * 128 * 4
+             + 2048 * (4096 * (2 + 4 + 4 + 2 + 2) + 4096 * (2 + 4 * 4 + 2 + 2) + 2 * 32 * 64 * (2 + 2)),
+             2048 // 64 * 32 * 2 * (3 * 64 * 128 * 128 + 4 * 64 * 64 * 128 + 4 * 64 * 64 * 64)),
 )  # fmt: skip
 
 

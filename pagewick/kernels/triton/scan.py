@@ -24,7 +24,7 @@ from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.states import load_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
-from pagewick.kernels.triton.windows import convolved, silu, softplus
+from pagewick.kernels.triton.windows import convolved_block, silu, softplus
 
 # The sizes of keys that variants serve.
 STATE_DIMS = (16, 32, 64, 128, 256)
@@ -49,14 +49,11 @@ def convolve_channels(
     width, row_stride, block_floats, table_stride, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Convolve channels program_id(1) for token program_id(0), and apply the SiLU. mixed: [T, C] float32."""
-    token, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    columns, size = tl.arange(0, BLOCK), num_channels - begin
-    total = convolved(
-        rows_ptr, weight_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, token, begin, columns, size, num_seqs,
-        num_channels, width, row_stride, block_floats, table_stride, False, BLOCK_B,
+    token, channels, inside, total = convolved_block(
+        rows_ptr, weight_ptr, bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_channels, width,
+        row_stride, block_floats, table_stride, False, BLOCK, BLOCK_B,
     )  # fmt: skip
-    x = silu(total + tl.load(bias_ptr + begin + columns, mask=columns < size, other=0.0))
-    tl.store(mixed_ptr + token * num_channels + begin + columns, x, mask=columns < size)
+    tl.store(mixed_ptr + token * num_channels + channels, silu(total), mask=inside)
 
 
 @triton.jit(do_not_specialize=["dt_scale", "least"])
@@ -199,12 +196,16 @@ VARIANTS = (
 
 # Granite 4.0-H: 48 heads of 64, keys of 128, and Nemotron 3 Nano: 64 heads of 64, keys of 128 in 8 groups. States are
 # read and written once for each sequence; channels are read in bfloat16, written and read in float32, and so are the
-# numbers that queries read.
+# numbers that queries read. In chunks of 64, queries and keys are copied in bfloat16, and a matrix of each head is
+# written and read; a chunk of a head has three products of 64 x 128 x 64 and two of 64 x 64 and 128 or 64.
 WORKLOADS = tuple(
     Workload("selective_scan", f"{seqs} x {tokens} tokens, {heads} heads of 64, {groups} x 128 keys, bf16",
              seqs * (2 * heads * 64 * 128 * 4
-                     + tokens * ((64 * heads + 256 * groups) * (2 + 4 + 4) + 64 * heads * (4 + 4 + 2 + 2))),
-             seqs * tokens * heads * 64 * 128 * 5, on_tensor_cores=False)
+                     + tokens * ((64 * heads + 256 * groups) * (2 + 4 + 4) + 64 * heads * (4 + 4 + 2 + 2)))
+             + (tokens > 1) * seqs * tokens * (256 * groups * (2 + 2) + heads * 64 * (2 + 2)),
+             seqs * heads * (64 * 128 * 5 if tokens == 1 else
+                             tokens // 64 * 2 * (2 * 64 * 128 * 64 + 64 * 64 * 128 + 64 * 64 * 64)),
+             on_tensor_cores=tokens > 1)
     for heads, groups in ((48, 1), (64, 8))
     for seqs, tokens in ((1, 1), (64, 1), (1, 2048))
 )  # fmt: skip

@@ -20,7 +20,7 @@ from pagewick.kernels.options import AttentionMetadata, ConvolutionOptions
 from pagewick.kernels.triton import windows
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
-from pagewick.kernels.triton.windows import convolved
+from pagewick.kernels.triton.windows import convolved_block
 
 # D is a multiple of this.
 MULTIPLE = 16
@@ -34,18 +34,12 @@ def convolve_products(
     width, row_stride, block_floats, table_stride, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Compute channels program_id(1) of the result for token program_id(0). rows: [T, 3 * D]; out: [T, D]."""
-    token, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    columns, size = tl.arange(0, BLOCK), num_channels - begin
-    total = convolved(
-        rows_ptr, weight_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, token, begin, columns, size, num_seqs,
-        num_channels, width, row_stride, block_floats, table_stride, True, BLOCK_B,
+    token, channels, inside, total = convolved_block(
+        rows_ptr, weight_ptr, bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_channels, width,
+        row_stride, block_floats, table_stride, True, BLOCK, BLOCK_B,
     )  # fmt: skip
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + begin + columns, mask=columns < size, other=0.0)
-    gates_ptr = rows_ptr + token * row_stride + num_channels + begin
-    gate = tl.load(gates_ptr + columns, mask=columns < size, other=0.0).to(tl.float32)
-    result = (gate * total).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + token * num_channels + begin + columns, result, mask=columns < size)
+    gate = tl.load(rows_ptr + token * row_stride + num_channels + channels, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * num_channels + channels, (gate * total).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _convolution(dtype: torch.dtype, has_bias: bool) -> Variant:

@@ -87,6 +87,27 @@ def convolved(
 
 
 @triton.jit
+def convolved_block(
+    rows_ptr, weight_ptr, bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_seqs, num_channels, width,
+    row_stride, block_floats, table_stride, IS_PRODUCT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """Return token program_id(0), BLOCK channels by program_id(1), which of them exist, and their convolution.
+
+    bias: [C], or None.
+    """
+    token, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    columns, size = tl.arange(0, BLOCK), num_channels - begin
+    total = convolved(
+        rows_ptr, weight_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, token, begin, columns, size, num_seqs,
+        num_channels, width, row_stride, block_floats, table_stride, IS_PRODUCT, BLOCK_B,
+    )  # fmt: skip
+    channels, inside = begin + columns, columns < size
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + channels, mask=inside, other=0.0)
+    return token, channels, inside, total
+
+
+@triton.jit
 def keep_inputs(
     rows_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_channels, width, row_stride, block_floats,
     table_stride, IS_PRODUCT: tl.constexpr, BLOCK: tl.constexpr,
