@@ -1,8 +1,9 @@
 """The gated delta rule: a convolution, the states of all value heads, and the gated norm of what queries read.
 
 Definition: gated_delta_net of reference_delta.py. The state of a head is divided by columns among programs, each of
-which takes its part through all new tokens of a sequence, in registers. So the bits of a token depend on its own
-sequence alone, however a prompt is cut into chunks. The convolution and its inputs are in windows.py.
+which takes its part through all new tokens of a sequence, in registers, so that the bits of a token depend on its own
+sequence alone. Long runs of tokens go in chunks (chunks.py), and their bits depend on where a chunk begins as well. The
+convolution and its inputs are in windows.py.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.

@@ -1,8 +1,9 @@
 """The middle of a Mamba-2 layer: a convolution, the states of all heads, and the gated norm of what queries read.
 
 Definition: selective_scan of reference_scan.py. The state of a head is divided by columns among programs, each of which
-takes its part through all new tokens of a sequence, in registers. So the bits of a token depend on its own sequence
-alone, however a prompt is cut into chunks. The convolution and its inputs are in windows.py.
+takes its part through all new tokens of a sequence, in registers, so that the bits of a token depend on its own
+sequence alone. Long runs of tokens go in chunks (chunks.py), and their bits depend on where a chunk begins as well. The
+convolution and its inputs are in windows.py.
 
 Dimensions: T tokens, B sequences, H heads of P numbers, G groups of heads that share keys and queries of N numbers, K
 inputs of the convolution for each of its C channels.
