@@ -155,7 +155,7 @@ def _constants(target: str, dtype: torch.dtype, key_dim: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pointers(dtype: torch.dtype, is_delta: bool) -> tuple[dict[str, str], dict[str, None]]:
+def _pointers(dtype: torch.dtype, is_delta: bool) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the types of what relate_tokens leaves for advance_chunks, and what it does not leave."""
     operand = f"*{'fp32' if _operand(dtype) == tl.float32 else 'bf16'}"
     names = ("rows_ptr", "pairs_ptr", *(("inverse_ptr",) if is_delta else ()))

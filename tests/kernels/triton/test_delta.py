@@ -48,7 +48,7 @@ def test_prompts_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), dims=(64, 32), width=2, dtype=torch.float16)
     found = delta.run(kernels.gated_delta_net)
     # Products of tensor cores have tf32's digits.
-    assert_is_expected(found, delta, error=2**-6 if IS_EMULATED else 0.0)
+    assert_is_expected(found, delta, error=2**-7 if IS_EMULATED else 0.0)
     monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
     one_by_one = delta.run(kernels.gated_delta_net)
     assert_is_expected(one_by_one, delta)
