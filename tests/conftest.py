@@ -56,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: rank_of(item.nodeid))
 
 
+def pytest_collection_finish() -> None:
+    """Let the loggers of libraries hand their records on to the root logger.
+
+    pytest adds its handlers to every logger that does not, six times per test; torch has more than fifty of them.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
 @pytest.fixture(scope="session")
 def demo_model_dir() -> Path:
     """The directory of the built-in model."""
@@ -72,7 +82,9 @@ def loggers_as_before() -> Iterator[None]:
     yield
     for logger, handlers, level, propagate in before:
         logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
+        # This empties the caches of all loggers.
+        if logger.level != level:
+            logger.setLevel(level)
 
 
 @pytest.fixture
