@@ -1,8 +1,8 @@
 """The order in which `pytest -n` gives tests to its worker processes, and which tests stay together.
 
 A unit of tests runs in one worker, one test after another, so that its fixtures are built once. A unit is a file, with
-three exceptions: folders that share a server or a browser, files whose costly fixture has parameters, and files of long
-tests without a costly fixture.
+three exceptions: folders that share a server, a browser or syntax trees, files whose costly fixture has parameters, and
+files of long tests without a costly fixture.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# The tests of such a folder share a fixture of scope "package", and are one unit.
-FOLDERS = ("tests/conformance/", "tests/page/", "tests/torture/")
+# The tests of such a folder share a fixture of scope "package" or what is cached, and are one unit.
+FOLDERS = ("tests/architecture/", "tests/conformance/", "tests/page/", "tests/torture/")
 # Each parameter of such a file's module fixture is a unit.
 FILES_BY_PARAMETER = ("tests/models/test_against_transformers.py",)
 # Each test of such a file is a unit.

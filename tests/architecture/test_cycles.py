@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import graphlib
 
-from tests.architecture.source import PACKAGE, tree_of
+from tests.architecture.source import PACKAGE, nodes_of, tree_of
 
 
 def imports_of(tree: ast.AST, modules: frozenset[str]) -> set[str]:
     """Return those of `modules` that a syntax tree imports, anywhere in it."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

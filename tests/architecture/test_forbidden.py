@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PRODUCT, name_of, tree_of
+from tests.architecture.source import PRODUCT, faults_by_file, nodes_of, tree_of
 
 # multiprocessing pickles what it passes, and forks unless told otherwise; child processes are started by subprocess.
 MODULES = frozenset(
@@ -56,7 +55,7 @@ NAMES = frozenset(
 
 def found_in(tree: ast.AST) -> list[str]:
     """Return everything in a syntax tree that is forbidden, with its line."""
-    return [f"line {getattr(node, 'lineno', '?')}: {what}" for node in ast.walk(tree) for what in _forbidden(node)]
+    return [f"line {getattr(node, 'lineno', '?')}: {what}" for node in nodes_of(tree) for what in _forbidden(node)]
 
 
 def _forbidden(node: ast.AST) -> list[str]:
@@ -79,14 +78,13 @@ def _forbidden(node: ast.AST) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_nothing_forbidden_is_used(path: Path) -> None:
-    assert found_in(tree_of(path)) == []
+def test_nothing_forbidden_is_used() -> None:
+    assert faults_by_file(PRODUCT, lambda path: found_in(tree_of(path))) == {}
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_no_module_collects_odds_and_ends(path: Path) -> None:
-    assert not {"utils", "util", "helpers", "misc", "common"} & set(path.with_suffix("").parts)
+def test_no_module_collects_odds_and_ends() -> None:
+    names = {"utils", "util", "helpers", "misc", "common"}
+    assert faults_by_file(PRODUCT, lambda path: names & set(path.with_suffix("").parts)) == {}
 
 
 @pytest.mark.parametrize(

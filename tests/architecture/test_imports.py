@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, TRAINING, name_of, tree_of
+from tests.architecture.source import PACKAGE, ROOT, TRAINING, faults_by_file, nodes_of, tree_of
 
 BASE_MODULES = frozenset({
     "config", "sampling_params", "outputs", "errors", "control_groups", "devices", "log", "expert_routing",
@@ -33,7 +33,7 @@ def read_table(document: str) -> dict[str, frozenset[str]]:
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """(module, line) of every import of Pagewick's own, inside functions too, without the leading "pagewick."."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -66,27 +66,31 @@ def package_of(path: Path) -> str:
 TABLE = read_table((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_only_what_the_table_allows(path: Path) -> None:
-    assert forbidden_imports(package_of(path), tree_of(path), TABLE) == []
+def test_a_module_imports_only_what_the_table_allows() -> None:
+    assert faults_by_file(MODULES, lambda path: forbidden_imports(package_of(path), tree_of(path), TABLE)) == {}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=name_of)
-def test_the_package_imports_nothing_that_the_wheel_lacks(path: Path) -> None:
+def packages_outside_the_wheel(path: Path) -> set[str]:
+    """Return the packages of this repository that a file imports and the wheel does not contain."""
     modules = {
         name.partition(".")[0]
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
     }
-    assert not modules & {"benchmarks", "tests", "training"}
+    return modules & {"benchmarks", "tests", "training"}
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=name_of)
-def test_training_uses_nothing_of_the_package_but_what_it_knows_and_the_place_of_the_model(path: Path) -> None:
+def test_the_package_imports_nothing_that_the_wheel_lacks() -> None:
+    assert faults_by_file(PACKAGE.rglob("*.py"), packages_outside_the_wheel) == {}
+
+
+def test_training_uses_nothing_of_the_package_but_what_it_knows_and_the_place_of_the_model() -> None:
     """training/known.py reads the values of facts from the package; a training needs nothing else of it."""
-    if path.name != "known.py":
-        assert {module for module, _ in imported_modules(tree_of(path))} <= {"demo.MODEL_DIR"}
+    others = [path for path in TRAINING if path.name != "known.py"]
+    allowed = {"demo.MODEL_DIR"}
+    found = faults_by_file(others, lambda path: {module for module, _ in imported_modules(tree_of(path))} - allowed)
+    assert found == {}
 
 
 def test_the_table_names_what_there_is() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, name_of
+from tests.architecture.source import PACKAGE, ROOT, faults_by_file
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
@@ -43,9 +42,8 @@ def faults_of(text: str) -> list[str]:
 
 def faults_of_python(source: str) -> list[str]:
     """Return what must go from a module's docstrings, comments, messages and names, with its line."""
-    tree = ast.parse(source)
     found = [(line, fault) for line, text in comments_of(source) for fault in faults_of(text)]
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found += [(node.lineno, f"the name {name}")] if NAMES.search(name) else []
@@ -62,9 +60,10 @@ def comments_of(source: str) -> Iterator[tuple[int, str]]:
     """Yields each comment with its first line; comments in adjacent lines are one."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     lines = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    starts = [line for line in lines if line - 1 not in lines]
-    for start, following in pairwise([*starts, len(source)]):
-        yield start, " ".join(text for line, text in lines.items() if start <= line < following)
+    for start in lines:
+        if start - 1 not in lines:
+            adjacent = itertools.takewhile(lines.__contains__, itertools.count(start))
+            yield start, " ".join(lines[line] for line in adjacent)
 
 
 def faults_of_markdown(text: str) -> list[str]:
@@ -78,14 +77,12 @@ def faults_of_markdown(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_speak_plainly(path: Path) -> None:
-    assert faults_of_python(path.read_text(encoding="utf-8")) == []
+def test_modules_speak_plainly() -> None:
+    assert faults_by_file(MODULES, lambda path: faults_of_python(path.read_text(encoding="utf-8"))) == {}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_documents_speak_plainly(path: Path) -> None:
-    assert faults_of_markdown(path.read_text(encoding="utf-8")) == []
+def test_documents_speak_plainly() -> None:
+    assert faults_by_file(DOCUMENTS, lambda path: faults_of_markdown(path.read_text(encoding="utf-8"))) == {}
 
 
 @pytest.mark.parametrize(
