@@ -41,7 +41,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test development lint types docs structs vendor bench clients wheel wheel-check clean
+.PHONY: help install serve chat complete test development tools lint types docs structs vendor bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -61,6 +61,8 @@ test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER) $(AARCH64)  ## Install what the tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
 
 development: $(DEVELOPMENT)  ## Create .venv with everything that the tests need but the browser; --jobs=2 is faster.
+
+tools: $(BROWSER) $(AARCH64)  ## Install what the tests need that is no Python package, with apt-get and npm.
 
 lint: $(DEVELOPMENT)  ## Check style and format.
 	$(BIN)/ruff check .
@@ -126,10 +128,11 @@ $(SITE): constraints.txt | $(BIN)/python
 	@$(PIP) mkdocs-material
 	@touch $@
 
-$(BROWSER): tests/page/install-browser tests/page/package-lock.json | $(DEVELOPMENT)
+$(BROWSER): tests/page/install-browser tests/page/package-lock.json | $(BIN)/python
 	@tests/page/install-browser $(VENV) $@
 
-$(AARCH64): tests/kernels/native/install-aarch64 | $(DEVELOPMENT)
+# After the browser: apt-get refuses to run twice at a time.
+$(AARCH64): tests/kernels/native/install-aarch64 | $(BROWSER)
 	@tests/kernels/native/install-aarch64 $@
 
 # Before the package: its own build then finds the library done.
