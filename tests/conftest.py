@@ -27,6 +27,7 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("PAGEWICK_EMULATE_PTX") e
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401
 from tests.distribution import LongestUnitsFirst, rank_of
+from tests.rewriting import rewrite_share
 
 # The same examples every time, and no failure because a machine is busy. --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,6 +49,13 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnitsFirst:
     return LongestUnitsFirst(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        number = int(worker["workerid"].removeprefix("gw"))
+        rewrite_share(session.config, session.config.rootpath / "tests", number, worker["workercount"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

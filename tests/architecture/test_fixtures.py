@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import FunctionType
 
 import pytest
 import torch
+from _pytest.assertion import rewrite
 from torch.utils import _device
 
 from tests import distribution
 from tests.architecture.source import ROOT
 from tests.conftest import MAX_POISONED_BYTES, poison_allocations, poisoned
 from tests.distribution import rank_of, unit_of
+from tests.rewriting import rewrite_share
 
 
 def call(allocate, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -77,3 +80,20 @@ def test_the_slowest_units_exist_and_come_first() -> None:
         assert not name or f"def {name}(" in Path(ROOT / path).read_text(encoding="utf-8"), name
     assert rank_of(f"{distribution.SLOWEST[0]}[x]") == 0
     assert rank_of("tests/test_log.py::test_it") == len(distribution.SLOWEST)
+
+
+def test_each_worker_rewrites_its_share(
+    pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for name, text in (("test_a", "assert x"), ("test_b", "assert ("), ("test_c", "x = 1"), ("other", "assert y")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+
+    def rewritten() -> list[str]:
+        kept = {path: rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}" for path in tmp_path.glob("*.py")}
+        return sorted(path.stem for path in kept if rewrite._read_pyc(path, kept[path]) is not None)
+
+    rewrite_share(pytestconfig, tmp_path, worker=1, num_workers=2)
+    assert rewritten() == []
+    rewrite_share(pytestconfig, tmp_path, worker=0, num_workers=2)
+    assert rewritten() == ["test_a", "test_c"]
