@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import sys
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from torch.utils import _device
 from tests import distribution
 from tests.architecture.source import ROOT
 from tests.conftest import MAX_POISONED_BYTES, poison_allocations, poisoned
-from tests.distribution import rank_of, unit_of
+from tests.distribution import LongestUnitsFirst, rank_of, unit_of
 from tests.rewriting import rewrite_share
 
 
@@ -80,6 +83,50 @@ def test_the_slowest_units_exist_and_come_first() -> None:
         assert not name or f"def {name}(" in Path(ROOT / path).read_text(encoding="utf-8"), name
     assert rank_of(f"{distribution.SLOWEST[0]}[x]") == 0
     assert rank_of("tests/test_log.py::test_it") == len(distribution.SLOWEST)
+
+
+class Worker:
+    """Takes tests as a worker of xdist does."""
+
+    shutting_down = False
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.waiting: list[int] = []
+
+    def send_runtest_some(self, places: list[int]) -> None:
+        self.waiting += places
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_each_test_runs_once_and_a_unit_in_one_worker(pytestconfig: pytest.Config) -> None:
+    sizes = {"a": 5, "b": 1, "c": 3, "d": 7}
+    units = [[f"tests/test_{name}.py::test[{number}]" for number in range(size)] for name, size in sizes.items()]
+    node_ids = [node_id for unit in units for node_id in unit]
+    config = copy.copy(pytestconfig)
+    config.option = argparse.Namespace(**{**vars(config.option), "tx": ["2*popen"], "maxschedchunk": None})
+    scheduler = LongestUnitsFirst(config, None)
+    workers: Any = [Worker("gw0"), Worker("gw1")]
+    for worker in workers:
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, node_ids)
+    scheduler.schedule()
+    ran: dict[Worker, list[str]] = {worker: [] for worker in workers}
+    while not scheduler.tests_finished or any(worker.waiting for worker in workers):
+        for worker in workers:
+            if worker.waiting:
+                place = worker.waiting.pop(0)
+                ran[worker].append(node_ids[place])
+                scheduler.mark_test_complete(worker, place)
+    first, second = ran.values()
+    assert sorted(first + second) == node_ids
+    for unit in units:
+        where = first if unit[0] in first else second
+        start = where.index(unit[0])
+        assert where[start : start + len(unit)] == unit
+    assert not scheduler.has_pending and all(worker.shutting_down for worker in workers)
 
 
 def test_each_worker_rewrites_its_share(
