@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401
 from tests.distribution import LongestUnitsFirst, rank_of
 from tests.rewriting import rewrite_share
+
+# Every client of httpx and of openai reads the certificates of the system, which takes 30 ms. Tests make thousands, and
+# none of them connects to an https address.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # The same examples every time, and no failure because a machine is busy. --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
