@@ -112,6 +112,7 @@ class HeadNorm:
 
     weight, bias: [D], or [heads, D] where each head has its own. normed is the head divided by its root mean square, as
     in Qwen 3, or, for is_layer_norm, brought to mean 0 and variance 1, as in Phi and StableLM. offset: 1 in Gemma.
+    is_after_rotation: queries and keys are rotated first, as in Hunyuan.
     """
 
     weight: Tensor
@@ -119,10 +120,13 @@ class HeadNorm:
     eps: float = 1e-6
     offset: float = 0.0
     is_layer_norm: bool = False
+    is_after_rotation: bool = False
 
 
 class HeadOptions(NamedTuple):
-    """Changes to heads before they are stored: first the norm, then the rotation of queries and keys. None: no change.
+    """Changes to heads before they are stored: norm and rotation of queries and keys. None: no change.
+
+    The norm comes first, unless it says otherwise.
 
     v_norm: of value heads, which are never rotated. q_scales: [T] float32, factors of all query heads of a token, last.
     """

@@ -56,20 +56,26 @@ def _float32(value: float) -> float:
 def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None, scales: Tensor | None = None) -> Tensor:
     """Normalise heads [T, heads, D], rotate their first R numbers, then multiply each token's heads by scales [T].
 
-    Returns a copy, rounded once from float32.
+    Rotation comes before a norm that says so. Returns a copy, rounded once from float32.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    if norm is not None:
-        if norm.is_layer_norm:
-            wide = wide - wide.mean(-1, keepdim=True)
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
-        scaled = normed * (norm.weight.to(wide.dtype) + norm.offset)
-        wide = scaled if norm.bias is None else scaled + norm.bias
+    if norm is not None and not norm.is_after_rotation:
+        wide = _normed(wide, norm)
     if rotation is not None:
         wide = rotate(wide, rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1), rotation.interleaved)
+    if norm is not None and norm.is_after_rotation:
+        wide = _normed(wide, norm)
     if scales is not None:
         wide = wide * scales.view(-1, 1, 1)
     return wide.to(x.dtype, copy=True)
+
+
+def _normed(wide: Tensor, norm: HeadNorm) -> Tensor:
+    if norm.is_layer_norm:
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    scaled = normed * (norm.weight.to(wide.dtype) + norm.offset)
+    return scaled if norm.bias is None else scaled + norm.bias
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -25,13 +25,15 @@ EPS = 1e-6
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8 + 1e-6, torch.float16: 2**-11 + 1e-6}
 
 
-# Qwen 3 and, with an offset of 1, Gemma 3; Phi; StableLM.
+# Qwen 3 and, with an offset of 1, Gemma 3; Phi; StableLM; Hunyuan.
 NORMS: dict[str, dict[str, Any]] = {
     "rms": {"is_layer_norm": False, "has_bias": False, "is_per_head": False, "offset": 0.0},
     "rms_offset": {"is_layer_norm": False, "has_bias": False, "is_per_head": False, "offset": 1.0},
     "layer": {"is_layer_norm": True, "has_bias": True, "is_per_head": False, "offset": 0.0},
     "layer_per_head": {"is_layer_norm": True, "has_bias": False, "is_per_head": True, "offset": 0.0},
     "everything": {"is_layer_norm": True, "has_bias": True, "is_per_head": True, "offset": 0.5},
+    "rms_last": {"is_layer_norm": False, "has_bias": False, "is_per_head": False, "offset": 0.0, "is_last": True},
+    "everything_last": {"is_layer_norm": True, "has_bias": True, "is_per_head": True, "offset": 0.5, "is_last": True},
 }
 
 
@@ -82,7 +84,8 @@ class Case:
         form = NORMS[self.norm]
         shape = (heads, self.head_dim) if form["is_per_head"] else (self.head_dim,)
         weight, bias = (1 + torch.randn(2, *shape, generator=generator)).to(self.dtype)
-        return HeadNorm(weight, bias if form["has_bias"] else None, EPS, form["offset"], form["is_layer_norm"])
+        bias, is_last = bias if form["has_bias"] else None, form.get("is_last", False)
+        return HeadNorm(weight, bias, EPS, form["offset"], form["is_layer_norm"], is_last)
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, heads, head_dim] in float64, by complex numbers."""
@@ -93,10 +96,13 @@ class Case:
         return self._turned(q, "q_norm") * q_scales.double().view(-1, 1, 1), self._turned(k, "k_norm"), v
 
     def _turned(self, x: Tensor, norm: str) -> Tensor:
-        if self.norm:
+        is_last = bool(self.norm) and self.options[norm].is_after_rotation
+        if self.norm and not is_last:
             x = self._normed(x, self.options[norm])
-        if not self.rotary_dim:
-            return x
+        turned = self._rotated(x) if self.rotary_dim else x
+        return self._normed(turned, self.options[norm]) if is_last else turned
+
+    def _rotated(self, x: Tensor) -> Tensor:
         turning, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
         pairs = turning.unflatten(-1, (-1, 2) if self.interleaved else (2, -1))
         axis = -1 if self.interleaved else -2
@@ -150,6 +156,8 @@ SHAPES = [
     Case(head_dim=64, rotary_dim=0, norm="rms", is_scaled=True),
     Case(num_tokens=0),
     Case(head_dim=40, rotary_dim=40, norm="rms", norms_values=True, num_tokens=45, block_size=32),
+    Case(head_dim=72, rotary_dim=72, norm="rms_last", num_tokens=37, block_size=32),
+    Case(head_dim=63, rotary_dim=18, norm="everything_last", interleaved=True, num_kv_heads=3),
 ]
 
 

@@ -14,7 +14,7 @@ _ROPE_AND_STORE = Operation("rope_and_store", RopeStoreArgs)
 _ROTARY_ANGLES = Operation("rotary_angles", RotaryAnglesArgs)
 _DYNAMIC_ROTARY_ANGLES = Operation("dynamic_rotary_angles", DynamicAnglesArgs)
 # A struct of nulls and zeros.
-_NO_NORM = HeadNormArgs(weight=None, bias=None, stride=0, eps=0.0, offset=0.0, is_layer_norm=0)
+_NO_NORM = HeadNormArgs(weight=None, bias=None, stride=0, eps=0.0, offset=0.0, is_layer_norm=0, is_after_rotation=0)
 
 
 def rope_and_store(
@@ -130,7 +130,7 @@ def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int
     stride = head_dim if norm.weight.dim() == 2 else 0
     return HeadNormArgs(
         weight=norm.weight.data_ptr(), bias=address(norm.bias), stride=stride, eps=norm.eps, offset=norm.offset,
-        is_layer_norm=norm.is_layer_norm,
+        is_layer_norm=norm.is_layer_norm, is_after_rotation=norm.is_after_rotation,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 24
+ABI_VERSION = 25
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -220,6 +220,7 @@ class QuantizeWeightArgs(Structure):
 @laid_out
 class HeadNormArgs(Structure):
     weight: Address; bias: Address; stride: Int64; eps: Float; offset: Float; is_layer_norm: Int32
+    is_after_rotation: Int32
 
 @laid_out
 class RopeStoreArgs(Structure):

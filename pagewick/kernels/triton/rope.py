@@ -212,7 +212,7 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 
 def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
-    """Whether a variant serves heads [T, heads, D]; the norms of queries and keys must be of one kind."""
+    """Whether a variant serves heads [T, heads, D]; norms of queries and keys are of one kind, and come first."""
     q_norm, k_norm, v_norm = options.q_norm, options.k_norm, options.v_norm
     if cache.is_packed or cache.data.stride(-1) != 1 or heads.dtype not in _DTYPES or heads.stride(-1) != 1:
         return False
@@ -222,6 +222,7 @@ def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
         q_norm.is_layer_norm == k_norm.is_layer_norm
         and (q_norm.bias is None) == (k_norm.bias is None)
         and q_norm.weight.dtype == k_norm.weight.dtype == heads.dtype
+        and not (q_norm.is_after_rotation or k_norm.is_after_rotation)
     ):  # fmt: skip
         return False
     return v_norm is None or not (v_norm.is_layer_norm or v_norm.weight.dim() > 1 or v_norm.bias is not None)

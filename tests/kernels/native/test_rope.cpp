@@ -35,7 +35,7 @@ class HeadNorm {
   pagewick::HeadNormArgs args() const {
     if (norm_ == Norm::kNone) return {};
     return {weight_.data(), norm_ == Norm::kLayer ? bias_.data() : nullptr, is_per_head() ? head_dim_ : 0,
-            kEps, offset(), norm_ >= Norm::kLayer};
+            kEps, offset(), norm_ >= Norm::kLayer, false};
   }
 
   // Returns the normalised element d of the head that begins at x[first]; it is number `head` of those that this norm

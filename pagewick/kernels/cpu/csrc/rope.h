@@ -14,6 +14,7 @@ struct HeadNormArgs {
   float eps;
   float offset;
   int32_t is_layer_norm;
+  int32_t is_after_rotation;  // queries and keys are rotated first
 };
 
 // A row of qkv holds num_heads query heads, num_kv_heads key heads and as many value heads, head_dim elements each.

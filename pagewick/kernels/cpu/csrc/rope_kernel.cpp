@@ -25,9 +25,10 @@ void scale_row(float* row, int64_t size, float factor) {
   });
 }
 
-// row = a head, in fp32 and normalised; it is number `index` of the heads that `norm` is for.
-template <class T>
-void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int64_t size, float* row) {
+// row = a head, in fp32 and normalised; it is number `index` of the heads that `norm`, with weights of type T, is for.
+// row may be the head itself.
+template <class T, class S>
+void normalise_head(const HeadNormArgs& norm, const S* head, int64_t index, int64_t size, float* row) {
   const T* const weight = static_cast<const T*>(norm.weight) + index * norm.stride;
   const T* const bias = norm.bias == nullptr ? nullptr : static_cast<const T*>(norm.bias) + index * norm.stride;
   const float mean = norm.is_layer_norm ? mean_of(head, size) : 0.0f;
@@ -39,16 +40,21 @@ void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int6
   });
 }
 
+void rotate_row(const RopeStoreArgs& args, int64_t token, float* row) {
+  const int64_t angles = token * args.angle_stride;
+  const auto rotate = args.is_interleaved ? rotate_neighbours : rotate_halves;
+  rotate(row, args.cos + angles, args.sin + angles, args.rotary_dim / 2);
+}
+
 // row = a head of a token, in fp32, normalised if there is a weight, rotated if there are angles.
 template <class T>
 void turn_head(
     const RopeStoreArgs& args, int64_t token, const T* head, const HeadNormArgs& norm, int64_t index, float* row) {
-  if (norm.weight == nullptr) convert(head, row, args.head_dim);
-  else normalise_head(norm, head, index, args.head_dim, row);
-  if (args.rotary_dim == 0) return;
-  const int64_t angles = token * args.angle_stride;
-  const auto rotate = args.is_interleaved ? rotate_neighbours : rotate_halves;
-  rotate(row, args.cos + angles, args.sin + angles, args.rotary_dim / 2);
+  const bool has_norm = norm.weight != nullptr;
+  if (has_norm && !norm.is_after_rotation) normalise_head<T>(norm, head, index, args.head_dim, row);
+  else convert(head, row, args.head_dim);
+  if (args.rotary_dim != 0) rotate_row(args, token, row);
+  if (has_norm && norm.is_after_rotation) normalise_head<T>(norm, row, index, args.head_dim, row);
 }
 
 // Whether the next `count` tokens have successive slots in the same block.
@@ -129,7 +135,7 @@ struct Storing {
   // row = a value, in fp32, normalised if there is a weight.
   void value_row(const T* head, int64_t kv_head) const {
     if (args.v_norm.weight == nullptr) return convert(head, row, args.head_dim);
-    normalise_head(args.v_norm, head, kv_head, args.head_dim, row);
+    normalise_head<T>(args.v_norm, head, kv_head, args.head_dim, row);
     round_row(head);
   }
 
