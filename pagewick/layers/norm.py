@@ -65,10 +65,19 @@ class PlainRMSNorm(nn.Module):
 
 
 class LayerNorm(Norm):
-    """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450)."""
+    """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450).
 
-    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool) -> None:
+    offset: is added to the weights of the file, in the dtype of the activations.
+    """
+
+    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool, offset: float = 0.0) -> None:
         super().__init__(context, size, eps, has_bias=has_bias)
+        self._offset = offset
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        super().load_weight(name, tensor, part)
+        if name == "weight" and self._offset:
+            self.weight.add_(self._offset)
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, self.weight, self.bias, self.eps)
@@ -82,6 +91,7 @@ class HeadNorm(Norm):
     """The parameters of an options.HeadNorm, which rope_and_store applies; one weight for all heads.
 
     offset: added to the weight of an RMS norm. is_layer_norm: a layer norm instead, with a bias if has_bias.
+    is_after_rotation: heads are rotated first.
     """
 
     def __init__(
@@ -93,13 +103,16 @@ class HeadNorm(Norm):
         offset: float = 0.0,
         is_layer_norm: bool = False,
         has_bias: bool = False,
+        is_after_rotation: bool = False,
     ) -> None:
         super().__init__(context, head_dim, eps, has_bias=has_bias)
-        self._offset, self._is_layer_norm = offset, is_layer_norm
+        self._offset, self._is_layer_norm, self._is_after_rotation = offset, is_layer_norm, is_after_rotation
 
     @property
     def kernel(self) -> options.HeadNorm:
-        return options.HeadNorm(self.weight, self.bias, self.eps, self._offset, self._is_layer_norm)
+        return options.HeadNorm(
+            self.weight, self.bias, self.eps, self._offset, self._is_layer_norm, self._is_after_rotation
+        )
 
 
 def plain_head_norm(context: LayerContext, head_dim: int, eps: float) -> options.HeadNorm:

@@ -27,7 +27,7 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
     """The model's kind of norm over hidden states."""
     norm = config.norm
     if norm.kind == "layer":
-        return LayerNorm(context, config.hidden_size, norm.eps, has_bias=norm.has_bias)
+        return LayerNorm(context, config.hidden_size, norm.eps, has_bias=norm.has_bias, offset=norm.offset)
     return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
 
 

@@ -88,7 +88,9 @@ def _read(
     return latent_model(entries, first_layers_dense(entries, moe, num_dense), is_interleaved=is_interleaved)
 
 
-def read_experts(entries: Entries, routing: Mapping[str, Any], *, num_experts: int, default_shared: int) -> MoeConfig:
+def read_experts(
+    entries: Entries, routing: Mapping[str, Any], *, num_experts: int, default_shared: int | None
+) -> MoeConfig:
     """Read the experts of a layer that has some, and the one that they share."""
     entries.demand("moe_layer_freq", 1, 1)
     expert_size = entries.size("moe_intermediate_size")

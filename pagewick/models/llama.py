@@ -1,21 +1,34 @@
-"""Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so."""
+"""Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so.
+
+Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU.
+"""
 
 from __future__ import annotations
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NormConfig
+from pagewick.models.parts import MlpConfig, NormConfig
 
 
 def read_llama(entries: Entries) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
+    return _read(entries, reading.read_mlp(entries, bias=entries.flag("mlp_bias", False)), default_eps=1e-6)
+
+
+def read_arcee(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 4096})
+    activation, has_bias = reading.read_activation(entries, "relu2"), entries.flag("mlp_bias", False)
+    mlp = reading.read_mlp(entries, activation=activation, is_gated=False, bias=has_bias)
+    return _read(entries, mlp, default_eps=1e-5)
+
+
+def _read(entries: Entries, mlp: MlpConfig, *, default_eps: float) -> ModelConfig:
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
-    mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))
     rope = reading.read_rope_of(entries, attention)
     return reading.model_config(
         entries,
-        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
     )

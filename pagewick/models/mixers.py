@@ -185,7 +185,13 @@ def _head_norm(
             is_matrix=config.is_matrix,
         )
     return HeadNorm(
-        context, head_dim, config.eps, offset=config.offset, is_layer_norm=is_layer_norm, has_bias=config.has_bias
+        context,
+        head_dim,
+        config.eps,
+        offset=config.offset,
+        is_layer_norm=is_layer_norm,
+        has_bias=config.has_bias,
+        is_after_rotation=config.is_after_rotation,
     )
 
 

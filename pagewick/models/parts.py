@@ -39,7 +39,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """offset: added to the weight of an RMS norm. has_bias: whether a layer norm has one."""
+    """offset: added to the weight; among norms of heads, to that of an RMS norm only. has_bias: of a layer norm."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
@@ -53,11 +53,13 @@ class HeadNormConfig(NormConfig):
 
     is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
     queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
+    is_after_rotation: after they are rotated instead, with one weight for all heads.
     """
 
     is_per_head: bool = False
     is_matrix: bool = False
     is_joint: bool = False
+    is_after_rotation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for pa
 # Weights that stay as they are: norms, routers, tables of positions, heads of labels and other small ones, and
 # encoders of images.
 _UNQUANTIZED: Final = re.compile(
-    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router(\.(layer|proj))?|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
+    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj))?|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
     r"|(^|\.)(visual|vision_tower|multi_modal_projector|embed_vision)\."

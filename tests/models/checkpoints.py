@@ -103,7 +103,7 @@ def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
         if offset == 0.0 and "post_" in name:
             # Its embeddings are large and its head is tied to them: without more from its layers it repeats the token.
             offset = 2.5
-        is_of_heads = any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"))
+        is_of_heads = any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_", "key_"))
         low, high = (0.0, 1.5) if is_of_heads and is_peaked else (-0.5, 0.5)
         weight.uniform_(low, high).add_(offset)
     elif (

@@ -80,6 +80,11 @@ VARIANT_OF = {
     "Starcoder2ForCausalLM": "starcoder2-3b",
     "GraniteForCausalLM": "granite-untied-bias",
     "GptOssForCausalLM": "gpt-oss",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-tied",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
+    "Dots1ForCausalLM": "dots.llm1",
+    "ArceeForCausalLM": "arcee",
+    "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
 OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal")
@@ -235,6 +240,12 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("falcon-h1", {"attention_in_multiplier": 1e200}, ("attention_in_multiplier", "too large")),
     ("ernie-4.5", {"compression_ratio": 2.0}, ("compression_ratio", "positions")),
+    ("hunyuan-7b", {"use_cla": True}, ("use_cla",)),
+    ("hunyuan-7b", {"rope_parameters": {"rope_type": "dynamic", "alpha": 5.0, "new_entry": 3}}, ("new_entry",)),
+    ("hunyuan-7b", {"rope_parameters": {"rope_type": "yarn", "alpha": 5.0}}, ("rope_type", "dynamic")),
+    ("hunyuan-a13b", {"moe_topk": [3, 2]}, ("moe_topk", "num_hidden_layers (3)")),
+    ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, ("moe_layer_num_skipped", "without experts")),
+    ("dots.llm1", {"scoring_func": "softmax"}, ("scoring_func", "sigmoid")),
     ("exaone-4-32b", {"sliding_window_pattern": "GLLL"}, ("sliding_window_pattern", "GLLL")),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),

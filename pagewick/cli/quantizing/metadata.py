@@ -105,7 +105,11 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found.setdefault(_WINDOW, 0)
     if kind == "stablelm":
         found["use_parallel_residual"] = model.block == "parallel"
-    if kind == "ernie4_5-moe" and model.mixtures and (shared := model.mixtures[0].shared_intermediate_size):
+    if (
+        kind in ("ernie4_5-moe", "hunyuan-moe")
+        and model.mixtures
+        and (shared := model.mixtures[0].shared_intermediate_size)
+    ):
         found["expert_shared_feed_forward_length"] = shared
     slides = [layer.window is not None for layer in model.layers]
     if architecture.has_pattern and any(slides):

@@ -77,6 +77,7 @@ _NORMS_AFTER: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_HUNYUAN_NORMS: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _COHERE_ENTRIES: Final = {
     **{key: name for key, name in common.ENTRIES.items() if name != "rms_norm_eps"},
     "attention.layer_norm_epsilon": "layer_norm_eps",
@@ -262,6 +263,53 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         required=common.LAYER_NORM,
         has=common.BIAS,
         layer={**common.ATTENTION, **_DENSE},
+        fixed={"rope.scaling.type": "none"},
+    ),
+    "hunyuan-dense": GgufArchitecture(
+        name="HunYuanDenseV1ForCausalLM", has=common.BIAS, layer={**common.LAYER, **_HUNYUAN_NORMS}
+    ),
+    "hunyuan-moe": GgufArchitecture(
+        name="HunYuanMoEV1ForCausalLM",
+        entries={
+            **common.ENTRIES,
+            "expert_count": "num_experts",
+            "expert_used_count": "moe_topk",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "num_shared_expert",
+        },
+        required=common.EXPERTS,
+        has=common.BIAS,
+        layer={
+            **common.ATTENTION,
+            **_HUNYUAN_NORMS,
+            "ffn_norm": "post_attention_layernorm",
+            **common.ROUTED,
+            "ffn_gate_inp": "mlp.gate.wg",
+            "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+            "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+            "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+        },
+    ),
+    "dots1": GgufArchitecture(
+        name="Dots1ForCausalLM",
+        entries=_CHOSEN_ENTRIES,
+        required=common.EXPERTS,
+        constants={"sliding_window": None},
+        has=common.BIAS,
+        layer={**common.LAYER, **common.HEAD_NORMS, **common.ROUTED, **_CHOSEN},
+    ),
+    "arcee": GgufArchitecture(name="ArceeForCausalLM", has=common.LLAMA_HAS, is_permuted=True),
+    "nemotron": GgufArchitecture(
+        name="NemotronForCausalLM",
+        entries={
+            **common.ENTRIES,
+            # Files have it twice.
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+            "attention.layer_norm_epsilon": "norm_eps",
+        },
+        required=common.LAYER_NORM,
+        has=common.LLAMA_HAS,
+        norm_offset=1.0,
         fixed={"rope.scaling.type": "none"},
     ),
     "mistral3": MINISTRAL3,

@@ -9,6 +9,7 @@ from tests.models.variants import (
     glm,
     gpt_oss,
     granite,
+    hunyuan,
     joint_norms,
     lfm2,
     llama,
@@ -20,6 +21,7 @@ from tests.models.variants import (
     qwen_next,
     stablelm,
     starcoder,
+    ungated,
 )
 from tests.models.variants.variant import COMMON, Variant
 
@@ -41,10 +43,12 @@ VARIANTS: dict[str, Variant] = {
         starcoder,
         granite,
         gpt_oss,
+        hunyuan,
         joint_norms,
         lfm2,
         mamba,
         others,
+        ungated,
     )
     for name, variant in family.VARIANTS.items()
 }

@@ -91,7 +91,7 @@ def _architecture(directory: Path) -> str:
 
 
 def _publish_config(path: Path) -> None:
-    """Spell a config.json as the published files of models with Mamba do, which transformers rewrites."""
+    """Spell a config.json as the published files of some models do, which transformers rewrites."""
     config = json.loads(path.read_text())
     kinds = {"linear_attention": "mamba", "full_attention": "attention"}
     if config["model_type"] == "granitemoehybrid":
@@ -107,6 +107,11 @@ def _publish_config(path: Path) -> None:
         if "E" not in config["hybrid_override_pattern"]:
             of_experts = [key for key in config if "expert" in key or ("group" in key and key != "n_groups")]
             config = {key: value for key, value in config.items() if key not in of_experts}
+    elif config["model_type"] == "hunyuan_v1_moe":
+        sizes = {"moe_topk": config["moe_topk"], "moe_intermediate_size": config["intermediate_size"]}
+        config |= {
+            name: [size] * config["num_hidden_layers"] for name, size in {**sizes, "num_shared_expert": 1}.items()
+        }
     elif config["model_type"] == "bamba":
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         config["attn_rotary_emb"] = int(config["rope_parameters"]["partial_rotary_factor"] * head_dim)

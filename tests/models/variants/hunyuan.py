@@ -1,0 +1,39 @@
+"""Hunyuan, dense and with experts: queries and keys are normalised after their rotation; and dots.llm1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.variants.deepseek import EXPERTS
+from tests.models.variants.variant import Variant, rope
+
+MOE: dict[str, Any] = {"num_experts": 8, "moe_topk": 3, "intermediate_size": 24, "rms_norm_eps": 1e-4}
+
+VARIANTS = {
+    "hunyuan-7b": Variant("HunYuanDenseV1", {**rope("dynamic", 1e3, alpha=50.0, factor=1.0), "rms_norm_eps": 1e-4}),
+    "hunyuan-tied": Variant(
+        "HunYuanDenseV1",
+        {**rope(theta=5e4), "num_key_value_heads": 3, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "hunyuan-a13b": Variant("HunYuanMoEV1", {**MOE, **rope(theta=5e4)}, is_loose=True),
+    "hunyuan-moe-layers": Variant(
+        "HunYuanMoEV1",
+        {
+            **MOE, **rope("dynamic", 1e3, alpha=9.0, factor=1.0), "moe_topk": [2, 4, 1], "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        is_loose=True,
+    ),
+    "dots.llm1": Variant(
+        "Dots1", {**EXPERTS, **rope(theta=1e6), "num_key_value_heads": 6, "norm_topk_prob": True, "rms_norm_eps": 1e-4},
+        is_loose=True,
+    ),
+    "dots-window": Variant(
+        "Dots1",
+        {
+            **EXPERTS, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "sliding_window": 21,
+            "max_window_layers": 1, "attention_bias": True,
+        },
+        is_loose=True,
+    ),
+}  # fmt: skip
