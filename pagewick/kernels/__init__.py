@@ -66,6 +66,7 @@ sigmoid_gate = TABLE.operation(reference.sigmoid_gate)
 soft_cap = TABLE.operation(reference.soft_cap)
 store_kv = TABLE.operation(reference.store_kv)
 surprise = TABLE.operation(reference.surprise)
+xielu = TABLE.operation(reference.xielu)
 
 
 def native_status() -> str:

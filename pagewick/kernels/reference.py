@@ -66,6 +66,7 @@ __all__ = [
     "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store",
     "rope_and_store_latent", "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks",
     "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_kv", "surprise",
+    "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
@@ -287,6 +288,16 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap) for x [..., H], in float32, rounded once to x.dtype (Gemma 2's report). cap > 0."""
     return (cap * torch.tanh(x.to(_compute_dtype(x)) / cap)).to(x.dtype)
+
+
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+    """Return xIELU (arXiv:2411.13010) of x [..., H], in float32, rounded once to x.dtype.
+
+    positive * x^2 + beta * x where x > 0, else (e^min(x, eps) - 1 - x) * negative + beta * x. eps is below 0.
+    """
+    wide = x.to(_compute_dtype(x))
+    curved = (torch.expm1(wide.clamp(max=eps)) - wide) * negative
+    return (torch.where(wide > 0, positive * wide * wide, curved) + beta * wide).to(x.dtype)
 
 
 def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:

@@ -17,6 +17,9 @@ CLIP_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 # Numbers that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py): 64, or twice as many if
 # chunks are half empty. Copies of queries and keys are in float32 where a model is in float16, and count twice.
 _CHUNK_NUMBERS: Final = 128
+XIELU_SHAPES: Final = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+"""The tensors of a checkpoint with the numbers of xIELU, and their shapes (layers.elementwise)."""
+
 # Products on a GPU need inner sizes that are multiples of this number.
 _RANK_STEP: Final = 16
 

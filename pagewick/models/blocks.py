@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
-from pagewick.layers.elementwise import Activation, add, scale
+from pagewick.layers.elementwise import Activation, Xielu, add, scale
 from pagewick.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from pagewick.layers.mamba import MambaMixer
 from pagewick.layers.moe import MoeLayer
@@ -20,7 +20,7 @@ from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import Angles
 from pagewick.models.config import ModelConfig
 from pagewick.models.mixers import MIXER_NAMES, make_mixer
-from pagewick.models.parts import NORMS_OF_BLOCK, LayerConfig, MlpConfig
+from pagewick.models.parts import NORMS_OF_BLOCK, XIELU, LayerConfig, MlpConfig
 
 
 def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
@@ -50,13 +50,20 @@ class DecoderMLP(nn.Module):
             fused_name="gate_up_proj" if config.is_fused else None,
         )
         self.down_proj = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden_size, bias=config.bias)
-        self.act_fn = Activation(config.activation, is_gated=config.is_gated)
+        self.act_fn = make_activation(context, config)
         self._scales = config.in_scale, config.out_scale
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None) -> Tensor:
         before, after = self._scales
         activated = self.act_fn(self.gate_up_proj(scaled(hidden_states, before), batch))
         return scaled(self.down_proj(activated, batch), after)
+
+
+def make_activation(context: LayerContext, config: MlpConfig) -> Activation | Xielu:
+    if config.activation == XIELU:
+        assert not config.is_gated, "it is no gate"
+        return Xielu(context)
+    return Activation(config.activation, is_gated=config.is_gated)
 
 
 class Block(nn.Module):

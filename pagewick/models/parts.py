@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
 #               such inputs, and h is multiplied by a number of the layer's.
 Block = Literal["sequential", "parallel", "sandwich", "post_norm", "post_ln", "extended"]
+# An activation with learned numbers.
+XIELU: Final = "xielu"
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 _SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # Norms around experts beside an MLP: after the MLP, before and after the experts.
@@ -96,7 +98,9 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig:
-    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), or activation(up(x)).
+    """activation: a name in kernels.reference.ACTIVATIONS, or XIELU, which is no gate, and whose numbers the file has.
+
+    is_gated: activation(gate(x)) * up(x), or activation(up(x)).
 
     is_fused: the file has gate and up in one tensor. in_scale, out_scale: factors of its inputs and its outputs.
     """

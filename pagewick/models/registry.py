@@ -68,6 +68,7 @@ ARCHITECTURES: Final = {
     "HunYuanMoEV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_moe",
     "Dots1ForCausalLM": "pagewick.models.dots:read_dots1",
     "ArceeForCausalLM": "pagewick.models.llama:read_arcee",
+    "ApertusForCausalLM": "pagewick.models.apertus:read_apertus",
     "NemotronForCausalLM": "pagewick.models.nemotron:read_nemotron",
     "CohereForCausalLM": "pagewick.models.cohere:read_cohere",
     "Cohere2ForCausalLM": "pagewick.models.cohere:read_cohere2",

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pagewick.layers.config import MlaConfig, StateConfig
+from pagewick.layers.config import XIELU_SHAPES, MlaConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
+    XIELU,
     AttentionConfig,
     EncoderConfig,
     HeadNormConfig,
@@ -223,6 +224,9 @@ class _Table:
         for name, size in rows.items():
             yield from self._linear(f"{path}.{name}", "mlp", size, hidden, has_bias=config.bias)
         yield from self._linear(f"{path}.down_proj", "mlp", hidden, inner, has_bias=config.bias)
+        if config.activation == XIELU:
+            for name, shape in XIELU_SHAPES.items():
+                yield self._tensor(f"{path}.act_fn.{name}", "norm", *map(whole, shape))
 
     def _layer_inputs(self, path: str, inputs: LayerInputsConfig) -> Iterator[ModelTensor]:
         width = whole(self.config.num_layers * inputs.size)

@@ -20,12 +20,14 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 3, 15, 16, 17, 63, 65, 1031]
 FACTOR = 0.3  # not a float32
 CAP = 1.7
+XIELU = 0.75, 1.25, 0.5, -(2.0**-20)
 
 OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "add": lambda kernels, x, y: kernels.add(x, y),
     "multiply": lambda kernels, x, y: kernels.multiply(x, y),
     "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
     "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
+    "xielu": lambda kernels, x, y: kernels.xielu(x, *XIELU),
     "sigmoid_gate": lambda kernels, x, y: kernels.sigmoid_gate(x, y),
 }
 
@@ -43,6 +45,10 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
         return wide * torch.sigmoid(other)
     if name == "multiply":
         return wide * other
+    if name == "xielu":
+        positive, negative, beta, eps = XIELU
+        curved = (torch.expm1(wide.clamp(max=eps)) - wide) * negative
+        return torch.where(wide > 0, positive * wide**2, curved) + beta * wide
     if name == "soft_cap":
         return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
     return wide * as_float32(FACTOR)
@@ -62,7 +68,11 @@ def test_every_operation_and_size(kernels: Any, name: str, dtype: torch.dtype) -
         out = OPERATIONS[name](kernels, x, y)
         assert out.dtype == dtype
         once = expected(name, x, y).float().to(dtype)
-        if name in ("soft_cap", "sigmoid_gate"):
+        if name == "xielu":
+            # The two terms of a number below 0 cancel each other in places.
+            relative = {torch.float32: 2**-20, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+            torch.testing.assert_close(out, once, rtol=relative, atol=2**-19 * x.abs().max().item())
+        elif name in ("soft_cap", "sigmoid_gate"):
             # Half a unit in the last place of the dtype, and 2^-20 of the function.
             relative = {torch.float32: 2**-20, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
             torch.testing.assert_close(out, once, rtol=relative, atol=0)

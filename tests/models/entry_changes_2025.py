@@ -114,6 +114,12 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": True},
         {"tie_word_embeddings": True},
     ],
+    "apertus": [
+        {"hidden_act": "relu2"},
+        {"attention_bias": True},
+        {"rms_norm_eps": 0.02},
+        {"rope_parameters.factor": 2.0},
+    ],
     "exaone-4-32b": [
         {"sliding_window": 21},
         {"layer_types": ["full_attention", "sliding_attention"] * 2},

@@ -84,6 +84,7 @@ VARIANT_OF = {
     "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
+    "ApertusForCausalLM": "apertus",
     "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
@@ -126,8 +127,8 @@ def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path)
     for number, name in enumerate(wanted):
         shape = list(tensors[name].shape)
         check({key: value for key, value in tensors.items() if key != name}, "lacks 1 tensor of", name)
-        wrong = list(shape)
-        wrong[number % len(shape)] += 1
+        wrong = list(shape) or [1]
+        wrong[number % len(wrong)] += 1
         check({**tensors, name: torch.zeros(wrong)}, f"cannot load {name}", str(wrong), str(shape))
     extra = wanted[-1].replace("weight", "scales").replace("bias", "scales")
     check({**tensors, extra: torch.zeros(2)}, "no place for 1 tensor:", extra)

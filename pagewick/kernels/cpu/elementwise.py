@@ -5,13 +5,21 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty, is_plain
-from pagewick.kernels.cpu.structs import Activation, ActivationArgs, Elementwise, ElementwiseArgs, GatherColumnsArgs
+from pagewick.kernels.cpu.structs import (
+    Activation,
+    ActivationArgs,
+    Elementwise,
+    ElementwiseArgs,
+    GatherColumnsArgs,
+    XieluArgs,
+)
 
 ACTIVATION_KINDS = {kind.name.lower(): kind.value for kind in Activation}
 
 _ACTIVATION = Operation("activation", ActivationArgs)
 _ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
 _GATHER_COLUMNS = Operation("gather_columns", GatherColumnsArgs)
+_XIELU = Operation("xielu", XieluArgs)
 _KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
 
 
@@ -60,6 +68,22 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return _run("soft_cap", x, None, cap) if _is_served(x) else reference.soft_cap(x, cap)
 
 
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+    """reference.xielu for x [..., H]. Raises ValueError for another dtype than the library's."""
+    if not _is_served(x):
+        return reference.xielu(x, positive, negative, beta, eps)
+    if x.dtype not in DTYPES:
+        raise ValueError(f"no native xielu of {x.dtype}")
+    out = empty(x.shape, x.dtype)
+    rows, stride = as_rows(x)
+    args = XieluArgs(
+        x=rows.data_ptr(), out=out.data_ptr(), num_rows=rows.shape[0], size=rows.shape[1], x_stride=stride,
+        positive=positive, negative=negative, beta=beta, eps=eps, dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    _XIELU.run(args)
+    return out
+
+
 def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     """reference.gather_columns for x [..., H].
 
@@ -81,7 +105,7 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
 
 
 OPERATIONS = dict.fromkeys(
-    (activation, gated_activation, add, multiply, scale, sigmoid_gate, soft_cap, gather_columns), DTYPES
+    (activation, gated_activation, add, multiply, scale, sigmoid_gate, soft_cap, gather_columns, xielu), DTYPES
 )
 
 

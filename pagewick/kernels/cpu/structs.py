@@ -94,6 +94,11 @@ class ElementwiseArgs(Structure):
     factor: Float; dtype: Int32; kind: Int32
 
 @laid_out
+class XieluArgs(Structure):
+    x: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; positive: Float; negative: Float
+    beta: Float; eps: Float; dtype: Int32
+
+@laid_out
 class GatherColumnsArgs(Structure):
     x: Address; columns: Address; out: Address; num_rows: Int64; num_columns: Int64; size: Int64; x_stride: Int64
     dtype: Int32
@@ -261,5 +266,5 @@ OPERATIONS: dict[str, type[Structure]] = {
     "short_convolution": ConvolutionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
     "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
-    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs
+    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs, "xielu": XieluArgs
 }

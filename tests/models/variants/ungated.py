@@ -1,8 +1,23 @@
-"""Arcee and Nemotron, whose MLPs have no gate."""
+"""Arcee, Nemotron and Apertus, whose MLPs have no gate."""
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+
+
+def bend(model: nn.Module) -> None:
+    """Give the activation of each layer numbers of its own."""
+    for name, number in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith(("alpha_p", "alpha_n")):
+            torch.nn.init.uniform_(number, -1.5, 0.5)
+        elif name.endswith("act_fn.beta"):
+            number.fill_(0.3)
+
 
 VARIANTS = {
     "arcee": Variant("Arcee", {**rope(theta=5e4), "rms_norm_eps": 1e-4}),
@@ -20,5 +35,12 @@ VARIANTS = {
             **NO_HEAD_DIM, **rope(partial_rotary_factor=0.25), "attention_bias": True, "mlp_bias": True,
             "tie_word_embeddings": True,
         },
+    ),
+    "apertus": Variant(
+        "Apertus", {**NO_HEAD_DIM, **rope("llama3", 1e6, **LLAMA3), "rms_norm_eps": 1e-4}, patch=bend
+    ),
+    "apertus-bias-relu2": Variant(
+        "Apertus",
+        {**NO_HEAD_DIM, **rope(theta=5e4), "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "relu2"},
     ),
 }  # fmt: skip

@@ -22,6 +22,21 @@ struct ElementwiseArgs {
   Elementwise kind;
 };
 
+// out = positive * x^2 + beta * x where x > 0, else (e^min(x, eps) - 1 - x) * negative + beta * x: xIELU
+// (arXiv:2411.13010). eps is below 0. Rows of x lie x_stride elements apart; rows of out are adjacent.
+struct XieluArgs {
+  const void* x;  // [num_rows, size]
+  void* out;      // [num_rows, size]
+  int64_t num_rows;
+  int64_t size;
+  int64_t x_stride;
+  float positive;
+  float negative;
+  float beta;
+  float eps;
+  DType dtype;  // of x and out
+};
+
 // out[m][i] = x[m][columns[i]].
 struct GatherColumnsArgs {
   const void* x;           // [num_rows, num_columns], rows x_stride elements apart
@@ -35,11 +50,13 @@ struct GatherColumnsArgs {
 };
 
 struct ElementwiseKernels {
-  // Computes columns [first_col, end_col) of one row of out.
+  // Each computes columns [first_col, end_col) of one row of out.
   void (*elementwise)(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col);
+  void (*xielu)(const XieluArgs& args, int64_t row, int64_t first_col, int64_t end_col);
 };
 
 Status elementwise(const Kernels& kernels, const ElementwiseArgs& args);
+Status xielu(const Kernels& kernels, const XieluArgs& args);
 // Returns kBadRow if a column is outside x.
 Status gather_columns(const Kernels& kernels, const GatherColumnsArgs& args);
 

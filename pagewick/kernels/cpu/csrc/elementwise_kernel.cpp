@@ -62,10 +62,25 @@ void elementwise(const ElementwiseArgs& args, int64_t row, int64_t first_col, in
   with_type(args.dtype, [&](auto* type) { compute<Element<decltype(type)>>(args, row, first_col, end_col); });
 }
 
+template <class T>
+void compute_xielu(const XieluArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
+  const T* const x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* const out = static_cast<T*>(args.out) + row * args.size;
+  for_vectors(first_col, end_col, [&](int64_t i, auto count) {
+    const Vec value = load_count(x + i, count()), below = min(value, set1(args.eps));
+    const Vec curved = value > 0.0f ? value * value * args.positive : (expm1(below) - value) * args.negative;
+    store_count(out + i, madd(value, set1(args.beta), curved), count());
+  });
+}
+
+void xielu(const XieluArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
+  with_type(args.dtype, [&](auto* type) { compute_xielu<Element<decltype(type)>>(args, row, first_col, end_col); });
+}
+
 }  // namespace
 
 extern const ElementwiseKernels kElementwise;
-const ElementwiseKernels kElementwise = {elementwise};
+const ElementwiseKernels kElementwise = {elementwise, xielu};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

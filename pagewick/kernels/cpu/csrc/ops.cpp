@@ -180,6 +180,7 @@ const Operation kOperations[] = {
     PW_OPERATION(rank_tokens, RankArgs),
     PW_OPERATION(truncate_rows, TruncateArgs),
     PW_OPERATION(surprise, SurpriseArgs),
+    PW_OPERATION(xielu, XieluArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

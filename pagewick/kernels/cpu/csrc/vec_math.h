@@ -7,6 +7,17 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
+// e^r - 1 for |r| <= ln 2 / 2.
+inline Vec small_expm1(Vec r) {
+  // (e^r - 1 - r) / r^2, a Chebyshev fit.
+  Vec p = set1(0x1.687b46p-10f);
+  p = madd(p, r, set1(0x1.123bdcp-7f));
+  p = madd(p, r, set1(0x1.555b5cp-5f));
+  p = madd(p, r, set1(0x1.55548ep-3f));
+  p = madd(p, r, set1(0x1.fffff8p-2f));
+  return madd(p, r * r, r);
+}
+
 // e^x for x <= 88, relative error below 2^-22; below -88 exactly 0. NaN stays NaN.
 inline Vec exp(Vec x) {
   x = max(set1(-88.0f), x);
@@ -15,15 +26,11 @@ inline Vec exp(Vec x) {
   const Vec n = shifted - 0x1.8p23f;
   // ln 2 in two parts, the first short enough for n * part to be exact.
   const Vec r = madd(n, set1(2.12194440e-4f), madd(n, set1(-0.693359375f), x));
-  // (e^r - 1 - r) / r^2, a Chebyshev fit for |r| <= ln 2 / 2.
-  Vec p = set1(0x1.687b46p-10f);
-  p = madd(p, r, set1(0x1.123bdcp-7f));
-  p = madd(p, r, set1(0x1.555b5cp-5f));
-  p = madd(p, r, set1(0x1.55548ep-3f));
-  p = madd(p, r, set1(0x1.fffff8p-2f));
-  p = madd(p, r * r, r) + 1.0f;
-  return p * (Vec)(((IntVec)shifted + 127) << 23);
+  return (small_expm1(r) + 1.0f) * (Vec)(((IntVec)shifted + 127) << 23);
 }
+
+// e^x - 1 for x <= 0, relative error below 2^-20, also near 0.
+inline Vec expm1(Vec x) { return x > -0.34f ? small_expm1(x) : exp(x) - 1.0f; }
 
 inline float exp(float x) { return exp(set1(x))[0]; }
 
