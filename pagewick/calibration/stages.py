@@ -117,7 +117,7 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
         return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa")),)
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
-    if config.has_head_gates:
+    if config.has_head_gates or config.has_number_gates:
         names = (*names, "g_proj")
     return (Point(tuple(f"self_attn.{name}" for name in names)),)
 

@@ -110,6 +110,18 @@ def first_layers_dense(entries: Entries, moe: MoeConfig, num_dense: int) -> list
     return [*dense, *[moe] * (reading.read_num_layers(entries) - num_dense)]
 
 
+def layers_by_kind(entries: Entries, moe: MoeConfig, *, default_dense: int) -> list[MlpConfig | MoeConfig]:
+    """Return an MLP or experts for each layer, as mlp_layer_types says, or first_k_dense_replace without it."""
+    num_layers = reading.read_num_layers(entries)
+    if (kinds := entries.texts("mlp_layer_types")) is None:
+        num_dense = min(num_layers, entries.count("first_k_dense_replace", default_dense))
+        return first_layers_dense(entries, moe, num_dense)
+    if len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+        raise entries.wrong("mlp_layer_types", f"a list of num_hidden_layers ({num_layers}) times dense or sparse")
+    dense = reading.read_mlp(entries) if "dense" in kinds else None
+    return [moe if dense is None or kind == "sparse" else dense for kind in kinds]
+
+
 def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
     """Return regular expressions of the tensors in layers that predict later tokens, which stand behind the others."""
     num_layers = reading.read_num_layers(entries)

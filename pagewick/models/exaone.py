@@ -1,42 +1,67 @@
-"""EXAONE 4. Llama, except:
+"""EXAONE 4 and K-EXAONE (ExaoneMoe). Llama, except:
 
-- The norms of a layer come after attention and MLP, not before them. Queries and keys are normalised per head.
-- With a sliding_window (32B), three of four layers have one, and only these are rotated.
+- Queries and keys are normalised per head.
+- With a sliding_window (not 4.0 1.2B), three of four layers have one, and only these are rotated.
+- EXAONE 4: the norms of a layer come after attention and MLP, not before them.
+- K-EXAONE: all layers but the first have experts and a shared one, which are chosen as in DeepSeek-V3. Further tensors
+  of a file, which predict later tokens, are not used.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any, Final
 
+from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
+from pagewick.models.deepseek import SHARED_EXPERTS, layers_by_kind, read_experts, sigmoid_routing
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, NormConfig
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+
+_DEFAULTS: Final = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+_MOE_DEFAULTS: Final = {**_DEFAULTS, "n_group": 1, "topk_group": 1, "norm_topk_prob": True}
+# Published files have the second place of the bias, files of transformers the first one.
+_MOE_NAMES: Final = tuple(
+    NameMap(parts=(*SHARED_EXPERTS.parts, *bias))
+    for bias in ((), (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),))
+)
+_LATER_TOKENS: Final = r"mtp\..*"
 
 
 def read_exaone4(entries: Entries) -> ModelConfig:
-    entries = entries.filled(
-        {
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        }
-    )
+    entries = entries.filled(_DEFAULTS)
+    return _read(entries, [reading.read_mlp(entries)] * reading.read_num_layers(entries), block="post_norm")
+
+
+def read_exaone_moe(entries: Entries) -> ModelConfig:
+    entries = entries.renamed({"n_shared_experts": "num_shared_experts"}).filled(_MOE_DEFAULTS)
+    num_experts = entries.size("num_experts", 64)
+    routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
+    moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
+    return _read(entries, layers_by_kind(entries, moe, default_dense=1), names=_MOE_NAMES, ignored=(_LATER_TOKENS,))
+
+
+def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], **fields: Any) -> ModelConfig:
     eps = entries.positive("rms_norm_eps", 1e-5)
     attention = reading.read_attention(entries, head_norm=HeadNormConfig(eps=eps))
-    mlp, rope = reading.read_mlp(entries), reading.read_rope_of(entries, attention)
-    num_layers = reading.read_num_layers(entries)
+    rope, num_layers = reading.read_rope_of(entries, attention), len(mlps)
     if "sliding_window" in entries:
         pattern = _pattern(entries)
         windows = reading.read_windows(entries, [(layer_idx + 1) % pattern != 0 for layer_idx in range(num_layers)])
         layers = [
             LayerConfig(attention=attention, mlp=mlp, rope=None if window is None else rope, window=window)
-            for window in windows
+            for mlp, window in zip(mlps, windows, strict=True)
         ]
     else:
-        layers = list(reading.same_layers(num_layers, attention, mlp, rope))
-    return reading.model_config(entries, norm=NormConfig(eps=eps), block="post_norm", layers=tuple(layers))
+        layers = list(reading.same_layers(num_layers, attention, mlps, rope))
+    return reading.model_config(entries, norm=NormConfig(eps=eps), layers=tuple(layers), **fields)
 
 
 def _pattern(entries: Entries) -> int:

@@ -18,6 +18,7 @@ from pagewick.models.deepseek import (
     first_layers_dense,
     latent_model,
     later_layers,
+    layers_by_kind,
     read_experts,
     sigmoid_routing,
 )
@@ -74,11 +75,5 @@ def read_glm4_moe_lite(entries: Entries) -> ModelConfig:
     num_experts = entries.size("n_routed_experts", 64)
     routing = sigmoid_routing(entries, num_experts, default_scaling=1.8, default_top_k=4)
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
-    num_layers = reading.read_num_layers(entries)
-    mlps = first_layers_dense(entries, moe, min(num_layers, entries.count("first_k_dense_replace")))
-    if (kinds := entries.texts("mlp_layer_types")) is not None:
-        if len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
-            raise entries.wrong("mlp_layer_types", f"a list of num_hidden_layers ({num_layers}) times dense or sparse")
-        dense = reading.read_mlp(entries) if "dense" in kinds else None
-        mlps = [moe if dense is None or kind == "sparse" else dense for kind in kinds]
+    mlps = layers_by_kind(entries, moe, default_dense=1)
     return latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave"), default_eps=1e-5)

@@ -1,6 +1,7 @@
 """Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so.
 
-Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU.
+Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU. InternLM3: the same
+with other names for what says whether there are biases.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ def read_arcee(entries: Entries) -> ModelConfig:
     activation, has_bias = reading.read_activation(entries, "relu2"), entries.flag("mlp_bias", False)
     mlp = reading.read_mlp(entries, activation=activation, is_gated=False, bias=has_bias)
     return _read(entries, mlp, default_eps=1e-5)
+
+
+def read_internlm3(entries: Entries) -> ModelConfig:
+    entries = entries.renamed({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+    entries = entries.filled({"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768})
+    has_bias = entries.flag("mlp_bias", False)
+    if entries.flag("attention_bias", False) != has_bias:
+        raise entries.wrong("attention_bias", "the same as bias: others are not supported")
+    return _read(entries, reading.read_mlp(entries, bias=has_bias), default_eps=1e-5)
 
 
 def _read(entries: Entries, mlp: MlpConfig, *, default_eps: float) -> ModelConfig:

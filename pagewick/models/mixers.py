@@ -27,7 +27,7 @@ from pagewick.layers.elementwise import sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.latent_attention import LatentAttention
-from pagewick.layers.linear import QKVParallelLinear, RowParallelLinear
+from pagewick.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.mamba import MambaMixer
 from pagewick.layers.norm import (
     HeadNorm,
@@ -70,10 +70,14 @@ class DecoderAttention(nn.Module):
         self.o_proj = RowParallelLinear(
             context, f"{prefix}.o_proj", config.num_heads * head_dim, hidden_size, bias=config.o_bias, multiple=head_dim
         )
-        self.g_proj: HeadGates | None = None
+        self.g_proj: ColumnParallelLinear | None = None
         if config.has_head_gates:
             num_heads = self.qkv_proj.num_heads
             self.g_proj = HeadGates(context, f"{prefix}.g_proj", hidden_size, config.num_heads, num_heads, head_dim)
+        elif config.has_number_gates:
+            self.g_proj = ColumnParallelLinear(
+                context, f"{prefix}.g_proj", hidden_size, config.num_heads * head_dim, multiple=head_dim
+            )
         self.q_norm: HeadNorm | JointHeadNorm | None = None
         self.k_norm: HeadNorm | JointHeadNorm | None = None
         ours, has_keys = self.qkv_proj, layer.lender is None

@@ -7,5 +7,6 @@ from typing import Final
 OLD_ARCHITECTURES: Final = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
 }

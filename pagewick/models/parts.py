@@ -73,6 +73,7 @@ class AttentionConfig:
     outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
+    has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
@@ -90,6 +91,7 @@ class AttentionConfig:
     logit_soft_cap: float | None = None
     has_gate: bool = False
     has_head_gates: bool = False
+    has_number_gates: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
     sees_images_whole: bool = False

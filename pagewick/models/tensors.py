@@ -171,6 +171,8 @@ class _Table:
             yield from self._linear(f"{path}.{name}", "attention", size, hidden, has_bias=config.qkv_bias)
         if config.has_head_gates:
             yield from self._linear(f"{path}.g_proj", "attention", Size(num_heads, last - first), hidden)
+        elif config.has_number_gates:
+            yield from self._linear(f"{path}.g_proj", "attention", queries, hidden)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))

@@ -34,6 +34,9 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     model.save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[operator]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
     config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] == "internlm3":
+        # Llama's class computes it, and gives its own name.
+        (directory / "config.json").write_text(json.dumps({**config, "architectures": ["InternLM3ForCausalLM"]}))
     if config["model_type"].startswith("qwen") and "vision_config" in config:
         settings = {
             "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "temporal_patch_size": 2,

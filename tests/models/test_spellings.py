@@ -20,7 +20,7 @@ SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
     old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
-    if config["model_type"] in ("exaone4", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe"):
+    if config["model_type"] in ("exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe"):
         # transformers needs it where there is no window, and for linear attention in other layers than usual, or none.
         old["layer_types"] = config["layer_types"]
     if "time_step_limit" in config:

@@ -85,6 +85,11 @@ VARIANT_OF = {
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
     "ApertusForCausalLM": "apertus",
+    "AfmoeForCausalLM": "trinity-mini",
+    "ExaoneMoeForCausalLM": "k-exaone",
+    "SolarOpenForCausalLM": "solar-open",
+    "InternLM3ForCausalLM": "internlm3-bias",
+    "HeliumForCausalLM": "helium",
     "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
@@ -247,6 +252,11 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("hunyuan-a13b", {"moe_topk": [3, 2]}, ("moe_topk", "num_hidden_layers (3)")),
     ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, ("moe_layer_num_skipped", "without experts")),
     ("dots.llm1", {"scoring_func": "softmax"}, ("scoring_func", "sigmoid")),
+    ("trinity-mini", {"score_func": "softmax"}, ("score_func", "sigmoid")),
+    ("solar-open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "without experts")),
+    ("internlm3", {"attention_bias": True}, ("attention_bias", "same as bias")),
+    ("helium", {"head_dim": 12}, ("head_dim", "hidden_size / num_attention_heads")),
+    ("apertus", {"qk_norm": False}, ("qk_norm",)),
     ("exaone-4-32b", {"sliding_window_pattern": "GLLL"}, ("sliding_window_pattern", "GLLL")),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),

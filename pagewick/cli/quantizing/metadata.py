@@ -34,6 +34,8 @@ _AXES: Final = (11, 11, 10)
 # The factor of a pair's frequency that lets it stand still.
 _STILL: Final = 1e30
 _SECTIONS: Final = "rope.dimension_sections"
+# Architectures with a key for the size of the shared expert that config.json does not have.
+_WITH_SHARED_SIZE: Final = frozenset({"ernie4_5-moe", "exaone-moe", "hunyuan-moe"})
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 _POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
@@ -105,11 +107,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found.setdefault(_WINDOW, 0)
     if kind == "stablelm":
         found["use_parallel_residual"] = model.block == "parallel"
-    if (
-        kind in ("ernie4_5-moe", "hunyuan-moe")
-        and model.mixtures
-        and (shared := model.mixtures[0].shared_intermediate_size)
-    ):
+    if kind in _WITH_SHARED_SIZE and model.mixtures and (shared := model.mixtures[0].shared_intermediate_size):
         found["expert_shared_feed_forward_length"] = shared
     slides = [layer.window is not None for layer in model.layers]
     if architecture.has_pattern and any(slides):

@@ -93,6 +93,15 @@ LATENT: Final = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+# An MLP whose norm has another name.
+DENSE: Final = {name: theirs for name, theirs in GATED_MLP.items() if name != "ffn_norm"}
+# Experts chosen by sigmoids and a learned bias, and shared ones.
+CHOSEN_ENTRIES: Final = {
+    **{key: name for key, name in LATENT_ENTRIES.items() if "lora" not in key and key != "rope.dimension_count"},
+    "attention.head_count_kv": "num_key_value_heads",
+    "expert_weights_norm": "norm_topk_prob",
+}
+CHOSEN: Final = {name: theirs for name, theirs in LATENT.items() if not name.startswith("attn")}
 # Tensors whose names end here in Hugging Face's checkpoints -> the ending of their names in files, if any.
 WITHOUT_ENDING: Final = {
     "exp_probs_b": "bias",

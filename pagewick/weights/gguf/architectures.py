@@ -1,7 +1,7 @@
 """The architectures of GGUF files: their metadata and tensors in Hugging Face's terms, as tables. Imports no torch.
 
-Those of 2025 and later are in architectures_2025.py, those with Mamba-2 or short convolutions in
-architectures_hybrid.py, and those of encoders in encoders.py.
+Those of 2025 and later are in architectures_2025.py and architectures_others.py, those with Mamba-2 or short
+convolutions in architectures_hybrid.py, and those of encoders in encoders.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pagewick.weights.gguf.architecture import (
 )
 from pagewick.weights.gguf.architectures_2025 import ARCHITECTURES_2025
 from pagewick.weights.gguf.architectures_hybrid import ARCHITECTURES_HYBRID
+from pagewick.weights.gguf.architectures_others import ARCHITECTURES_OTHERS
 from pagewick.weights.gguf.encoders import ENCODERS
 
 _WITHOUT_RMS: Final = {key: name for key, name in ENTRIES.items() if name != "rms_norm_eps"}
@@ -203,6 +204,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         layer={**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     **ARCHITECTURES_2025,
+    **ARCHITECTURES_OTHERS,
     **ARCHITECTURES_HYBRID,
     **ENCODERS,
 }

@@ -40,18 +40,10 @@ _STATE: Final = {
 _STATE_GATES: Final = {"ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"}
 # ssm_in is in older files of Qwen3-Next.
 _STATE_FUSED: Final = {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
-_DENSE: Final = {name: theirs for name, theirs in common.GATED_MLP.items() if name != "ffn_norm"}
 _STATE_NORM: Final = frozenset({"ssm_norm"})
 # Positions of text are the same on all axes of images.
 _AXES: Final = frozenset({"rope.dimension_sections"})
 
-# Experts chosen by sigmoids and a learned bias, and shared ones.
-_CHOSEN_ENTRIES: Final = {
-    **{key: name for key, name in common.LATENT_ENTRIES.items() if "lora" not in key and key != "rope.dimension_count"},
-    "attention.head_count_kv": "num_key_value_heads",
-    "expert_weights_norm": "norm_topk_prob",
-}
-_CHOSEN: Final = {name: theirs for name, theirs in common.LATENT.items() if not name.startswith("attn")}
 _GEMMA4: Final = {
     **common.LAYER,
     **common.SANDWICH,
@@ -72,12 +64,11 @@ _GEMMA4: Final = {
 _NORMS_AFTER: Final = {
     **{name: theirs for name, theirs in common.ATTENTION.items() if name != "attn_norm"},
     **common.HEAD_NORMS,
-    **_DENSE,
+    **common.DENSE,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-_HUNYUAN_NORMS: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _COHERE_ENTRIES: Final = {
     **{key: name for key, name in common.ENTRIES.items() if name != "rms_norm_eps"},
     "attention.layer_norm_epsilon": "layer_norm_eps",
@@ -118,7 +109,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         entries={**common.ENTRIES, **_STATE_ENTRIES},
         required=(*_STATE_REQUIRED, "feed_forward_length"),
         constants={"linear_value_heads_tiled": True},
-        layer={**_STATE, **_STATE_GATES, **_DENSE},
+        layer={**_STATE, **_STATE_GATES, **common.DENSE},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         harmless=_AXES,
@@ -135,15 +126,15 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     ),
     "glm4moe": GgufArchitecture(
         name="Glm4MoeForCausalLM",
-        entries=_CHOSEN_ENTRIES,
+        entries=common.CHOSEN_ENTRIES,
         required=common.EXPERTS,
         has={**common.BIAS, "use_qk_norm": "attn_q_norm.weight"},
         layer={
             **common.ATTENTION,
             **common.HEAD_NORMS,
-            **_DENSE,
+            **common.DENSE,
             **common.ROUTED,
-            **_CHOSEN,
+            **common.CHOSEN,
             "post_attention_norm": "post_attention_layernorm",
         },
     ),
@@ -209,7 +200,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "seed_oss": GgufArchitecture(
         name="SeedOssForCausalLM",
         has={**common.LLAMA_HAS, "attention_out_bias": "attn_output.bias"},
-        layer={**common.ATTENTION, **_DENSE, "post_attention_norm": "post_attention_layernorm"},
+        layer={**common.ATTENTION, **common.DENSE, "post_attention_norm": "post_attention_layernorm"},
     ),
     "ernie4_5": GgufArchitecture(name="Ernie4_5ForCausalLM", has={"use_bias": "attn_q.bias"}),
     "ernie4_5-moe": GgufArchitecture(
@@ -224,7 +215,12 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             "leading_dense_block_count": "moe_layer_start_index",
         },
         required=common.EXPERTS,
-        layer={**common.LAYER, **common.ROUTED, **_CHOSEN, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+        layer={
+            **common.LAYER,
+            **common.ROUTED,
+            **common.CHOSEN,
+            "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
+        },
         rows=frozenset({"exp_probs_b"}),
     ),
     "exaone4": GgufArchitecture(
@@ -254,7 +250,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         entries=_COHERE_ENTRIES,
         required=common.LAYER_NORM,
         has={**common.BIAS, "use_qk_norm": "attn_q_norm.weight"},
-        layer={**common.ATTENTION, **_DENSE, **common.HEAD_NORMS},
+        layer={**common.ATTENTION, **common.DENSE, **common.HEAD_NORMS},
         fixed={"rope.scaling.type": "none"},
     ),
     "cohere2": GgufArchitecture(
@@ -262,54 +258,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         entries={**_COHERE_ENTRIES, "attention.sliding_window": "sliding_window"},
         required=common.LAYER_NORM,
         has=common.BIAS,
-        layer={**common.ATTENTION, **_DENSE},
-        fixed={"rope.scaling.type": "none"},
-    ),
-    "hunyuan-dense": GgufArchitecture(
-        name="HunYuanDenseV1ForCausalLM", has=common.BIAS, layer={**common.LAYER, **_HUNYUAN_NORMS}
-    ),
-    "hunyuan-moe": GgufArchitecture(
-        name="HunYuanMoEV1ForCausalLM",
-        entries={
-            **common.ENTRIES,
-            "expert_count": "num_experts",
-            "expert_used_count": "moe_topk",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "num_shared_expert",
-        },
-        required=common.EXPERTS,
-        has=common.BIAS,
-        layer={
-            **common.ATTENTION,
-            **_HUNYUAN_NORMS,
-            "ffn_norm": "post_attention_layernorm",
-            **common.ROUTED,
-            "ffn_gate_inp": "mlp.gate.wg",
-            "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
-            "ffn_up_shexp": "mlp.shared_mlp.up_proj",
-            "ffn_down_shexp": "mlp.shared_mlp.down_proj",
-        },
-    ),
-    "dots1": GgufArchitecture(
-        name="Dots1ForCausalLM",
-        entries=_CHOSEN_ENTRIES,
-        required=common.EXPERTS,
-        constants={"sliding_window": None},
-        has=common.BIAS,
-        layer={**common.LAYER, **common.HEAD_NORMS, **common.ROUTED, **_CHOSEN},
-    ),
-    "arcee": GgufArchitecture(name="ArceeForCausalLM", has=common.LLAMA_HAS, is_permuted=True),
-    "nemotron": GgufArchitecture(
-        name="NemotronForCausalLM",
-        entries={
-            **common.ENTRIES,
-            # Files have it twice.
-            "attention.layer_norm_rms_epsilon": "norm_eps",
-            "attention.layer_norm_epsilon": "norm_eps",
-        },
-        required=common.LAYER_NORM,
-        has=common.LLAMA_HAS,
-        norm_offset=1.0,
+        layer={**common.ATTENTION, **common.DENSE},
         fixed={"rope.scaling.type": "none"},
     ),
     "mistral3": MINISTRAL3,

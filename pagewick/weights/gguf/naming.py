@@ -31,6 +31,7 @@ _SAME: Final = {
     "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
+    "InternLM3ForCausalLM": "LlamaForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }

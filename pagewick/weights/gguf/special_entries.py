@@ -177,6 +177,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "olmo2": _olmo2,
     "exaone4": _exaone4,
     "cohere2": _windows,
+    "afmoe": _windows,
+    "exaone-moe": _windows,
     "mistral3": _mistral3,
     **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),

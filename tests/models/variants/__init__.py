@@ -19,6 +19,7 @@ from tests.models.variants import (
     phi,
     qwen,
     qwen_next,
+    since_2025,
     stablelm,
     starcoder,
     ungated,
@@ -48,6 +49,7 @@ VARIANTS: dict[str, Variant] = {
         lfm2,
         mamba,
         others,
+        since_2025,
         ungated,
     )
     for name, variant in family.VARIANTS.items()

@@ -112,6 +112,8 @@ def _publish_config(path: Path) -> None:
         config |= {
             name: [size] * config["num_hidden_layers"] for name, size in {**sizes, "num_shared_expert": 1}.items()
         }
+    elif config["model_type"] == "afmoe":
+        config["route_norm"] = True
     elif config["model_type"] == "bamba":
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         config["attn_rotary_emb"] = int(config["rope_parameters"]["partial_rotary_factor"] * head_dim)
