@@ -41,6 +41,9 @@ VARIANTS = {
     ),
     "apertus-bias-relu2": Variant(
         "Apertus",
-        {**NO_HEAD_DIM, **rope(theta=5e4), "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "relu2"},
+        {
+            **NO_HEAD_DIM, **rope("llama3", 5e4, **LLAMA3), "attention_bias": True, "tie_word_embeddings": True,
+            "hidden_act": "relu2",
+        },
     ),
 }  # fmt: skip
