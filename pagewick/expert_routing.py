@@ -16,6 +16,7 @@ class Routing:
         top_k_groups.
     group_score: a group's score is that of its best expert (DeepSeek-V2), or the sum of its best two (DeepSeek-V3).
     scaling: a factor of every weight, applied last.
+    weighs_inputs: an expert's inputs are multiplied by its weight, not its outputs (Llama 4).
     Raises ValueError for inconsistent values.
     """
 
@@ -27,6 +28,7 @@ class Routing:
     top_k_groups: int = 1
     group_score: Literal["max", "sum_of_two"] = "max"
     scaling: float = 1.0
+    weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
         if self.top_k < 1:

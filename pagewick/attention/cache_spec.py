@@ -6,6 +6,7 @@ the next token must still be in the cache.
 
     full attention       all of them              lookback None
     sliding window w     the w - 1 before it      lookback w - 1
+    chunks of w          those of its chunk       lookback w - 1 at most
     running state        the state after the last lookback 1
 
 With attention, a block holds `block_size` consecutive tokens. With a running state, a block holds one state, and a
@@ -33,12 +34,14 @@ _MOST_DISTANCE: Final = 1024
 class KeptHeads:
     """A key and a value of every token, for each KV head of one rank.
 
-    window: number of tokens that each token sees, itself included; None: all.
+    window: number of tokens that each token sees, itself included; None: all. is_chunked: the window is a chunk, which
+    begins at the last multiple of its size.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    is_chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class CacheSpec:
     """The blocks of a layer. Layers of equal spec form a cache group and share block tables.
 
     block_bytes: bytes that one layer of one rank needs per block, scales included.
+    is_chunked: the lookback ends at the last multiple of lookback + 1 tokens.
     chunk_alignment: a chunk of a prompt, unless it is the last, must end at a multiple of this number of tokens.
     prefix_reuse: "blocks": every complete block can serve another sequence; "snapshots": a block holds one state, and
         can serve another sequence if it is the state at a multiple of block_size tokens. The lookback is 1.
@@ -104,6 +108,7 @@ class CacheSpec:
     block_size: int
     block_bytes: int
     lookback: int | None = None
+    is_chunked: bool = False
     chunk_alignment: int = 1
     prefix_reuse: Literal["blocks", "snapshots"] = "blocks"
     layout: str = ""
@@ -126,6 +131,8 @@ class CacheSpec:
         """Return the index of the first logical block that token number `num_computed_tokens` (from 0) reads."""
         if self.lookback is None:
             return 0
+        if self.is_chunked:
+            return (num_computed_tokens - num_computed_tokens % (self.lookback + 1)) // self.block_size
         return max(0, num_computed_tokens - self.lookback) // self.block_size
 
     def completed_blocks(self, before: int, after: int) -> range:
@@ -144,13 +151,14 @@ def attention_spec(
     dim_unit: the key and the value of a head are padded to a multiple of this number of elements. Latents serve as
     keys and as values, and are stored in value_dtype; a latent and the rotated key beside it are vectors of their own.
     """
-    kind, lookback = "full_attention", None
+    kind, lookback, is_chunked = "full_attention", None, False
     if isinstance(kept, KeptLatents):
         kind, key_dtype = "latent", value_dtype
         token_bytes = value_dtype.vector_bytes(kept.latent_dim) + value_dtype.vector_bytes(kept.rope_dim)
     else:
         if kept.window is not None:
-            kind, lookback = "sliding_window", kept.window - 1
+            kind, lookback = "chunked_attention" if kept.is_chunked else "sliding_window", kept.window - 1
+        is_chunked = kept.is_chunked
         padded_dim = -(-kept.head_dim // dim_unit) * dim_unit
         token_bytes = kept.num_kv_heads * (key_dtype.vector_bytes(padded_dim) + value_dtype.vector_bytes(padded_dim))
     alignment = _SCALE_ALIGNMENT if key_dtype.num_scale_bytes or value_dtype.num_scale_bytes else 1
@@ -159,6 +167,7 @@ def attention_spec(
         block_size=block_size,
         block_bytes=-(-token_bytes * block_size // alignment) * alignment,
         lookback=lookback,
+        is_chunked=is_chunked,
         layout=layout,
         key_dtype=key_dtype.name,
         value_dtype=value_dtype.name,

@@ -52,7 +52,7 @@ class NativeBackend:
         # A checkpoint's scales are for numbers up to 448, the largest of this dtype.
         if self._torch_dtype == torch.float8_e4m3fn:
             cache = replace(cache, constant_scales=kv_scales)
-        return NativeHeads(cache, kept.window, scoring, group)
+        return NativeHeads(cache, kept, scoring, group)
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> NativeLatents:
         cache, scales = latent_cache(blocks, self._torch_dtype, self._block_size, kept.latent_dim + kept.rope_dim)
@@ -60,15 +60,17 @@ class NativeBackend:
 
 
 class NativeHeads:
-    """BoundHeads over a KVCache."""
+    """BoundHeads over a KVCache of what is kept."""
 
-    def __init__(self, cache: KVCache, window: int | None, scoring: Scoring, group: int) -> None:
+    def __init__(self, cache: KVCache, kept: KeptHeads, scoring: Scoring, group: int) -> None:
         self.cache = cache
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
-        self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap, scoring.sinks)
+        self._scores = ScoreOptions(
+            scoring.softmax_scale, kept.window, scoring.logit_soft_cap, scoring.sinks, is_chunked=kept.is_chunked
+        )
         self._group = group
         self._sees_later = scoring.sees_images_whole or scoring.sees_all
-        self._sees_window = scoring.sees_all and window is not None
+        self._sees_window = scoring.sees_all and kept.window is not None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         kernels.store_kv(k, v, self.cache, batch.groups[self._group].slot_mapping)

@@ -117,6 +117,8 @@ class PackageBackend(NativeBackend):
         if kept.head_dim not in self._package.head_dims:
             sizes = ", ".join(map(str, self._package.head_dims))
             raise self._package.refuse(f"it does not serve heads of {kept.head_dim} numbers, only of {sizes}")
+        if kept.is_chunked:
+            raise self._package.refuse("it does not serve attention that is cut into chunks")
         # Keys and values of other attention have other last bits, so blocks on disk are kept apart.
         spec = super().cache_spec(kept)
         return replace(spec, layout=f"{spec.layout} {self._package.name}")
@@ -143,14 +145,14 @@ class PackageBackend(NativeBackend):
             raise self._package.refuse("it reads no packed blocks")
         # Packages multiply rows after a sequence by 0, which leaves NaN if unused memory contains one.
         blocks.zero_()
-        return PackageHeads(heads.cache, kept.window, scoring, group, self._make)
+        return PackageHeads(heads.cache, kept, scoring, group, self._make)
 
 
 class PackageHeads(NativeHeads):
     """BoundHeads over a KVCache whose attention a package computes."""
 
-    def __init__(self, cache: KVCache, window: int | None, scoring: Scoring, group: int, make: MakeAttend) -> None:
-        super().__init__(cache, window, scoring, group)
+    def __init__(self, cache: KVCache, kept: KeptHeads, scoring: Scoring, group: int, make: MakeAttend) -> None:
+        super().__init__(cache, kept, scoring, group)
         self._package_attention = make(self._layout, self._scores)
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:

@@ -36,14 +36,23 @@ class ScoreOptions:
     """How the attention of a layer scores keys.
 
     softmax_scale: above 0. sliding_window: the number of tokens that a query sees, its own included; None: all.
-    logit_soft_cap: scores become cap * tanh(score / cap); None: they are not changed. sinks: [H] float32, a further
-    logit of each head's softmax, which has no value.
+    is_chunked: the window does not slide: sequences are cut into chunks of that many tokens, and a query sees those of
+    its own chunk. logit_soft_cap: scores become cap * tanh(score / cap); None: they are not changed. sinks: [H]
+    float32, a further logit of each head's softmax, which has no value.
     """
 
     softmax_scale: float
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
     sinks: Tensor | None = None
+    is_chunked: bool = False
+
+    def first_key(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        if self.sliding_window is None:
+            return 0
+        size = self.sliding_window
+        return position - position % size if self.is_chunked else max(0, position + 1 - size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_full import full_attention, rotate_heads
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
-from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
+from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route, weighed
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
 from pagewick.kernels.reference_quantizers import quantize_weight
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
@@ -232,13 +232,14 @@ def fused_moe(
 ) -> Tensor:
     """Apply a layer's experts to x [T, H] with router logits [T, E] float32: [T, H] in x.dtype.
 
-    The result has the bits of `route`, `grouped_linear` with gate_up, the gated activation (or the plain one, if
-    gate_up has as many rows as down has columns), `grouped_linear` with down and `combine`, one after the other. A
-    token's result has the same bits whatever other tokens are there. Raises ValueError for tensors that do not fit
-    together.
+    The result has the bits of `route`, `weighed`, `grouped_linear` with gate_up, the gated activation (or the plain
+    one, if gate_up has as many rows as down has columns), `grouped_linear` with down and `combine`, one after the
+    other. A token's result has the same bits whatever other tokens are there. Raises ValueError for tensors that do not
+    fit together.
     """
     function = gated_activation if is_gated(gate_up, down) else _activation
     expert_ids, weights = route(logits, routing, biases.router, biases.scales)
+    x, weights = weighed(x, weights, routing)
     activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
     return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
 
@@ -320,14 +321,14 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
 
     The queries of sequence b are its last q_len tokens: query i stands at position p =
     context_lens[b] - q_len + i and sees the keys up to its own, or to metadata.key_ends if that is given; with a
-    sliding_window, only those from p - sliding_window + 1 on.
+    sliding_window, only those from p - sliding_window + 1 on, or, if is_chunked, from the last multiple of
+    sliding_window up to p on.
     Query head h reads KV head h // (H / KVH). Parts of the cache without visible keys are never read.
     A sequence's result does not depend on the other sequences.
     """
     if cache.is_packed:
         raise ValueError(f"no native attention of {q.dtype} over a packed cache")
     out = torch.empty_like(q)
-    window = scores.sliding_window
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
@@ -336,16 +337,17 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
             positions = torch.arange(position, position + end - start, device=q.device)
             ends = positions + 1 if metadata.key_ends is None else metadata.key_ends[start:end]
             last = int(ends[-1])
-            first_key = max(0, position + 1 - window) if window else 0
+            first_key = scores.first_key(position)
             first_block = first_key // cache.block_size
             block_ids = metadata.block_tables[b][first_block : -(-last // cache.block_size)].long()
             kv = take_blocks(cache.data, cache.scales, block_ids).permute(1, 2, 0, 3, 4).flatten(2, 3)
             offset = first_block * cache.block_size
             k, v = kv[:, :, first_key - offset : last - offset].to(_compute_dtype(q))
-            distance = positions[:, None] - torch.arange(first_key, last, device=q.device)
-            hidden = distance <= (positions - ends)[:, None]
-            if window:
-                hidden |= distance >= window
+            keys = torch.arange(first_key, last, device=q.device)
+            hidden = keys >= ends[:, None]
+            if window := scores.sliding_window:
+                first_keys = positions - positions % window if scores.is_chunked else positions - window + 1
+                hidden |= keys < first_keys[:, None]
             out[start:end] = _attend(q[start:end], k, v, hidden, scores)
     return out
 

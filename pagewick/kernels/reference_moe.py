@@ -101,6 +101,18 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
     return total.to(y.dtype)
 
 
+def weighed(x: Tensor, weights: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return the inputs of the experts, and the weights [T, A] of their results, for x [T, K].
+
+    If the routing weighs inputs, they have a row for each choice [T * A, K], which is x times its weight, rounded to
+    x.dtype, and results have weights of 1. Otherwise they are x.
+    """
+    if not routing.weighs_inputs:
+        return x, weights
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1), torch.ones_like(weights)
+
+
 def is_gated(gate_up: StoredExperts, down: StoredExperts) -> bool:
     """Whether the experts' first product computes gate and up together. Raises ValueError if the two do not fit."""
     gated = gate_up.num_rows == 2 * down.num_columns

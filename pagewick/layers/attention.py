@@ -20,6 +20,7 @@ class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
     The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
+    is_chunked: the window is a chunk, which begins at the last multiple of its size.
     sinks: [num_heads] float32, a further logit of each head's softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens do.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
@@ -35,13 +36,14 @@ class Attention(nn.Module):
         softmax_scale: float,
         *,
         window: int | None = None,
+        is_chunked: bool = False,
         logit_soft_cap: float | None = None,
         sinks: Tensor | None = None,
         sees_images_whole: bool = False,
         sees_all: bool = False,
     ) -> None:
         super().__init__()
-        self._kept = KeptHeads(num_kv_heads, head_dim, window)
+        self._kept = KeptHeads(num_kv_heads, head_dim, window, is_chunked)
         self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole, sees_all)
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend

@@ -78,6 +78,14 @@ class RopeConfig:
         return max(ends, default=0) < num_pairs
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaleConfig:
+    """Factors of queries by their position: 1 + beta * log(1 + floor((position + 1) / length)) (Llama 4)."""
+
+    beta: float
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig:
     """A latent attention. Names are Hugging Face's, except `num_heads`, which counts the heads of the whole model.
@@ -292,6 +300,8 @@ class MoeConfig:
         )
         # Latents, too, are the inputs of experts and the sum of their outputs.
         outputs = top_k * hidden_size if self.latent_size is None else (top_k + 2) * self.latent_size
+        if self.routing.weighs_inputs:
+            outputs += top_k * (self.latent_size or hidden_size)
         return -(-inner // num_ranks) + outputs
 
     def num_offloaded(self, per_rank: int, num_ranks: int) -> int:

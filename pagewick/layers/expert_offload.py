@@ -18,6 +18,7 @@ from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.kernels.copies import CopyStream, CudaCopyStream
 from pagewick.kernels.options import MoeBiases, SharedOutput
+from pagewick.kernels.reference_moe import weighed
 from pagewick.layers.config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 
@@ -137,6 +138,7 @@ class OffloadedExperts(nn.Module):
     def forward(self, x: Tensor, logits: Tensor, biases: MoeBiases, shared: SharedOutput | None) -> Tensor:
         """Compute kernels.fused_moe, with the same bits: a product does not depend on those computed beside it."""
         expert_ids, weights = kernels.route(logits, self._config.routing, biases.router, biases.scales)
+        inputs, weights = weighed(x, weights, self._config.routing)
         needed = set(expert_ids.flatten().tolist())
         # torch's own operation, so that such a step is never recorded: another step needs other experts.
         choices = expert_ids.flatten().to(torch.int64)
@@ -146,10 +148,11 @@ class OffloadedExperts(nn.Module):
                 slots = self._slots_of(experts, x.device)[choices]
                 of_slots = self._biases_of_slots(biases)
                 if len(experts) == len(needed):
-                    products = self._products(x, slots.view(expert_ids.shape), of_slots)
+                    products = self._products(inputs, slots.view(expert_ids.shape), of_slots)
                     break
                 here = (slots >= 0).nonzero().squeeze(1)
-                products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1), of_slots)
+                rows = here if len(inputs) == len(choices) else here // expert_ids.shape[1]
+                products[here] = self._products(inputs[rows], slots[here].unsqueeze(1), of_slots)
         return kernels.combine(products, weights, shared)
 
     def _products(self, x: Tensor, slots: Tensor, biases: MoeBiases) -> Tensor:

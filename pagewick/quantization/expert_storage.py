@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.expert_routing import Routing
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput
+from pagewick.kernels.reference_moe import weighed
 from pagewick.quantization.share import Share
 
 # Pinned memory is allocated in powers of two; a piece for at least this number of tensors wastes little of it.
@@ -86,6 +87,7 @@ class ExpertStorage(nn.Module, ExpertMemory):
         """
         biases = options.get("biases", NO_BIASES)
         expert_ids, weights = kernels.route(logits, routing, biases.router, biases.scales)
+        x, weights = weighed(x, weights, routing)
         first = self.linear(x, expert_ids, biases.gate_up)
         is_gated = self.share.num_rows == 2 * down.share.num_columns
         activate = kernels.gated_activation if is_gated else kernels.activation

@@ -67,7 +67,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
 
 def attend_all(
     q: Tensor, batch: AttentionBatch, tables: Tensor, load: Callable[[Tensor, int], tuple[Tensor, Tensor]],
-    scoring: Scoring, window: int | None,
+    scoring: Scoring, window: int | None, is_chunked: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attend with every token of a batch separately."""
     attended = []
@@ -77,7 +77,7 @@ def attend_all(
         for token in range(first, last):
             end = length - (last - 1 - token)
             keys, values = load(tables[row], end)
-            begin = 0 if window is None else max(0, end - window)
+            begin = 0 if window is None else (end - 1) // window * window if is_chunked else max(0, end - window)
             attended.append(attend(q[token], keys[begin:], values[begin:], scoring))
     return torch.stack(attended).to(q.dtype)
 
@@ -96,7 +96,8 @@ class Int8Heads:
             both = self._vectors.load(table, num_tokens)
             return both[:, :num_kv_heads], both[:, num_kv_heads:]
 
-        return attend_all(q, batch, group.block_tables, load, self._scoring, self._kept.window)
+        window, is_chunked = self._kept.window, self._kept.is_chunked
+        return attend_all(q, batch, group.block_tables, load, self._scoring, window, is_chunked)
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         num_kv_heads, head_dim = self._kept.num_kv_heads, self._kept.head_dim

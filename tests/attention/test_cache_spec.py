@@ -41,6 +41,15 @@ def test_first_block_is_the_first_that_a_later_token_reads(lookback: int | None,
         assert spec.first_block(num_computed_tokens) == min(seen)
 
 
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 3, 8, 16])
+def test_a_chunk_keeps_its_first_block_to_its_end(chunk: int, block_size: int) -> None:
+    spec = CacheSpec(kind="any", block_size=block_size, block_bytes=1, lookback=chunk - 1, is_chunked=True)
+    for num_computed_tokens in range(70):
+        chunks = [token // chunk for token in range(num_computed_tokens + 1)]
+        assert spec.first_block(num_computed_tokens) == chunks.index(chunks[-1]) // block_size
+
+
 def test_full_attention_keeps_keys_and_values_of_every_token() -> None:
     spec = native_spec(KeptHeads(num_kv_heads=3, head_dim=64), 16, "bfloat16")
     assert spec.block_bytes == 2 * 3 * 64 * 16 * 2

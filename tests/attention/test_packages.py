@@ -196,6 +196,11 @@ def test_sinks() -> None:
         made.bind_heads(kept, Scoring(4, 0.5, sinks=torch.zeros(4)), blocks, 0)
 
 
+def test_chunks() -> None:
+    with pytest.raises(ConfigError, match="attention that is cut into chunks"):
+        backend("TORCH_VARLEN", 256).cache_spec(KeptHeads(2, 64, 512, is_chunked=True))
+
+
 def test_images_that_are_seen_whole() -> None:
     made, kept = backend("TORCH_VARLEN", 256), KeptHeads(2, 64)
     blocks = torch.empty((2, made.cache_spec(kept).block_bytes), dtype=torch.uint8)

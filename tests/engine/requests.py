@@ -55,8 +55,10 @@ def full_spec(block_size: int = 4) -> CacheSpec:
     return CacheSpec(kind="full", block_size=block_size, block_bytes=block_size)
 
 
-def window_spec(lookback: int, block_size: int = 4) -> CacheSpec:
-    return CacheSpec(kind="window", block_size=block_size, block_bytes=block_size, lookback=lookback)
+def window_spec(lookback: int, block_size: int = 4, *, is_chunked: bool = False) -> CacheSpec:
+    return CacheSpec(
+        kind="window", block_size=block_size, block_bytes=block_size, lookback=lookback, is_chunked=is_chunked
+    )
 
 
 def recurrent_spec(block_size: int = 4, chunk_alignment: int = 1) -> CacheSpec:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import (
     Candidate,
     SlotResult,
@@ -304,7 +305,7 @@ class SimulatedRunner:
             if spec.has_snapshots:
                 (found[-1],) = memory[table[0]]
                 continue
-            for place in range(max(slot.job.num_prompt_tokens, num_tokens - (spec.lookback or 0)), num_tokens):
+            for place in range(max(slot.job.num_prompt_tokens, first_needed(spec, num_tokens)), num_tokens):
                 block = memory[table[place // spec.block_size]]
                 found[place - num_tokens] = block[place % spec.block_size]
         return found
@@ -319,7 +320,7 @@ class SimulatedRunner:
                     block_id = table[0 if num_tokens == work.start else 1]
                     assert memory[block_id] == [digests[num_tokens]], "not the state of this prefix"
                 continue
-            place = 0 if spec.lookback is None else max(0, work.start - spec.lookback)
+            place = first_needed(spec, work.start)
             while place < num_tokens:
                 index, first = divmod(place, spec.block_size)
                 last = min(spec.block_size, first + num_tokens - place)
@@ -430,3 +431,12 @@ class SimulatedRunner:
             # The next step may be scheduled before anybody knows.
             slot.last_sampled = true_end
             choice.num_sampled += 1
+
+
+def first_needed(spec: CacheSpec, num_tokens: int) -> int:
+    """Return the first token whose keys the token after `num_tokens` of them looks back at."""
+    if spec.lookback is None:
+        return 0
+    if spec.is_chunked:
+        return num_tokens // (spec.lookback + 1) * (spec.lookback + 1)
+    return max(0, num_tokens - spec.lookback)

@@ -126,7 +126,12 @@ def make_paged(
 
 
 def expected_attention(
-    paged: Paged, *, sliding_window: int | None = None, logit_soft_cap: float = 0.0, sinks: Tensor | None = None
+    paged: Paged,
+    *,
+    sliding_window: int | None = None,
+    is_chunked: bool = False,
+    logit_soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in float64 over plain keys and values, with an explicit mask."""
     outputs = [torch.empty(0, *paged.q.shape[1:], dtype=torch.float64)]
@@ -139,7 +144,10 @@ def expected_attention(
         if paged.key_ends is not None:
             ends = paged.key_ends[paged.cu_seqlens_q[seq] : paged.cu_seqlens_q[seq + 1]]
             visible = torch.arange(context_len) < ends[:, None]
-        if sliding_window:
+        if sliding_window and is_chunked:
+            chunks = torch.arange(context_len) // sliding_window
+            visible &= chunks == chunks[context_len - q_len :, None]
+        elif sliding_window:
             visible &= torch.ones_like(visible).triu(context_len - q_len - sliding_window + 1)
         if logit_soft_cap or sinks is not None:
             scores = q @ k.mT * q.shape[-1] ** -0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -406,6 +407,9 @@ class Layer:
 
     def in_steps(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         expert_ids, weights = dispatched.route(logits, self.routing, self.router_bias)
+        if self.routing.weighs_inputs:
+            x = (x.float()[:, None] * weights[:, :, None]).to(x.dtype).flatten(0, 1)
+            weights = torch.ones_like(weights)
         inner = self.gate_up.linear(x, expert_ids, self.biases[0])
         activated = (dispatched.gated_activation if self.is_gated else dispatched.activation)(inner, self.activation)
         given = self.down.linear(activated, expert_ids, self.biases[1])
@@ -413,6 +417,9 @@ class Layer:
 
     def in_float64(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         expert_ids, weights = reference.route(logits, self.routing, self.router_bias)
+        if self.routing.weighs_inputs:
+            x = (x.double()[:, None] * weights.double()[:, :, None]).flatten(0, 1)
+            weights = torch.ones_like(weights)
         inner = products(x, self.weights[0], expert_ids, self.biases[0])
         if self.is_gated:
             gate, up = inner.chunk(2, dim=-1)
@@ -456,8 +463,27 @@ def test_a_whole_layer(
         native.set_num_threads(1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_weights_of_inputs(native: NativeKernels, dtype: torch.dtype, top_k: int) -> None:
+    layer = Layer(dtype, 5, top_k, 64, 31, True)
+    layer.routing = Routing(top_k=top_k, scoring="sigmoid", weighs_inputs=True)
+    inputs = layer.inputs(130)
+    out, expected = layer.fused(**inputs), layer.in_float64(**inputs)
+    # As in test_a_whole_layer, and the inputs are rounded once more.
+    error = (4 * ROUNDING[dtype] + 2e-6) * expected.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, rtol=ROUNDING[dtype], atol=error)
+    assert torch.equal(layer.in_steps(**inputs), out)
+    alone = {name: value[17:18] for name, value in inputs.items()}
+    assert torch.equal(layer.fused(**alone)[0], out[17])
+    native.set_num_threads(2)
+    assert torch.equal(layer.fused(**inputs), out)
+    native.set_num_threads(1)
+
+
 def test_a_long_prompt_is_taken_in_parts(native: NativeKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(torch.bfloat16, 5, 3, 33, 20, True)
+    layer.routing = replace(layer.routing, weighs_inputs=True)
     inputs = layer.inputs(150)
     whole = layer.fused(**inputs)
     monkeypatch.setattr(moe, "MIN_CHUNK", 7)

@@ -69,6 +69,20 @@ def test_blocks_before_the_window_may_be_gone(kernels: Kernels) -> None:
     assert torch.equal(paged.attend(kernels.paged_attention, sliding_window=100), expected)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 64, 100, 1024, 5000])
+def test_chunks(kernels: Kernels, chunk: int) -> None:
+    paged = make_paged([1, 70, 3, 33, 1, 200], [1, 70, 1030, 2100, 1024, 1200], head_dim=16)
+    options = {"sliding_window": chunk, "is_chunked": True}
+    out = paged.attend(kernels.paged_attention, **options)
+    assert_is_expected(out, paged, **options)
+    # Blocks before the chunk of a sequence's first new token may be gone.
+    for table, q_len, context_len in zip(
+        paged.block_tables, paged.cu_seqlens_q.diff().tolist(), paged.context_lens.tolist(), strict=True
+    ):
+        table[: (context_len - q_len) // chunk * chunk // 32] = -1
+    assert torch.equal(paged.attend(kernels.paged_attention, **options), out)
+
+
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 def test_logit_soft_cap(kernels: Kernels, cap: float) -> None:
     paged = make_paged([1, 70], [130, 100], head_dim=32)
@@ -186,7 +200,11 @@ def test_a_later_key_changes_no_bit_of_an_earlier_query(
     assert out[first_to_see_it:].isnan().all()
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 77}, {"logit_soft_cap": 20.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 77}, {"sliding_window": 90, "is_chunked": True}, {"logit_soft_cap": 20.0}],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_alone_batched_chunked_and_threaded(
     native: NativeKernels, dtype: torch.dtype, options: dict[str, float]

@@ -25,7 +25,7 @@ class RoutineTokens:
     """Tells for which tokens a step of one token changes no block table, which is so for most.
 
     These tokens repeat with the period of the block sizes. Below a group's lookback, fewer tokens change a table than
-    this class says.
+    this class says. Chunks have a period of their own, which may be long.
     """
 
     def __init__(self, groups: Series[CacheSpec]) -> None:
@@ -35,6 +35,7 @@ class RoutineTokens:
             not any(spec.has_snapshots or place % spec.block_size == 0 for spec in groups) for place in places
         ]
         self._changes_blocks = [any(_changes_blocks(spec, place) for spec in groups) for place in places]
+        self._chunked = [spec for spec in groups if spec.is_chunked]
 
     def is_covered(self, start: int) -> bool:
         """Whether a sequence that has the blocks of the token at `start` - 1 has those of the token at `start`."""
@@ -42,10 +43,14 @@ class RoutineTokens:
 
     def changes_blocks(self, num_tokens: int) -> bool:
         """Whether the last of `num_tokens` computed tokens may complete a block, or end the need for one."""
-        return self._changes_blocks[num_tokens % self._period]
+        return self._changes_blocks[num_tokens % self._period] or any(
+            spec.first_block(num_tokens - 1) != spec.first_block(num_tokens) for spec in self._chunked
+        )
 
 
 def _changes_blocks(spec: CacheSpec, place: int) -> bool:
+    if spec.is_chunked:
+        return len(spec.completed_blocks(place + spec.block_size - 1, place + spec.block_size)) > 0
     # Far enough from the first token that blocks are released.
     after = place + (2 + (spec.lookback or 0) // spec.block_size) * spec.block_size
     return len(spec.completed_blocks(after - 1, after)) > 0 or spec.first_block(after - 1) != spec.first_block(after)

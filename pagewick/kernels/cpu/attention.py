@@ -47,6 +47,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
         block_size=cache.block_size, max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0),
         q_stride=q.stride(0), sliding_window=scores.sliding_window or 0, softmax_scale=scores.softmax_scale,
         logit_soft_cap=scores.logit_soft_cap or 0.0, q_dtype=DTYPES[q.dtype], kv_dtype=CACHE_DTYPES[cache.dtype],
+        is_chunked=scores.is_chunked,
     )  # fmt: skip
     status = _PAGED_ATTENTION.run(args)
     if status == BAD_LENGTHS:

@@ -13,7 +13,7 @@ from pagewick.kernels.cpu.matrix import packed_shape
 from pagewick.kernels.cpu.quantized import FORMATS, LAYOUTS
 from pagewick.kernels.cpu.structs import CombineArgs, FusedMoeArgs, GroupedLinearArgs, GroupScore, RouteArgs, Scoring
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
-from pagewick.kernels.reference_moe import is_gated
+from pagewick.kernels.reference_moe import is_gated, weighed
 
 _ROUTE = Operation("route", RouteArgs)
 _GROUPED_LINEAR = Operation("grouped_linear", GroupedLinearArgs)
@@ -90,6 +90,7 @@ def fused_moe(
     if not (gate_up.is_packed and down.is_packed):
         # A rank may have no share of the experts. Its result must still have the same bits in any batch.
         expert_ids, weights = route(logits, routing, biases.router, biases.scales)
+        x, weights = weighed(x, weights, routing)
         function = reference.gated_activation if gated else reference.activation
         activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
         return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
@@ -106,6 +107,7 @@ def fused_moe(
     first = empty((chunk * routing.top_k, gate_up.num_rows), x.dtype)
     activated = empty((chunk * routing.top_k, intermediate_size), x.dtype)
     second = empty((chunk * routing.top_k, hidden_size), x.dtype)
+    inputs = empty((chunk * routing.top_k, hidden_size), x.dtype) if routing.weighs_inputs else None
     out = empty(x.shape, x.dtype)
     x, logits = as_rows(x)[0], as_rows(logits)[0]
     shared = None if shared is None else SharedOutput(as_rows(shared.output)[0], shared.gate)
@@ -114,8 +116,8 @@ def fused_moe(
         gate_up=linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
         down=linear_args(activated, down, biases.down, expert_ids, second, None),
         combine=_combine_args(second, weights, shared, out, num_tokens),
-        activated=activated.data_ptr(), num_tokens=num_tokens, chunk=chunk, activation=ACTIVATION_KINDS[activation],
-        is_gated=gated,
+        activated=activated.data_ptr(), weighed=address(inputs), num_tokens=num_tokens, chunk=chunk,
+        activation=ACTIVATION_KINDS[activation], is_gated=gated,
     )  # fmt: skip
     _FUSED_MOE.run(args)
     return out

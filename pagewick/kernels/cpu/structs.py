@@ -65,7 +65,8 @@ class AttentionArgs(Structure):
     q: Address; kv_cache: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address; sinks: Address
     key_ends: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64
     head_dim: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
-    q_stride: Int64; sliding_window: Int64; softmax_scale: Float; logit_soft_cap: Float; q_dtype: Int32; kv_dtype: Int32
+    q_stride: Int64; sliding_window: Int64; softmax_scale: Float; logit_soft_cap: Float; q_dtype: Int32
+    kv_dtype: Int32; is_chunked: Int32
 
 @laid_out
 class StoreKvArgs(Structure):
@@ -194,7 +195,7 @@ class CombineArgs(Structure):
 @laid_out
 class FusedMoeArgs(Structure):
     route: RouteArgs; gate_up: GroupedLinearArgs; down: GroupedLinearArgs; combine: CombineArgs; activated: Address
-    num_tokens: Int64; chunk: Int64; activation: Int32; is_gated: Int32
+    weighed: Address; num_tokens: Int64; chunk: Int64; activation: Int32; is_gated: Int32
 
 @laid_out
 class NormArgs(Structure):

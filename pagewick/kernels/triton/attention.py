@@ -107,7 +107,8 @@ def _tile(key: Key, block_dim: int) -> Tile:
 _SHARED_SIGNATURE = {
     "block_tables": "*i32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32", "num_kv_heads": "i32",
     "group": "i32", "q_stride": "i32:16", "table_stride": "i32", "block_stride": "i32:16", "scale_stride": "i32",
-    "block_shift": "i32", "window": "i32", "num_sinks": "i32", "max_short": "i32", "scale": "fp32", "cap": "fp32",
+    "block_shift": "i32", "window": "i32", "is_chunked": "i32", "num_sinks": "i32", "max_short": "i32",
+    "scale": "fp32", "cap": "fp32",
 }  # fmt: skip
 _SHORT_SIGNATURE = {
     "parts": "*fp32", "stats": "*fp32", "num_tiles": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
@@ -184,7 +185,7 @@ def merge_variant(dtype: torch.dtype, width: int, *, has_ends: bool = False) -> 
             **ends,
             "parts": "*fp32", "stats": "*fp32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32",
             "out": f"*{TYPE_NAMES[dtype]}", "max_short": "i32", "num_heads": "i32", "window": "i32",
-            "num_sinks": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
+            "is_chunked": "i32", "num_sinks": "i32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
         },
         constexprs={
             **no_ends, "WIDTH": width, "BLOCK_D": triton.next_power_of_2(width), "SPLIT": SPLIT, "TILE": MERGE_TILE,
@@ -254,6 +255,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
         "group": group, "q_stride": q.stride(0), "table_stride": metadata.block_tables.stride(0),
         "block_stride": cache.data.stride(0), "scale_stride": 0 if cache.scales is None else cache.scales.stride(0),
         "block_shift": cache.block_size.bit_length() - 1, "window": scores.sliding_window or NO_WINDOW,
+        "is_chunked": int(scores.is_chunked),
         "num_sinks": 0 if sinks is None else num_heads, "max_short": max_short, "scale": scores.softmax_scale,
         "cap": scores.logit_soft_cap or 0.0,
     }  # fmt: skip
@@ -292,7 +294,7 @@ def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> No
             (part.num_seqs, num_tiles * shared["num_kv_heads"], num_splits), num_tiles=num_tiles, **own, **shared
         )
         if num_splits > 1:
-            names = ("context_lens", "cu_seqlens_q", "sinks", "out", "max_short", "window", "num_sinks")
+            names = ("context_lens", "cu_seqlens_q", "sinks", "out", "max_short", "window", "is_chunked", "num_sinks")
             arguments = {name: shared[name] for name in (*names, *(["key_ends"] if "key_ends" in shared else []))}
             merge.launch((part.num_seqs, out.shape[1]), num_heads=out.shape[1], **own, **arguments)
 

@@ -3,13 +3,13 @@
 import triton
 import triton.language as tl
 
-from pagewick.kernels.triton.online_softmax import converted, decoded, next_weights, row_of, with_sink
+from pagewick.kernels.triton.online_softmax import converted, decoded, first_seen_key, next_weights, row_of, with_sink
 
 
 @triton.jit
 def attend_rows(
     q, cache, scales, key_ends, table, first_row, num_rows, first_query, first_key, end_key, q_len, context_len,
-    kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, scale, cap,
+    kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride, block_shift, window, is_chunked, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
@@ -31,12 +31,13 @@ def attend_rows(
     first_position = context_len - q_len + first_row // group
     last_position = context_len - q_len + (tl.minimum(first_row + BLOCK_M, num_rows) - 1) // group
     # The blocks of earlier keys may belong to another sequence by now.
-    first_seen = tl.maximum(first_position - window + 1, 0)
+    first_seen = first_seen_key(first_position, window, is_chunked)
+    first_keys = first_seen_key(positions, window, is_chunked)
     begin = tl.maximum(first_key, first_seen // BLOCK_N * BLOCK_N)
     if key_ends is None:
         end = tl.minimum(end_key, last_position + 1)
     else:
-        ends, before_window = tl.load(key_ends + first_query + tokens, mask=is_row, other=0), positions - window
+        ends = tl.load(key_ends + first_query + tokens, mask=is_row, other=0)
         end = tl.minimum(end_key, tl.max(ends, 0))
     block_size = 1 << block_shift
     keys = cache + kv_head * (HEAD_DIM * block_size)
@@ -64,10 +65,9 @@ def attend_rows(
             grown = tl.exp2(scores * (2.0 * 1.4426950408889634 * scale / cap))
             scores = cap * (1.0 - 2.0 / (grown + 1.0))
         if key_ends is None:
-            distance = positions[:, None] - n[None, :]
-            is_seen = (distance >= 0) & (distance < window)
+            is_seen = (n[None, :] <= positions[:, None]) & (n[None, :] >= first_keys[:, None])
         else:
-            is_seen = (n[None, :] < ends[:, None]) & (n[None, :] > before_window[:, None])
+            is_seen = (n[None, :] < ends[:, None]) & (n[None, :] >= first_keys[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
@@ -94,15 +94,16 @@ def find_sequence(cu_seqlens_q, tile, num_seqs, group, BLOCK_M: tl.constexpr):
 
 # Numbers that vary; those that do not are multiples of 16.
 _NUMBERS = [
-    "num_seqs", "num_kv_heads", "group", "table_stride", "scale_stride", "block_shift", "window", "num_sinks",
-    "max_short", "num_tiles", "first_seq", "row_unit", "num_splits",
+    "num_seqs", "num_kv_heads", "group", "table_stride", "scale_stride", "block_shift", "window", "is_chunked",
+    "num_sinks", "max_short", "num_tiles", "first_seq", "row_unit", "num_splits",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_short(
     q, cache, scales, key_ends, block_tables, context_lens, cu_seqlens_q, sinks, out, parts, stats,
-    num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks, max_short,
+    num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, is_chunked,
+    num_sinks, max_short,
     num_tiles, first_seq, row_unit, num_splits, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
@@ -121,13 +122,13 @@ def attend_short(
     first_position = context_len - q_len + first_row // group
     if (q_len > max_short) | (first_row >= num_rows):
         return
-    if (first_key >= context_len) | (first_key + SPLIT <= first_position - window + 1):
+    if (first_key >= context_len) | (first_key + SPLIT <= first_seen_key(first_position, window, is_chunked)):
         return
     acc, m, total, tokens, heads, is_row = attend_rows(
         q, cache, scales, key_ends, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin,
         first_key, first_key + SPLIT, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride,
-        scale_stride, block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
-        VALUE_DOT,
+        scale_stride, block_shift, window, is_chunked, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS,
+        HAS_CAP, DOT, VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     is_stored = is_row[:, None] & (d < HEAD_DIM)[None, :]
@@ -148,8 +149,8 @@ def attend_short(
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_long(
     q, cache, scales, key_ends, block_tables, context_lens, cu_seqlens_q, sinks, out,
-    num_seqs, num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, num_sinks,
-    max_short, scale, cap,
+    num_seqs, num_kv_heads, group, q_stride, table_stride, block_stride, scale_stride, block_shift, window, is_chunked,
+    num_sinks, max_short, scale, cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STORED_AS: tl.constexpr, HAS_CAP: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +167,8 @@ def attend_long(
     acc, m, total, tokens, heads, is_row = attend_rows(
         q, cache, scales, key_ends, block_tables + seq.to(tl.int64) * table_stride, first_row, num_rows, begin, 0,
         context_len, q_len, context_len, kv_head, num_kv_heads, group, q_stride, block_stride, scale_stride,
-        block_shift, window, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT, VALUE_DOT,
+        block_shift, window, is_chunked, scale, cap, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, STORED_AS, HAS_CAP, DOT,
+        VALUE_DOT,
     )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     sink = tl.load(sinks + heads, mask=is_row & (heads < num_sinks), other=float("-inf")) * 1.4426950408889634

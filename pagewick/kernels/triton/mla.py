@@ -312,7 +312,8 @@ def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> No
         if num_splits > 1:
             arguments = {name: shared[name] for name in ("context_lens", "cu_seqlens_q", "out", "max_short")}
             grid = (part.num_seqs, num_heads)
-            merge.launch(grid, num_heads=num_heads, window=NO_WINDOW, sinks=part.stats, num_sinks=0, **own, **arguments)
+            no_window = {"window": NO_WINDOW, "is_chunked": 0}
+            merge.launch(grid, num_heads=num_heads, sinks=part.stats, num_sinks=0, **no_window, **own, **arguments)
 
 
 def _is_served(key: Key, q_latent: Tensor, cache: Tensor) -> bool:

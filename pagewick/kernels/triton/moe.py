@@ -12,7 +12,7 @@ from pagewick.expert_routing import Routing
 from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.dispatch import Function
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
-from pagewick.kernels.reference_moe import is_gated
+from pagewick.kernels.reference_moe import is_gated, weighed
 from pagewick.kernels.triton import BACKEND
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.grouping import GROUPS, Grouping, group
@@ -75,6 +75,7 @@ def fused_moe(
     """reference.fused_moe. Choices are sorted once for both products."""
     activate = _operation("gated_activation" if is_gated(gate_up, down) else "activation")
     expert_ids, weights = _operation("route")(logits, routing, biases.router, biases.scales)
+    x, weights = weighed(x, weights, routing)
     kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts, x.dtype)
     # Tiles of a kind have as many rows for both products.
     grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN).rows)

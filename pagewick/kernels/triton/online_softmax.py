@@ -93,6 +93,12 @@ def with_sink(acc, m, total, sink):
 
 
 @triton.jit
+def first_seen_key(position, window, is_chunked):
+    """Return the first key that queries at these positions see: options.ScoreOptions.first_key."""
+    return tl.where(is_chunked != 0, position - position % window, tl.maximum(position - window + 1, 0))
+
+
+@triton.jit
 def row_of(begin, token, place, row_unit):
     """Return the row of a token's results in `parts`: the token's index in the batch if row_unit is 0.
 
@@ -101,10 +107,14 @@ def row_of(begin, token, place, row_unit):
     return tl.where(row_unit == 0, begin, place * row_unit) + token
 
 
-@triton.jit(do_not_specialize=["max_short", "num_heads", "window", "num_sinks", "first_seq", "row_unit", "num_splits"])
+# Numbers that vary.
+_NUMBERS = ["max_short", "num_heads", "window", "is_chunked", "num_sinks", "first_seq", "row_unit", "num_splits"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def merge_splits(
     parts, stats, key_ends, context_lens, cu_seqlens_q, sinks, out,
-    max_short, num_heads, window, num_sinks, first_seq, row_unit, num_splits,
+    max_short, num_heads, window, is_chunked, num_sinks, first_seq, row_unit, num_splits,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of short sequences, in their order. One program for each sequence from first_seq on, and head.
@@ -122,7 +132,7 @@ def merge_splits(
     sink = tl.load(sinks + head, mask=head < num_sinks, other=float("-inf")).to(tl.float32) * 1.4426950408889634
     for token in range(0, q_len):
         position = context_len - q_len + token
-        first_split = tl.maximum(position - window + 1, 0) // SPLIT
+        first_split = first_seen_key(position, window, is_chunked) // SPLIT
         last_key = position if key_ends is None else tl.load(key_ends + begin + token) - 1
         end_split = last_key // SPLIT + 1
         row = (row_of(begin, token, seq - first_seq, row_unit).to(tl.int64) * num_heads + head) * num_splits

@@ -110,6 +110,7 @@ LAYOUTS = [
     [full_spec(2), window_spec(5, 4)],
     [full_spec(1), recurrent_spec(4)],
     [window_spec(7, 2)],
+    [window_spec(10, 4, is_chunked=True)],
 ]
 
 

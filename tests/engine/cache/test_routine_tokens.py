@@ -15,6 +15,8 @@ LAYOUTS = {
     "sizes": [full_spec(3), full_spec(4)],
     "window": [full_spec(4), window_spec(9, 4)],
     "windows": [window_spec(7, 2), window_spec(1, 8)],
+    "chunks": [full_spec(4), window_spec(8, 4, is_chunked=True)],
+    "short chunks": [window_spec(2, 8, is_chunked=True)],
     "states": [full_spec(2), recurrent_spec(6)],
 }
 

@@ -49,7 +49,7 @@ def with_window(
     random: Random, sizes: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (4, 4), (4, 2), (2, 4), (3, 12))
 ) -> Specs:
     full, window = random.choice(sizes)
-    return [full_spec(full), window_spec(random.randint(1, 14), window)]
+    return [full_spec(full), window_spec(random.randint(1, 14), window, is_chunked=random.random() < 0.3)]
 
 
 def recurrent(random: Random, block_sizes: Sequence[int] = (4, 6, 8, 12)) -> CacheSpec:

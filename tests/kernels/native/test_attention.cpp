@@ -17,6 +17,7 @@ struct Case {
   float soft_cap;
   bool has_sinks;
   int32_t image = 0;  // images of this many tokens follow each other, and their tokens see each other; 0: none do
+  bool is_chunked = false;
 };
 
 constexpr float kScale = 0.3f;
@@ -65,7 +66,7 @@ class Batch {
     args.num_tokens = num_tokens(), args.num_seqs = num_seqs(), args.num_heads = c_.num_heads;
     args.num_kv_heads = c_.num_kv_heads, args.head_dim = c_.head_dim, args.num_blocks = num_blocks_;
     args.block_size = c_.block_size, args.max_blocks = max_blocks_, args.block_table_stride = table_stride_;
-    args.q_stride = q_stride_, args.sliding_window = c_.window, args.softmax_scale = kScale;
+    args.q_stride = q_stride_, args.sliding_window = c_.window, args.is_chunked = c_.is_chunked, args.softmax_scale = kScale;
     args.logit_soft_cap = c_.soft_cap, args.q_dtype = tensors_[0].dtype(), args.kv_dtype = tensors_[1].dtype();
     return args;
   }
@@ -162,7 +163,8 @@ class Batch {
 
   void check_row(const Tensor& out, int64_t seq, int64_t query, int64_t head) const {
     const int64_t position = c_.context_lens[seq] - c_.q_lens[seq] + query, token = cu_seqlens_[seq] + query;
-    const int64_t first = c_.window ? std::max<int64_t>(0, position - c_.window + 1) : 0;
+    int64_t first = c_.window ? std::max<int64_t>(0, position - c_.window + 1) : 0;
+    if (c_.is_chunked) first = position / c_.window * c_.window;
     std::vector<double> sums(c_.head_dim), magnitudes(c_.head_dim);
     double total = c_.has_sinks ? std::exp(sinks_[head]) : 0.0;
     for (int64_t key = first; key < end_of(seq, query); ++key) {
@@ -273,5 +275,6 @@ void test_attention() {
     test_case({{2, 1}, {66, 65}, 1, 1, 256, 48, 1, 0.0f, false}, dtype, kv_dtype);
     test_case({{70, 9}, {75, 1100}, 3, 1, 24, 6, 0, 0.0f, true, 25}, dtype, kv_dtype);
     test_case({{90, 40}, {95, 1060}, 4, 2, 64, 32, 30, 3.0f, false, 130}, dtype, kv_dtype);
+    test_case({{70, 2, 1}, {75, 1101, 1025}, 3, 1, 24, 6, 50, 0.0f, true, 0, true}, dtype, kv_dtype);
   }
 }

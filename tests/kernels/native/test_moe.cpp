@@ -265,7 +265,8 @@ class Layer {
     run("fused_moe", pagewick::FusedMoeArgs{route(ids, weights, num_tokens_),
                                             grouped(gate_up_, x_, ids.data(), inner, nullptr),
                                             grouped(down_, activated, ids.data(), results, nullptr),
-                                            combine(results, weights, out), activated.data(), num_tokens_, chunk,
+                                            combine(results, weights, out), activated.data(), nullptr, num_tokens_,
+                                            chunk,
                                             pagewick::Activation::kSilu, 1});
     return out;
   }

@@ -75,6 +75,19 @@ def test_sliding_windows_read_no_block_before_them(window: int, dtype: torch.dty
     assert_is_expected(attend(paged, sliding_window=window), paged, sliding_window=window)
 
 
+@pytest.mark.parametrize(("chunk", "dtype"), [(1, torch.float32), (40, torch.bfloat16), (256, torch.float32)])
+def test_chunks_read_no_block_before_them(chunk: int, dtype: torch.dtype) -> None:
+    """Of a short sequence that is split, of long ones over a boundary, and of a token that begins a chunk."""
+    q_lens, context_lens = [1, 20, 2, 1], [300, 70, 600, 241]
+    paged = make_paged(q_lens, context_lens, head_dim=16, dtype=dtype)
+    others = torch.full_like(paged.kv_cache[:1], float("nan"))
+    paged = replace(paged, kv_cache=torch.cat([paged.kv_cache, others]))
+    for table, q_len, context_len in zip(paged.block_tables, q_lens, context_lens, strict=True):
+        table[: (context_len - q_len) // chunk * chunk // 32] = len(paged.kv_cache) - 1
+    options = {"sliding_window": chunk, "is_chunked": True}
+    assert_is_expected(attend(paged, **options), paged, **options)
+
+
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 9, "logit_soft_cap": 3.0}], ids=str)
 def test_sinks_and_soft_caps(options: dict[str, Any]) -> None:
     paged = make_paged([1, 12], [290, 20], heads=(6, 2), head_dim=32)

@@ -103,7 +103,7 @@ def test_an_id_of_no_expert_makes_its_row_nan(num_tokens: int) -> None:
 @pytest.mark.parametrize(("num_tokens", "dtype"), [(1, torch.float32), (11, torch.float32), (11, torch.float16)])
 @pytest.mark.parametrize(("is_gated", "activation"), [(True, "silu"), (False, "silu"), (False, "relu2")])
 def test_a_layer_of_experts(num_tokens: int, dtype: torch.dtype, is_gated: bool, activation: str) -> None:
-    routing = Routing(top_k=3, renormalize=True)
+    routing = Routing(top_k=3, renormalize=True, weighs_inputs=activation == "relu2")
     hidden, inner = 64, 33
     gate_up = plain_experts(2 * inner if is_gated else inner, hidden, dtype)
     down = plain_experts(hidden, inner, dtype)

@@ -26,7 +26,8 @@ bool key_ends_are_valid(const AttentionArgs& args) {
 Status paged_attention(const Kernels& kernels, const AttentionArgs& args) {
   const RaggedBatch batch = {args.context_lens, args.cu_seqlens_q, args.num_tokens,
                              args.num_seqs, args.max_blocks * args.block_size, args.num_kv_heads,
-                             args.num_heads / args.num_kv_heads, args.sliding_window};
+                             args.num_heads / args.num_kv_heads, args.sliding_window,
+                             args.is_chunked != 0};
   if (!batch.has_valid_lengths() || (args.key_ends != nullptr && !key_ends_are_valid(args))) return kBadLengths;
   // A unit gets as many KV heads as leave all threads something to do; those of a single sequence take equally long.
   return attend_in_units(args, *kernels.attention, batch, [&](UnitPlan& plan) {

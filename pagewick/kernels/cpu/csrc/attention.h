@@ -31,6 +31,7 @@ struct AttentionArgs {
   float logit_soft_cap;    // 0: none
   DType q_dtype;           // of q and out
   DType kv_dtype;
+  int32_t is_chunked;  // whether the window begins at the last multiple of its size
 };
 
 // Writes k and v [T, KVH, D], tokens k_stride and v_stride elements apart, to the slots of a cache.
@@ -51,6 +52,13 @@ struct StoreKvArgs {
   DType dtype;
   DType kv_dtype;
 };
+
+// Returns the first key that a query sees. window: 0 if there is none.
+inline int64_t first_seen_key(int64_t position, int64_t window, bool is_chunked) {
+  if (window == 0) return 0;
+  if (is_chunked) return position - position % window;
+  return position < window ? 0 : position - window + 1;
+}
 
 // The numeric definition of attention: keys are reduced in tiles aligned to their absolute position,
 // tiles into segments, segments in order. It is the same for every query length and thread count.

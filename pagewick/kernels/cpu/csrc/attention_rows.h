@@ -13,6 +13,7 @@ namespace {
 // Which keys the rows of one KV head of a unit see, as absolute positions [begin, end).
 struct RowRange {
   int64_t first_position, group, window, first_row, num_rows;
+  bool is_chunked;
   const int32_t* ends;  // of the sequence's tokens; null: each sees the keys up to its own
 
   RowRange(const AttentionArgs& args, const AttentionUnit& unit)
@@ -21,12 +22,11 @@ struct RowRange {
         window(args.sliding_window),
         first_row(unit.first_row),
         num_rows(unit.num_rows),
+        is_chunked(args.is_chunked != 0),
         ends(args.key_ends == nullptr ? nullptr : args.key_ends + args.cu_seqlens_q[unit.seq]) {}
 
   int64_t token(int64_t row) const { return (first_row + row) / group; }
-  int64_t begin(int64_t row) const {
-    return window ? maximum(0, first_position + token(row) - window + 1) : 0;
-  }
+  int64_t begin(int64_t row) const { return first_seen_key(first_position + token(row), window, is_chunked); }
   int64_t end(int64_t row) const { return ends == nullptr ? first_position + token(row) + 1 : ends[token(row)]; }
   // Returns the end of the rows that belong to the same token as `row`.
   int64_t token_end(int64_t row) const { return minimum(num_rows, (token(row) + 1) * group - first_row); }

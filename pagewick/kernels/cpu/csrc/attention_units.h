@@ -28,13 +28,14 @@ struct RaggedBatch {
   int64_t num_kv_heads;
   int64_t group;           // query heads of one KV head
   int64_t sliding_window;  // 0: none
+  bool is_chunked;         // as in AttentionArgs
 
   int64_t query_len(int64_t seq) const { return int64_t{cu_seqlens_q[seq + 1]} - cu_seqlens_q[seq]; }
   // Query rows of one KV head.
   int64_t num_rows(int64_t seq) const { return query_len(seq) * group; }
   // The first key that any query of the sequence sees.
   int64_t first_key(int64_t seq) const {
-    return sliding_window == 0 ? 0 : std::max<int64_t>(0, context_lens[seq] - query_len(seq) + 1 - sliding_window);
+    return first_seen_key(context_lens[seq] - query_len(seq), sliding_window, is_chunked);
   }
 
   bool has_valid_lengths() const {

@@ -17,7 +17,7 @@ constexpr int64_t kGrain = 1 << 14;
 
 Status latent_attention(const Kernels& kernels, const LatentAttentionArgs& args) {
   const RaggedBatch batch = {args.context_lens, args.cu_seqlens_q, args.num_tokens, args.num_seqs,
-                             args.max_blocks * args.block_size, 1, args.num_heads, 0};
+                             args.max_blocks * args.block_size, 1, args.num_heads, 0, false};
   // A unit gets as many rows as leave all threads something to do.
   return attend_in_units(args, *kernels.mla, batch, [](UnitPlan& plan) {
     for (int64_t rows = kMaxRows; rows >= kLeastRows; rows /= 2) {

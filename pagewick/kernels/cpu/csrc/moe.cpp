@@ -252,12 +252,30 @@ FusedMoeArgs chunk_of(const FusedMoeArgs& args, int64_t first, int64_t count) {
   return part;
 }
 
+// Multiplies the inputs of each choice by its weight, in place of the results.
+void weigh_inputs(const Kernels& kernels, FusedMoeArgs& part) {
+  GroupedLinearArgs& args = part.gate_up;
+  const int64_t size = args.in_features, num_choices = part.route.num_tokens * part.route.top_k;
+  for_rows(num_choices, size * element_bytes(args.dtype), [&](int64_t choice) {
+    const void* const source = at(args.x, choice / part.route.top_k * args.x_stride, args.dtype);
+    void* const target = at(part.weighed, choice * size, args.dtype);
+    kernels.elementwise->elementwise({source, nullptr, target, 1, size, size, 0, part.route.weights[choice], args.dtype,
+                                      Elementwise::kScale},
+                                     0, 0, size);
+    part.route.weights[choice] = 1.0f;
+  });
+  args.x = part.weighed;
+  args.x_stride = size;
+  args.is_per_choice = 1;
+}
+
 }  // namespace
 
 Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args) {
   for (int64_t first = 0; first < args.num_tokens; first += args.chunk) {
     FusedMoeArgs part = chunk_of(args, first, std::min(args.chunk, args.num_tokens - first));
     route(kernels, part.route);
+    if (args.weighed != nullptr) weigh_inputs(kernels, part);
     const int64_t num_choices = part.route.num_tokens * part.route.top_k;
     Groups groups;
     if (!group_choices(part.route.expert_ids, num_choices, part.route.num_experts, groups)) return kBadRow;

@@ -93,6 +93,7 @@ struct FusedMoeArgs {
   GroupedLinearArgs down;
   CombineArgs combine;
   void* activated;  // [chunk * top_k, in_features of down]
+  void* weighed;    // [chunk * top_k, in_features of gate_up], for inputs times their weights; null: results are weighed
   int64_t num_tokens;
   int64_t chunk;
   Activation activation;
