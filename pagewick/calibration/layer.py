@@ -21,7 +21,7 @@ from pagewick.errors import ConfigError
 from pagewick.layers.attention import Attention
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_attention import LatentAttention
-from pagewick.layers.rotary import Angles, RotaryEmbedding
+from pagewick.layers.rotary import Angles, rotary_of
 from pagewick.layers.state import StateLayer
 from pagewick.models.blocks import BLOCKS, Block
 from pagewick.models.config import ModelConfig
@@ -149,7 +149,7 @@ class TextRunner:
         """
         block, observation = self._build(layer_idx, get, seen)
         layer = self._config.layers[layer_idx]
-        rotary = None if layer.rope is None else RotaryEmbedding(self._context, layer.rope)
+        rotary = rotary_of(self._context, layer.rope, layer.query_scale)
         for batch, hidden_states in zip(self._batches, states, strict=True):
             angles: Angles | None = None if rotary is None else rotary.angles(batch.positions[0])
             try:

@@ -191,7 +191,7 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     if isinstance(attention, AttentionConfig):
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
-        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window)
+        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked)
 
 
 def tensor_parallel_sizes(model: ModelConfig, most: int, can_share: CanShare = lambda size: True) -> list[int]:

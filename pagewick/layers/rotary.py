@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.layers.config import RopeConfig
+from pagewick.layers.config import QueryScaleConfig, RopeConfig
 from pagewick.layers.context import LayerContext
 
 CosSin = tuple[Tensor, Tensor]
@@ -22,7 +22,7 @@ CosSin = tuple[Tensor, Tensor]
 class Angles(NamedTuple):
     """The numbers that the positions of a batch give.
 
-    cos, sin: [T, R / 2] float32. q_scales: [T] float32, factors of queries.
+    cos, sin: [T, R / 2] float32, or empty where nothing is rotated. q_scales: [T] float32, factors of queries.
     """
 
     cos: Tensor
@@ -112,8 +112,7 @@ class RotaryEmbedding(nn.Module):
         self._q_scales: Tensor | None = None
         if config.query_beta:
             steps = torch.arange(context.max_model_len) // config.original_max_position_embeddings
-            scales = 1 + config.query_beta * torch.log(1 + steps.to(torch.float32))
-            self._q_scales = scales.unsqueeze(1).to(context.device)
+            self._q_scales = _scales(context, steps, config.query_beta)
 
     @property
     def rotation(self) -> str:
@@ -136,11 +135,7 @@ class RotaryEmbedding(nn.Module):
     def angles(self, positions: Tensor) -> Angles:
         """Return all that rotation does at these positions [T] or [3, T]."""
         cos, sin = self(positions)
-        if self._q_scales is None:
-            return Angles(cos, sin)
-        assert len(positions.shape) == 1, "queries are scaled by a token's only position"
-        scales = kernels.gather_rows(self._q_scales, positions, len(self._q_scales), 1, False)
-        return Angles(cos, sin, scales.view(-1))
+        return Angles(cos, sin, None if self._q_scales is None else _scales_at(self._q_scales, positions))
 
     def _on_one_axis(self, positions: Tensor) -> CosSin:
         config = self._config
@@ -148,6 +143,40 @@ class RotaryEmbedding(nn.Module):
             original = config.original_max_position_embeddings
             return kernels.dynamic_rotary_angles(positions, config.theta, config.rotary_dim, config.factor, original)
         return kernels.rotary_angles(positions, self._frequencies, config.attention_factor)
+
+
+class QueryScales(nn.Module):
+    """positions [T] -> factors of queries, in layers that rotate nothing."""
+
+    def __init__(self, context: LayerContext, config: QueryScaleConfig) -> None:
+        super().__init__()
+        steps = torch.arange(1, context.max_model_len + 1) // config.length
+        self._scales = _scales(context, steps, config.beta)
+        self._nothing = torch.empty(0, device=context.device)
+
+    def angles(self, positions: Tensor) -> Angles:
+        return Angles(self._nothing, self._nothing, _scales_at(self._scales, positions))
+
+
+def rotary_of(
+    context: LayerContext, rope: RopeConfig | None, query_scale: QueryScaleConfig | None
+) -> RotaryEmbedding | QueryScales | None:
+    """Make what a layer needs of its tokens' positions; None: it needs nothing."""
+    if rope is None:
+        return None if query_scale is None else QueryScales(context, query_scale)
+    assert query_scale is None, "query_beta scales queries that are rotated"
+    return RotaryEmbedding(context, rope)
+
+
+def _scales(context: LayerContext, steps: Tensor, beta: float) -> Tensor:
+    """Return the factors of queries of the positions with these whole numbers [L]: [L, 1] float32."""
+    return (1 + beta * torch.log(1 + steps.to(torch.float32))).unsqueeze(1).to(context.device)
+
+
+def _scales_at(scales: Tensor, positions: Tensor) -> Tensor:
+    """Return the factors [T] of these positions [T]."""
+    assert len(positions.shape) == 1, "queries are scaled by a token's only position"
+    return kernels.gather_rows(scales, positions, len(scales), 1, False).view(-1)
 
 
 def _in_sections(axes: Sequence[Tensor], sections: Sequence[int]) -> Tensor:

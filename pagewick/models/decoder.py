@@ -22,7 +22,7 @@ from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.norm import LayerNorm, RMSNorm
-from pagewick.layers.rotary import RotaryEmbedding
+from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.blocks import make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ALL_BLOCKS, LayerInputs
@@ -84,9 +84,10 @@ class DecoderStack(nn.Module):
             self.embed_types = WholeEmbedding(context, "model.embed_types", encoder.num_token_types, config.hidden_size)
         self.embed_norm = make_norm(context, config) if encoder.has_embedding_norm else None
         # Layers with equal rotation share their angles, which are computed once per step.
-        ropes = dict.fromkeys(layer.rope for layer in config.layers)
-        self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
-        self.rotary = nn.ModuleList(nn.Identity() if rope is None else RotaryEmbedding(context, rope) for rope in ropes)
+        of_layers = [(layer.rope, layer.query_scale) for layer in config.layers]
+        kinds = list(dict.fromkeys(of_layers))
+        self._rope_of_layer = [kinds.index(kind) for kind in of_layers]
+        self.rotary = nn.ModuleList(rotary_of(context, *kind) or nn.Identity() for kind in kinds)
         block = ALL_BLOCKS[config.block]
         blocks = [
             block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
@@ -119,7 +120,8 @@ class DecoderStack(nn.Module):
         residual: Tensor | None = None
         hidden_states = self.embed(batch)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
-        angles = [rope.angles(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
+        kinds = RotaryEmbedding, QueryScales
+        angles = [rope.angles(positions) if isinstance(rope, kinds) else None for rope in self.rotary]
         if self.layer_inputs is None:
             deep = () if batch.deep_embeds is None else batch.deep_embeds
             for layer, rope, after in zip_longest(self.layers, self._rope_of_layer, deep):

@@ -81,7 +81,11 @@ class DecoderAttention(nn.Module):
         self.q_norm: HeadNorm | JointHeadNorm | None = None
         self.k_norm: HeadNorm | JointHeadNorm | None = None
         ours, has_keys = self.qkv_proj, layer.lender is None
-        if config.head_norm is not None:
+        # Of queries and keys, if their norm has no weight.
+        self._plain_norm = None
+        if config.head_norm is not None and not config.head_norm.has_weight:
+            self._plain_norm = plain_head_norm(context, head_dim, config.head_norm.eps)
+        elif config.head_norm is not None:
             earlier = ours.earlier_kv_heads
             self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)
             if has_keys:
@@ -95,6 +99,7 @@ class DecoderAttention(nn.Module):
         self._collectives = context.collectives
         self._row_sizes = [head_dim * heads for heads in (ours.num_heads, ours.num_kv_heads, ours.num_kv_heads)]
         self.sinks = HeadSinks(context, ours.heads, config.num_heads) if config.has_sinks else None
+        self._rotates = layer.rope is not None
         self._is_interleaved = layer.rope is not None and layer.rope.interleaved
         # Not a submodule: it is the model's.
         self._distances: tuple[DistanceBias, ...] = ()
@@ -109,6 +114,7 @@ class DecoderAttention(nn.Module):
             head_dim,
             config.softmax_scale,
             window=layer.window,
+            is_chunked=layer.is_chunked,
             logit_soft_cap=config.logit_soft_cap,
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_images_whole=config.sees_images_whole,
@@ -138,10 +144,13 @@ class DecoderAttention(nn.Module):
             self.attn.kv_scales[which] = tensor.item()
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
+        rotation = None
+        if angles is not None and self._rotates:
+            rotation = Rotation(angles.cos, angles.sin, self._is_interleaved)
         heads = HeadOptions(
-            rotation=None if angles is None else Rotation(angles.cos, angles.sin, self._is_interleaved),
-            q_norm=self.q_norm.kernel if isinstance(self.q_norm, HeadNorm) else None,
-            k_norm=self.k_norm.kernel if isinstance(self.k_norm, HeadNorm) else None,
+            rotation=rotation,
+            q_norm=self.q_norm.kernel if isinstance(self.q_norm, HeadNorm) else self._plain_norm,
+            k_norm=self.k_norm.kernel if isinstance(self.k_norm, HeadNorm) else self._plain_norm,
             v_norm=self._v_norm,
             q_scales=None if angles is None else angles.q_scales,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pagewick.layers.config import MambaConfig, MlaConfig, StateConfig
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MoeConfig, RopeConfig
+    from pagewick.layers.config import MoeConfig, QueryScaleConfig, RopeConfig
 
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
@@ -56,12 +56,14 @@ class HeadNormConfig(NormConfig):
     is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
     queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
     is_after_rotation: after they are rotated instead, with one weight for all heads.
+    has_weight: False: heads are only divided by their root mean square.
     """
 
     is_per_head: bool = False
     is_matrix: bool = False
     is_joint: bool = False
     is_after_rotation: bool = False
+    has_weight: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,8 @@ class BesideConfig:
 class LayerConfig:
     """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated.
 
-    Where a token sees those behind it, the window says how many of them, too.
+    Where a token sees those behind it, the window says how many of them, too. is_chunked: the window does not slide: it
+    begins at the last multiple of its size. query_scale: in layers that rotate nothing; None: queries are not scaled.
     attention, mlp: None in a sequential block that has only the other one, with one norm. beside: Mamba-2 beside
     attention, in a sequential block.
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
@@ -146,6 +149,8 @@ class LayerConfig:
     mlp: MlpConfig | MoeConfig | None
     rope: RopeConfig | None
     window: int | None = None
+    is_chunked: bool = False
+    query_scale: QueryScaleConfig | None = None
     has_input_norm: bool = True
     lender: int | None = None
     experts: MoeConfig | None = None

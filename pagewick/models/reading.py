@@ -38,6 +38,7 @@ _DTYPES: Final = ("float32", "bfloat16", "float16")
 FULL: Final = "full_attention"
 LINEAR: Final = "linear_attention"
 SLIDING: Final = "sliding_attention"
+CHUNKED: Final = "chunked_attention"
 _KINDS: Final = (FULL, SLIDING)
 
 
@@ -132,6 +133,20 @@ def read_windows(entries: Entries, default: Sequence[bool]) -> tuple[int | None,
     return tuple(size if slide else None for slide in slides)
 
 
+def read_rotating_layers(entries: Entries, num_layers: int, *, may_be_empty: bool = False) -> list[bool]:
+    """Return which layers rotate: those with a 1 in no_rope_layers, or all but every fourth without it.
+
+    may_be_empty: an empty list counts as missing.
+    """
+    flags = entries.sizes("no_rope_layers", least=0)
+    if flags is None or (may_be_empty and not flags):
+        interval = entries.size("no_rope_layer_interval", 4)
+        return [(layer_idx + 1) % interval != 0 for layer_idx in range(num_layers)]
+    if len(flags) != num_layers or set(flags) - {0, 1}:
+        raise entries.wrong("no_rope_layers", f"a list of num_hidden_layers ({num_layers}) times 0 or 1")
+    return [flag == 1 for flag in flags]
+
+
 def same_layers(
     num_layers: int,
     attention: AttentionConfig | MlaConfig,
@@ -176,10 +191,16 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
     """Raise ModelLoadError if layer_types, which not every family reads, says something else than `layers`."""
     # Where use_sliding_window is false, transformers knows no window, whatever layer_types says.
     kinds = None if entries.get("use_sliding_window") is False else entries.texts("layer_types")
-    found = tuple(LINEAR if layer.state else _KINDS[layer.window is not None] for layer in layers)
+    found = tuple(_kind(layer) for layer in layers)
     if kinds is not None and kinds != found:
         counts = f"{found.count(_KINDS[0])} of {len(found)} layers see everything"
         raise entries.wrong("layer_types", f"left out or agree with the other entries, by which {counts}")
+
+
+def _kind(layer: LayerConfig) -> str:
+    if layer.state:
+        return LINEAR
+    return CHUNKED if layer.is_chunked else _KINDS[layer.window is not None]
 
 
 def read_dtype(entries: Entries, default: str = "bfloat16") -> str:

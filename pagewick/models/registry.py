@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "pagewick.models.llama:read_llama",
+    "Llama4ForCausalLM": "pagewick.models.llama4:read_llama4",
+    "Llama4ForConditionalGeneration": "pagewick.models.llama4:read_llama4_multimodal",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
     "LlavaForConditionalGeneration": "pagewick.models.mistral:read_llava",
@@ -120,8 +122,6 @@ _REFUSED: Final = {
     "YiForCausalLM": "it is Yi as first published; use the files of LlamaForCausalLM",
     "GPT2LMHeadCustomModel": "its code lies in the repository; of SantaCoder use bigcode/gpt_bigcode-santacoder",
     "DeepseekV32ForCausalLM": "its attention is sparse",
-    "Llama4ForCausalLM": "its attention is cut into chunks",
-    "Llama4ForConditionalGeneration": "its attention is cut into chunks",
     "DebertaV2ForSequenceClassification": "its attention compares tokens with distances",
     "JinaBertForMaskedLM": "its attention has slopes for distances",
 }

@@ -18,7 +18,7 @@ def read_smollm3(entries: Entries) -> ModelConfig:
     mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))
     rope = reading.read_rope_of(entries, attention, default_theta=2e6)
     num_layers = reading.read_num_layers(entries)
-    rotates = _rotating_layers(entries, num_layers)
+    rotates = reading.read_rotating_layers(entries, num_layers)
     windows: tuple[int | None, ...] = (None,) * num_layers
     if entries.flag("use_sliding_window", False) and "sliding_window" in entries:
         windows = reading.read_windows(entries, [not turned for turned in rotates])
@@ -32,13 +32,3 @@ def read_smollm3(entries: Entries) -> ModelConfig:
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
         layers=tuple(layers),
     )
-
-
-def _rotating_layers(entries: Entries, num_layers: int) -> list[bool]:
-    flags = entries.sizes("no_rope_layers", least=0)
-    if flags is None:
-        interval = entries.size("no_rope_layer_interval", 4)
-        return [(layer_idx + 1) % interval != 0 for layer_idx in range(num_layers)]
-    if len(flags) != num_layers or set(flags) - {0, 1}:
-        raise entries.wrong("no_rope_layers", f"a list of num_hidden_layers ({num_layers}) times 0 or 1")
-    return [flag == 1 for flag in flags]

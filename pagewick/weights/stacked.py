@@ -70,6 +70,7 @@ _GRANITE: Final = Stacking(
     names=((".input_linear.weight", ".gate_up_proj"), (".output_linear.weight", ".down_proj")),
 )  # fmt: skip
 _GEMMA4: Final = Stacking((".experts",), "num_experts", "moe_intermediate_size")
+_LLAMA4: Final = Stacking((".feed_forward.experts",), "num_local_experts", "intermediate_size", is_transposed=True)
 _QWEN: Final = Stacking(_USUAL, "num_experts", "moe_intermediate_size")
 _ROUTED: Final = Stacking(_USUAL, "n_routed_experts", "moe_intermediate_size")
 _LOCAL: Final = Stacking(_USUAL, "num_local_experts", "intermediate_size")
@@ -93,6 +94,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     "NemotronHForCausalLM": Stacking(
         (".mixer.experts",), "n_routed_experts", "moe_intermediate_size", is_gated=False, latent="moe_latent_size"
     ),
+    **dict.fromkeys(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
 }  # fmt: skip

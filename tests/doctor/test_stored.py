@@ -17,6 +17,7 @@ from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.weights.tensor_headers import TensorInfo
+from tests.models.published import PUBLISHED
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,11 +33,28 @@ def deepseek_r1(**changes: Any) -> dict[str, Any]:
 def test_deepseek_r1_has_its_published_parameters() -> None:
     config = deepseek_r1()
     assert sum(tensor.num_elements for tensor in model_tensors(read_config(config))) == 671_026_419_200
+
     kwargs = {name: value for name, value in config.items() if name not in ("architectures", "quantization_config")}
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.DeepseekV3Config(**kwargs))
     biases = 58 * 256  # buffers in transformers
     assert sum(parameter.numel() for parameter in model.parameters()) + biases == 671_026_419_200
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Llama-4-Scout-17B-16E", 107_769_861_120, 17_172_894_720),
+        ("Llama-4-Maverick-17B-128E-Instruct", 400_711_848_960, 17_184_691_200),
+    ],
+)
+def test_parameters_of_llama_4(name: str, total: int, active: int) -> None:
+    """Published: 109 billion, of which the part that sees has 1, and 400 billion; 17 billion take part in a token."""
+    config = read_config(PUBLISHED[name])
+    tensors = list(model_tensors(config))
+    idle = sum(tensor.num_elements for tensor in tensors if tensor.role == "expert")
+    assert sum(tensor.num_elements for tensor in tensors) == total
+    assert total - idle + idle // config.num_experts == active
 
 
 @pytest.mark.parametrize("has_order", [False, True])

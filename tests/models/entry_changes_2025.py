@@ -5,6 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 CHANGES_2025: dict[str, list[dict[str, Any]]] = {
+    "llama4-scout": [
+        {"attention_chunk_size": 22},
+        {"use_qk_norm": False},
+        {"no_rope_layers": [1, 1, 0, 1]},
+        {"no_rope_layer_interval": 3, "no_rope_layers": None, "layer_types": None},
+        {"layer_types": ["chunked_attention"] * 4},
+        {"attn_temperature_tuning": False},
+        {"floor_scale": 12},
+        {"attn_scale": 0.5},
+        {"interleave_moe_layer_step": 2, "moe_layers": None},
+        {"moe_layers": [0, 3]},
+        {"num_experts_per_tok": 2},
+        {"rms_norm_eps": 0.02},
+        {"hidden_act": "gelu"},
+        {"rope_parameters.factor": 7.0},
+    ],
+    "llama4-maverick": [
+        {"text_config.attention_bias": False},
+        {"text_config.attention_chunk_size": 20},
+        {"text_config.num_experts_per_tok": 1},
+    ],
     "glm-4.5": [
         {"attention_bias": False},
         {"use_qk_norm": False},

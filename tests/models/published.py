@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.models.published_2025 import PUBLISHED_2025
 from tests.models.published_gemma4 import GEMMA4
+from tests.models.published_llama4 import PUBLISHED_LLAMA4
 from tests.models.published_openai import OPENAI
 from tests.models.published_states import PUBLISHED_STATES
 
@@ -158,6 +159,7 @@ _GRANITE: dict[str, Any] = {
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     **PUBLISHED_2025,
+    **PUBLISHED_LLAMA4,
     **PUBLISHED_STATES,
     "llama-7b-hf": {
         "architectures": ["LLaMAForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "hidden_act": "silu",

@@ -28,6 +28,7 @@ ON_TWO_RANKS = tuple({variant.config: name for name, variant in reversed(VARIANT
 ON_THREE_RANKS = (
     "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
     "gpt-bigcode-mha", "gemma-4-31b", "gpt-oss", "minimax-m2",
+    "llama4-scout",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 from tests.models.published_2025 import FACTS_2025
+from tests.models.published_llama4 import FACTS_LLAMA4
 from tests.models.published_states import FACTS_STATES
 
 _LLAMA2 = "32 32/32x128 | default 128@10000 | all | sequential rms 1e-05 | silu 11008"
@@ -34,6 +35,7 @@ _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
 _GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias, sinks"
 FACTS = {
     **FACTS_2025,
+    **FACTS_LLAMA4,
     **FACTS_STATES,
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",
     "Llama-2-7b-hf": f"{_LLAMA2} | 4096 |",
@@ -177,7 +179,8 @@ def seen(config: ModelConfig) -> str:
     if not windows:
         return "all"
     (size,) = set(windows)
-    return f"{size}" if len(windows) == config.num_layers else f"{len(windows)} of {size}"
+    kind = " in chunks" if any(layer.is_chunked for layer in config.layers) else ""
+    return (f"{size}" if len(windows) == config.num_layers else f"{len(windows)} of {size}") + kind
 
 
 def fed(mlp: MlpConfig | MoeConfig) -> str:
@@ -199,11 +202,14 @@ def other(config: ModelConfig) -> str:
         found += ["fused"] * (attention.layout == "fused") + ["sinks"] * attention.has_sinks
         if norm := attention.head_norm:
             found.append(f"{norm.kind} head norm" + " each" * norm.is_per_head + " joint" * norm.is_joint)
+            found[-1] += "" if norm.has_weight else " plain"
         if attention.logit_soft_cap:
             found.append(f"caps {attention.logit_soft_cap:g} {config.logit_soft_cap:g}")
     rope = config.layers[0].rope
     if rope is not None and rope.query_beta:
         found.append(f"queries {rope.query_beta:g} from {rope.original_max_position_embeddings}")
+    if scales := {layer.query_scale for layer in config.layers if layer.query_scale is not None}:
+        found += [f"queries {scale.beta:g} from {scale.length}" for scale in scales]
     if config.logit_scale != 1.0:
         found.append(f"factors {config.embedding_scale:g} {config.residual_scale:g} {config.logit_scale:g}")
     return ", ".join(found + ["head bias"] * config.head_bias)

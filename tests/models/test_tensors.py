@@ -22,6 +22,8 @@ from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 # One variant of each architecture, with as many kinds of tensors as it has.
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
+    "Llama4ForCausalLM": "llama4-scout",
+    "Llama4ForConditionalGeneration": "llama4-maverick",
     "MistralForCausalLM": "mistral-v0.1",
     "Mistral3ForConditionalGeneration": "mistral-small-3.1",
     "MixtralForCausalLM": "mixtral",
@@ -177,7 +179,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
     ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3Moe")),
     ("llama", {"architectures": ["Phi3SmallForCausalLM"]}, ("Phi3SmallForCausalLM is not supported", "block-sparse")),
-    ("llama", {"architectures": ["Llama4ForCausalLM"]}, ("Llama4ForCausalLM is not supported", "chunks")),
+    ("llama", {"architectures": ["DeepseekV32ForCausalLM"]}, ("DeepseekV32ForCausalLM is not supported", "sparse")),
     ("llama", {"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
     ("llama", {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, ("proportional", "yarn")),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "new_entry": 3}}, ("new_entry",)),
@@ -186,6 +188,9 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("qwen2-window", {"layer_types": ["full_attention", "linear_attention"] * 2}, ("layer_types", "linear_attention")),
     ("qwen2-window", {"layer_types": ["full_attention"]}, ("layer_types", "num_hidden_layers")),
     ("mixtral", {"num_experts_per_tok": 8}, ("num_experts_per_tok",)),
+    ("llama4-scout", {"layer_types": ["sliding_attention"] * 4}, ("layer_types", "chunked_attention")),
+    ("llama4-scout", {"moe_layers": [0, 4]}, ("moe_layers", "num_hidden_layers (4)")),
+    ("llama4-scout", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ("use_qk_norm", "yarn")),
     ("phi-1", {"tie_word_embeddings": True}, ("tie_word_embeddings",)),
     ("phi-1", {"hidden_act": "laplace"}, ("hidden_act", "laplace")),
     ("phi-3.5-mini-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},

@@ -15,6 +15,7 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 BLOCK_SIZE = 8
 # variant -> its window, and whether there are layers that see everything.
 WINDOWS = {
+    "llama4-scout": (21, True),
     "mistral-v0.1": (24, False),
     "mistral-short-window": (5, False),
     "mixtral-window": (19, False),
@@ -59,6 +60,24 @@ def test_blocks_behind_the_window_are_given_back(name: str, tmp_path: Path) -> N
     # The last step frees everything; the one before holds the window, and all of it where layers see everything.
     assert held[-2] - has_full_layers * longest in range(num_blocks(window - 1), num_blocks(window) + 2)
     assert held[-1] == 0
+
+
+def test_a_chunk_gives_back_its_blocks_when_it_ends(tmp_path: Path) -> None:
+    chunk, _ = WINDOWS["llama4-scout"]
+    write_checkpoint("llama4-scout", tmp_path)
+    prompt = make_prompts((40,))[0]
+    with running(tmp_path, block_size=BLOCK_SIZE, max_num_batched_tokens=16) as engine:
+        params = SamplingParams(temperature=0, max_tokens=2 * chunk * BLOCK_SIZE - 40, ignore_eos=True)
+        engine.add(EngineRequest(request_id="a", prompt_token_ids=prompt, params=params, seed=1))
+        num_computed = 0
+        while engine.has_work:
+            engine.step()
+            num_computed += min(16, len(prompt) - num_computed) if num_computed < len(prompt) else 1
+            # One of four layers sees everything. The others need nothing where a chunk begins with a block.
+            of_chunk = num_blocks(num_computed) - num_computed // chunk * chunk // BLOCK_SIZE
+            if engine.has_work:
+                assert engine.stats().num_referenced_blocks == num_blocks(num_computed) + of_chunk
+    assert num_computed == 2 * chunk * BLOCK_SIZE - 1
 
 
 @pytest.mark.parametrize("name", WINDOWS)

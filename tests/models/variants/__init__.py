@@ -13,6 +13,7 @@ from tests.models.variants import (
     joint_norms,
     lfm2,
     llama,
+    llama4,
     mamba,
     mistral,
     others,
@@ -32,6 +33,7 @@ VARIANTS: dict[str, Variant] = {
     name: variant
     for family in (
         llama,
+        llama4,
         mistral,
         qwen,
         qwen_next,
