@@ -46,6 +46,7 @@ _SPELLINGS: Final = frozenset(
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
 # Architectures that also see images -> that of their text part.
 _TEXT_PARTS: Final = {
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
@@ -103,13 +104,13 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found["pooling_type"] = _POOLINGS[model.embedding]
     if config.get("n_group") is None:  # and so it is a default
         found = {key: value for key, value in found.items() if key not in _GROUPS}
-    if kind == "phi3":
+    slides = [layer.window is not None for layer in model.layers]
+    if kind == "phi3" or (kind == "llama4" and not any(slides)):
         found.setdefault(_WINDOW, 0)
     if kind == "stablelm":
         found["use_parallel_residual"] = model.block == "parallel"
     if kind in _WITH_SHARED_SIZE and model.mixtures and (shared := model.mixtures[0].shared_intermediate_size):
         found["expert_shared_feed_forward_length"] = shared
-    slides = [layer.window is not None for layer in model.layers]
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
     found |= _linear_attention(config, model, architecture.harmless)

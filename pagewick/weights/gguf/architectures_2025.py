@@ -60,6 +60,11 @@ _GEMMA4: Final = {
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
 }
+_LLAMA4: Final = {
+    name: theirs.replace("mlp.", "feed_forward.")
+    for name, theirs in {**common.LAYER, **common.ROUTED, **common.SHARED, "ffn_gate_inp": "mlp.router"}.items()
+    if name != "ffn_gate_inp_shexp"
+}
 # Attention and MLP whose norms come after them.
 _NORMS_AFTER: Final = {
     **{name: theirs for name, theirs in common.ATTENTION.items() if name != "attn_norm"},
@@ -123,6 +128,18 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
         harmless=_AXES,
+    ),
+    "llama4": GgufArchitecture(
+        name="Llama4ForCausalLM",
+        entries={
+            **common.ENTRIES,
+            **_LOCAL_EXPERTS,
+            "feed_forward_length": "intermediate_size_mlp",
+            "expert_feed_forward_length": "intermediate_size",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        has=common.BIAS,
+        layer=_LLAMA4,
     ),
     "glm4moe": GgufArchitecture(
         name="Glm4MoeForCausalLM",

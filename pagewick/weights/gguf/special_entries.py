@@ -13,6 +13,9 @@ from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 # Layers of EXAONE 4 32B.
 _EXAONE_LAYERS: Final = 64
+# Experts of Llama 4 Maverick.
+_MAVERICK_EXPERTS: Final = 128
+_WINDOW: Final = "attention.sliding_window"
 _SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Factors of rotary frequencies from here on mean that a pair does not turn.
@@ -169,6 +172,24 @@ def _mistral3(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {"rope_scaling": {**scaling, **mscales, "llama_4_scaling_beta": beta}}
 
 
+def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """The numbers that llama.cpp has in its code. It tells models whose heads are normalised by their experts."""
+    num_layers, num_experts = found["num_hidden_layers"], found.get("num_local_experts", 0)
+    entries: dict[str, Any] = {
+        "use_qk_norm": num_experts != _MAVERICK_EXPERTS,
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+    if metadata.get(_WINDOW) == 0:
+        entries |= {"no_rope_layers": [1] * num_layers, "layer_types": [_FULL] * num_layers}
+    if not num_experts or found.get("interleave_moe_layer_step") == 0:
+        entries |= {"moe_layers": [], "interleave_moe_layer_step": 1}
+    return entries
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma,
@@ -180,6 +201,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "afmoe": _windows,
     "exaone-moe": _windows,
     "mistral3": _mistral3,
+    "llama4": _llama4,
     **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),
 }

@@ -64,6 +64,16 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixtral": _WIDE,
     "granite": _WIDE,
     "qwen2": _WIDE,
+    # llama.cpp has the numbers of chunks and of scales in its code.
+    "llama4-scout": {
+        **_EXPERTS,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 4,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
     "qwen2-moe": {**_WIDE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "qwen3": _WIDE,
     "qwen3-moe": {**_WIDE, "moe_intermediate_size": 32},
