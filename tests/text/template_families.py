@@ -116,6 +116,18 @@ FAMILIES = [
         **LLAMA_3,
         calls=True,
     ),
+    Family(
+        "Llama-4",
+        "llama-4",
+        "<|begin_of_text|><|header_start|>system<|header_end|>\n\nBe brief.<|eot|>"
+        "<|header_start|>user<|header_end|>\n\nHi<|eot|><|header_start|>assistant<|header_end|>\n\nHello.<|eot|>"
+        "<|header_start|>user<|header_end|>\n\nAnd?<|eot|><|header_start|>assistant<|header_end|>\n\n",
+        "<|header_start|> <|header_end|> <|eom|> <|python_start|> <|python_end|> <|image|>",
+        bos="<|begin_of_text|>",
+        eos="<|eot|>",
+        has_parts=True,
+        calls=True,
+    ),
     Family("Yi", "chatml", CHATML, "<|im_start|> <|im_sep|>", bos="<|startoftext|>"),
     # On Llama and on Qwen.
     Family("R1-Distill", "deepseek-r1", DEEPSEEK_TURNS + "<think>\n", **DEEPSEEK_3),
