@@ -81,7 +81,7 @@ class DecoderAttention(nn.Module):
         self.q_norm: HeadNorm | JointHeadNorm | None = None
         self.k_norm: HeadNorm | JointHeadNorm | None = None
         ours, has_keys = self.qkv_proj, layer.lender is None
-        # Of queries and keys, if their norm has no weight.
+        # It applies to queries and keys, if their norm has no weight.
         self._plain_norm = None
         if config.head_norm is not None and not config.head_norm.has_weight:
             self._plain_norm = plain_head_norm(context, head_dim, config.head_norm.eps)

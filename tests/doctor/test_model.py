@@ -151,8 +151,8 @@ class TestDirectories:
         checkpoint = open_checkpoint(str(tmp_path), {})
         report = described(checkpoint)
         reason = "Lllama9ForCausalLM (model_type llama) is not supported yet"
-        assert report.verdict == Verdict(False, reason, "LlamaForCausalLM", "the nearest that runs: LlamaForCausalLM")
-        assert (first(report)[1], report.command, report.plan) == ("the nearest that runs: LlamaForCausalLM", "", None)
+        assert report.verdict == Verdict(False, reason, "Llama4ForCausalLM", "the nearest that runs: Llama4ForCausalLM")
+        assert (first(report)[1], report.command, report.plan) == ("the nearest that runs: Llama4ForCausalLM", "", None)
         tensors = load_file(tmp_path / "model.safetensors").values()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         assert model_json(report)["stored_bytes"] == num_bytes
