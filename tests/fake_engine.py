@@ -16,6 +16,8 @@ from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend
 
 TOKENIZER = Tokenizer(byte_level_backend(), config={"bos_token": "<s>", "eos_token": "</s>"})
+# To compile it takes longer than most tests that use it.
+TEMPLATE = ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER)
 END = TOKENIZER.eos_token_ids[0]
 BYTE_IDS = {TOKENIZER.token_bytes(i): i for i in range(TOKENIZER.vocab_size) if len(TOKENIZER.token_bytes(i)) == 1}
 MAX_MODEL_LEN = 512
@@ -207,7 +209,7 @@ class FakeClient:
 
 def fake_engine(client: FakeClient) -> AsyncEngine:
     """Return the real text stack over a fake client."""
-    return AsyncEngine(client, TOKENIZER, ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER))
+    return AsyncEngine(client, TOKENIZER, TEMPLATE)
 
 
 NAN_ROW = EngineError("the model gave no number for this request")
