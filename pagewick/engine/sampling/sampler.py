@@ -267,7 +267,9 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores
 
 def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
     """Score K tokens for one row of logits [V]; all share one list of the most likely tokens."""
-    logprobs = torch.log_softmax(logits, dim=-1)
+    # As score_tokens computes them: the last bits of torch.log_softmax are others on some processors.
+    highest, log_sum = kernels.log_softmax_stats(logits.unsqueeze(0))
+    logprobs = logits - highest - log_sum
     chosen, order = logprobs[token_ids].sort()
     # num_above[k]: how many tokens of the vocabulary are above exactly k chosen ones, without K * V comparisons.
     num_above = torch.bincount(torch.searchsorted(chosen, logprobs), minlength=len(chosen) + 1)

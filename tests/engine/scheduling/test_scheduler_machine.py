@@ -9,6 +9,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -66,7 +67,10 @@ def every_kind(random: Random) -> Specs:
 
 
 def bounded_only(random: Random) -> Specs:
-    return [recurrent(random)] if random.random() < 0.5 else with_window(random)[1:]
+    if random.random() < 0.5:
+        return [recurrent(random)]
+    # Not chunks: a beam that forks where one begins has no block from which the simulated model could learn its tokens.
+    return [replace(spec, is_chunked=False) for spec in with_window(random)[1:]]
 
 
 LAYOUTS: dict[str, Callable[[Random], Specs]] = {
