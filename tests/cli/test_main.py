@@ -152,7 +152,7 @@ def test_unexpected_exceptions_are_not_hidden(failing: list[Exception]) -> None:
     ("error", "message"),
     [
         (PermissionError(13, "Permission denied", "/x/y"), "cannot use /x/y: Permission denied\n  check the path"),
-        (FileNotFoundError(2, "No such file or directory", b"/x/\xff"), "cannot use /x/\\udcff: No such file"),
+        (FileNotFoundError(2, "No such file or directory", b"/x/\xff"), "cannot use /x/\ufffd: No such file"),
         (OSError(28, "No space left on device", "/x"), "cannot use /x: No space left on device\n  free space"),
     ],
 )

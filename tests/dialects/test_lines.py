@@ -85,7 +85,7 @@ def values_of(seen: dict[str, Any], environment: dict[str, str]) -> dict[str, An
     """Return the values that differ from their defaults, except the model's, which may have a path of the test's."""
     values = dict(seen)
     config, settings = values.pop("config", None), values.pop("settings", None)
-    level = values.pop("log_level", None)
+    level, _ = values.pop("log_level", None), values.pop("given", None)
     values = {name: value for name, value in values.items() if value not in (None, False, ())}
     values |= values.pop("sampling", {})
     for made, default in ((config, EngineConfig()), (settings, ServerSettings())):
