@@ -6,36 +6,37 @@ with other names for what says whether there are biases.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import MlpConfig, NormConfig
+from pagewick.models.parts import NormConfig
 
 
 def read_llama(entries: Entries) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
-    return _read(entries, reading.read_mlp(entries, bias=entries.flag("mlp_bias", False)), default_eps=1e-6)
+    return _read(entries, default_eps=1e-6)
 
 
 def read_arcee(entries: Entries) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 4096})
-    activation, has_bias = reading.read_activation(entries, "relu2"), entries.flag("mlp_bias", False)
-    mlp = reading.read_mlp(entries, activation=activation, is_gated=False, bias=has_bias)
-    return _read(entries, mlp, default_eps=1e-5)
+    return _read(entries, default_eps=1e-5, activation=reading.read_activation(entries, "relu2"), is_gated=False)
 
 
 def read_internlm3(entries: Entries) -> ModelConfig:
     entries = entries.renamed({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
     entries = entries.filled({"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768})
-    has_bias = entries.flag("mlp_bias", False)
-    if entries.flag("attention_bias", False) != has_bias:
+    if entries.flag("attention_bias", False) != entries.flag("mlp_bias", False):
         raise entries.wrong("attention_bias", "the same as bias: others are not supported")
-    return _read(entries, reading.read_mlp(entries, bias=has_bias), default_eps=1e-5)
+    return _read(entries, default_eps=1e-5)
 
 
-def _read(entries: Entries, mlp: MlpConfig, *, default_eps: float) -> ModelConfig:
+def _read(entries: Entries, *, default_eps: float, **mlp_options: Any) -> ModelConfig:
+    """mlp_options: of reading.read_mlp."""
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
+    mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False), **mlp_options)
     rope = reading.read_rope_of(entries, attention)
     return reading.model_config(
         entries,

@@ -29,11 +29,12 @@ FORMATS = {
     "DeepSeek-R1": "deepseek_v3", "DeepSeek-V3-0324": "deepseek_v3", "DeepSeek-R1-0528": "deepseek_v3",
     "Granite-3": "granite", "Gemma-2": "gemma3", "Gemma-3": "gemma3",
     "DeepSeek-V3.2": "deepseek_v32", "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
-    "LFM2": "lfm2", "LFM2.5": "lfm2", "Nemotron-Nano-v2": "nemotron_json",
+    "LFM2": "lfm2", "LFM2.5": "lfm2", "Llama-4": "pythonic", "Nemotron-Nano-v2": "nemotron_json",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = (
-    "R1-Distill", "QwQ", "GLM-4-0414", "GLM-4-9B-chat", "DeepSeek-R1", "ERNIE-4.5-Thinking", "Nemotron-Nano-v2",
+    "R1-Distill", "QwQ", "GLM-4-0414", "GLM-4-9B-chat", "DeepSeek-R1", "ERNIE-4.5-Thinking", "Llama-4",
+    "Nemotron-Nano-v2",
 )  # fmt: skip
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
