@@ -25,14 +25,14 @@ NAMES = [
 
 
 PATTERNS = [
-    # Of published adapters and checkpoints.
+    # Published adapters and checkpoints have these.
     "q_proj", "self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers", r"model\.layers\.1\.mlp\.\w+",
     r".*\.(q|k)_proj", r"^model\.layers\.([0-9]|1[0-9])\..*$", "^q_proj$", ".*lm_head", ".*mlp.gate$", ".*self_attn.*",
     r".*\.(?:1[0-5])\..*", r".*\.12\..*(?:up|down|k).*", "-:.*down.*", r".*\bself_attn\..*",
     r".*experts\.\d+\.up_proj$",
     r"^(?!mtp\.).*layers\.\d+\.mlp.*_proj$", r"(?!(?:lm_head|q_proj)$)(?:.*_proj|lm_head)", r"(?!.*experts).*proj",
     r"^(?!model\.layers\.1\.mlp\.experts(?:\.|$)).*", r"^(?!.*experts).*$", r"(?!.*(?:mtp|model)\.\d+\.).*_proj$",
-    # Of nobody.
+    # No known checkpoint has these.
     "q_proj|lm_head", "^q_proj|^lm_head$", "^(q_proj|lm_head)$", r"[|]?q_proj", r"a\|b", r"a[|]b", r"q\$", r"q[$]",
     ".*", "^.*$", ".*head", r"layers\.\d+\.mlp\..*", "(?:up|down)_proj", r"layers\.(?P<n>1|2)\.mlp\.[^d]+.{3}", "",
     "^$", "é.+", r"experts\.\d{1,2}\.up_proj", "a{2", "(?i)LM_HEAD", "(?i:[^L]M_)", r"(^|\.)q_proj$",

@@ -77,7 +77,7 @@ def test_sliding_windows_read_no_block_before_them(window: int, dtype: torch.dty
 
 @pytest.mark.parametrize(("chunk", "dtype"), [(1, torch.float32), (40, torch.bfloat16), (256, torch.float32)])
 def test_chunks_read_no_block_before_them(chunk: int, dtype: torch.dtype) -> None:
-    """Of a short sequence that is split, of long ones over a boundary, and of a token that begins a chunk."""
+    """Some sequences are short and split, some cross a boundary, and one token begins a chunk."""
     q_lens, context_lens = [1, 20, 2, 1], [300, 70, 600, 241]
     paged = make_paged(q_lens, context_lens, head_dim=16, dtype=dtype)
     others = torch.full_like(paged.kv_cache[:1], float("nan"))

@@ -1,4 +1,4 @@
-"""What a model that is loaded beside others may take of the main memory."""
+"""A model that is loaded beside others leaves them the main memory that they may still take."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pagewick.server.router.pool import LoadFailedError, ModelPool, PooledModel
 
 @dataclass
 class World:
-    """What all models of a test share: their memory, and the events in order."""
+    """The state that all models of a test share. events: loads (+) and unloads (-), in order."""
 
     memory: int = 100
     loaded: set[str] = field(default_factory=set)
@@ -264,7 +264,7 @@ def test_a_drained_model_goes_on_if_its_place_is_not_needed_any_more() -> None:
         await waiting
         await late
         assert world.loaded == {"a", "c"} and models["a"].num_in_flight == 2
-        # The same if the client that needed the place has left.
+        # A drained model also goes on if the client that needed the place leaves.
         gone = asyncio.create_task(pool.acquire(models["b"]))
         await settle()
         assert "unloading" in {models["a"].state, models["c"].state}

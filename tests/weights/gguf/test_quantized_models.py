@@ -103,7 +103,7 @@ def transformers_model(name: str, path: Path, directory: Path) -> tuple[nn.Modul
     return model, RoundedActivations(num_columns_of)
 
 
-# Of a random router, whose choices are so close that other last bits of products change them.
+# Cases whose random router decides so closely that other last bits of a product change its choices.
 CLOSE_CHOICES = {("qwen3-moe", "Q8_0")} if torch.backends.cpu.get_cpu_capability() == "AVX2" else set()
 
 
