@@ -1,6 +1,6 @@
 """Random requests, aborts, clocks, disks and shortages against scheduler and block manager, without a model.
 
-PAGEWICK_DEEP=1 tries twenty times as many histories, other ones each time.
+PAGEWICK_DEEP=1 tries up to fifty times as many histories, other ones each time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.engine.jobs import VOCAB_SIZE
 from tests.engine.requests import Simulation, full_spec, oracle, recurrent_spec, window_spec
 
 IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
-NUM_EXAMPLES = 200  # of a round
-MAX_ROUNDS = 20 if IS_DEEP else 5
+NUM_EXAMPLES = 200 if IS_DEEP else 80  # of a round
+MAX_ROUNDS = 20 if IS_DEEP else 12
 FIRST_SEED = 2  # with it, the first round has every event
 DOCUMENTS = [Random(number).choices(range(VOCAB_SIZE), k=64) for number in range(2)]
 SESSION_TTL_S = 6.0

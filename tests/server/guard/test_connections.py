@@ -523,17 +523,29 @@ def test_more_connections_than_there_may_be() -> None:
         assert server.talk(GET + CLOSE).status == 200
 
 
-def test_half_open_connections_have_no_tasks_and_end() -> None:
-    num_connections = 300  # each has two ends in this process, which may have 1024 files
-    settings = ServerSettings(served_model_name=("m",), header_timeout=1.5)
-    with RawServer(App(settings), settings) as server, ExitStack() as stack:
-        connections = [stack.enter_context(server.connect()) for _ in range(num_connections)]
-        for connection in connections:
-            connection.sendall(GET + b"A:")
-        until(lambda: server.num_connections == num_connections)
+NUM_HALF_OPEN = 300  # each has two ends in this process, which may have 1024 files
+
+
+def open_halfway(server: RawServer, stack: ExitStack) -> list[socket.socket]:
+    connections = [stack.enter_context(server.connect()) for _ in range(NUM_HALF_OPEN)]
+    for connection in connections:
+        connection.sendall(GET + b"A:")
+    return connections
+
+
+def test_half_open_connections_have_no_tasks() -> None:
+    with RawServer(App(PATIENT), PATIENT) as server, ExitStack() as stack:
+        open_halfway(server, stack)
+        until(lambda: server.num_connections == NUM_HALF_OPEN)
         assert not server.http.server_state.tasks
         assert server.talk(GET + CLOSE).status == 200
-        assert {read_answer(connection).status for connection in connections} == {408}
+
+
+def test_half_open_connections_end() -> None:
+    settings = ServerSettings(served_model_name=("m",), header_timeout=0.5)
+    with RawServer(App(settings), settings) as server, ExitStack() as stack:
+        assert {read_answer(connection).status for connection in open_halfway(server, stack)} == {408}
+        until(lambda: server.num_connections == 0)
 
 
 def test_shutdown_does_not_wait_for_refused_clients() -> None:
