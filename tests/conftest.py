@@ -27,6 +27,7 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("PAGEWICK_EMULATE_PTX") e
 # Tests start hundreds of processes: without compiled modules beside the sources, each would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401
+from tests.deep import repetitions
 from tests.distribution import LongestUnitsFirst, rank_of
 from tests.rewriting import rewrite_share
 
@@ -64,7 +65,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the slowest tests first where several workers share them; a single process keeps the order of the files."""
+    """Leave out what only a deep run repeats; put the slowest tests first where several workers share them."""
+    left_out = repetitions(items)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank_of(item.nodeid))
 

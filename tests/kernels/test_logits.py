@@ -92,7 +92,7 @@ def test_ranks_and_the_most_likely_tokens(kernels: Kernels, vocab_size: int, num
     token_ids = torch.arange(len(logits)) * 7919 % vocab_size
     ranks, top_ids, top_logits = kernels.rank_tokens(logits, token_ids, num_top)
     assert top_ids.shape == top_logits.shape == (len(logits), num_top)
-    assert ranks.tolist() == [1 + sum(row > row[i]).item() for row, i in zip(logits, token_ids, strict=True)]
+    assert ranks.tolist() == [1 + int((row > row[i]).sum()) for row, i in zip(logits, token_ids, strict=True)]
     order = logits.argsort(dim=-1, descending=True, stable=True)[:, :num_top]
     assert torch.equal(top_logits, logits.gather(1, order))
     # PyTorch promises no order of equal ones.

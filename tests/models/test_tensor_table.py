@@ -61,7 +61,7 @@ def build(config: ModelConfig, rank: int, num_ranks: int) -> Decoder:
 def test_the_table_agrees_with_the_modules(name: str) -> None:
     config = config_of(VARIANTS[name])
     for num_ranks in (size for size in (1, 2, 3, 6) if config.num_heads % size == 0):
-        for rank in range(num_ranks):
+        for rank in {0, num_ranks - 1}:
             check_rank(config, rank, num_ranks)
 
 

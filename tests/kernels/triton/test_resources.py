@@ -1,6 +1,7 @@
 """Every kernel compiles for its targets within the limits: no spills, shared memory, tensor cores where meant.
 
-By default a sample of the variants; with PAGEWICK_DEEP=1 everything that host functions can choose.
+By default a sample of the variants, each for half of its targets; with PAGEWICK_DEEP=1 everything that host functions
+can choose.
 """
 
 from __future__ import annotations

@@ -74,7 +74,6 @@ SM_90 = {
 }
 SM_89 = {
     "test_attention.py": ["test_a_ragged_batch[dtype2]"],
-    "test_full_attention.py": ["test_each_row_sees_all_rows_of_its_sequence[torch.bfloat16-72]"],
     "test_mla.py": ["test_a_ragged_batch[dtype1]"],
 }
 SAMPLES = {"sm_80": SM_80, "sm_89": SM_89, "sm_90": SM_90}
