@@ -48,6 +48,10 @@ __version__ = "0.1.0"
 # torch's OpenMP runtime reads its variables when torch is imported, which may be next.
 limit_spinning()
 
+# Products of MKL, which PyTorch uses for images, then have the same bits wherever their operands lie in memory, and so
+# with any number of threads. It reads this before its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 # Pagewick tokenizes one text at a time; the library's own threads would only compete with the engine.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -140,8 +140,6 @@ def test_however_they_are_served(kind: Kind, tmp_path: Path) -> None:
         {"max_num_seqs": 2, "num_kv_blocks": 24},
         {"num_threads": 2},
     ):
-        if "num_threads" in options and torch.backends.cpu.get_cpu_capability() == "AVX2":
-            continue  # A known defect: there, some of PyTorch's sums in the encoder depend on the number of threads.
         with running(tmp_path, **{**OPTIONS, **options}) as engine:
             assert_same(serve(engine, kind.requests(), arrivals=[0, 1, 1, 3, 6]), alone)
             # Prompts and their images are found again.
