@@ -1,4 +1,4 @@
-"""Logging: one line per record on stderr, as text or as JSON, with the rank or the API process if there are several.
+"""Logging: one line per record on stderr, as text or as JSON, with the rank, API process or model if there are several.
 
 Messages contain text from clients. A record is always one line, because a client that could insert a line break could
 forge a record.
@@ -12,12 +12,17 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 FORMATS = ("text", "json")
 # Passes the format to the engine process.
 FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
 LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
+# Passes the model of a server of several to its engine process.
+MODEL_VARIABLE = "PAGEWICK_LOG_MODEL"
 # The variable of candle-vllm and vllm.rs, and our names for its levels.
 RUST_VARIABLE = "RUST_LOG"
 _RUST_LEVELS = {name: name.upper() for name in ("error", "info", "debug")}
@@ -28,6 +33,18 @@ _TEXT = "%(levelname)s %(asctime)s %(message)s"
 _OTHERS = ("asyncio", "uvicorn", "opentelemetry")
 # Control characters, Unicode's line separators, and characters that change the direction of text.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+_model: ContextVar[str | None] = ContextVar("model", default=None)
+
+
+@contextmanager
+def of_model(name: str) -> Iterator[None]:
+    """Add a model's name to the records of this context, of its new tasks, and of the processes that these start."""
+    token = _model.set(name)
+    try:
+        yield
+    finally:
+        _model.reset(token)
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -49,7 +66,11 @@ def set_up(
     if log_format not in FORMATS:
         raise ValueError(f"the log format must be one of {', '.join(FORMATS)}; got {log_format!r}")
     handler = logging.StreamHandler(sys.stderr)
-    source = {"rank": rank} if rank else {} if api_process is None else {"api_process": api_process}
+    source: dict[str, int | str] = (
+        {"rank": rank} if rank else {} if api_process is None else {"api_process": api_process}
+    )
+    if model := os.environ.get(MODEL_VARIABLE):
+        source = {"model": model, **source}
     handler.setFormatter(_JsonFormatter(source) if log_format == "json" else _TextFormatter(source))
     logger = logging.getLogger("pagewick")
     logger.setLevel(level.upper())
@@ -76,6 +97,8 @@ def child_environment() -> dict[str, str]:
     # INFO is the default of rank 0. If it were passed on, the other ranks would use it instead of WARNING.
     if logger.level != logging.INFO:
         variables[LEVEL_VARIABLE] = logging.getLevelName(logger.level)
+    if (model := _model.get()) is not None:
+        variables[MODEL_VARIABLE] = model
     return variables
 
 
@@ -87,15 +110,16 @@ def printable(text: str) -> str:
 class _TextFormatter(logging.Formatter):
     """Indents the lines of tracebacks: only a record begins at the start of a line, so none can be forged.
 
-    source: the name and number of the process; empty if there is no need to tell it from others.
+    source: what the records of this process are about, with the name of its kind; empty if there are no others.
     """
 
-    def __init__(self, source: dict[str, int]) -> None:
-        origin = "".join(f"[{name.removesuffix('_process')} {number}] " for name, number in source.items())
-        super().__init__(origin + _TEXT, datefmt="%m-%d %H:%M:%S")
+    def __init__(self, source: dict[str, int | str]) -> None:
+        super().__init__(_TEXT, datefmt="%m-%d %H:%M:%S")
+        self._source = source
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return printable(super().formatMessage(record))
+        origin = "".join(f"[{name.removesuffix('_process')} {which}] " for name, which in _with_model(self._source))
+        return printable(origin + super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
         return _indented(super().formatException(ei))
@@ -107,7 +131,7 @@ class _TextFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     """Writes one JSON object per line, in ASCII, so that no reader sees a line separator in it."""
 
-    def __init__(self, source: dict[str, int]) -> None:
+    def __init__(self, source: dict[str, int | str]) -> None:
         super().__init__()
         self._source = source
 
@@ -122,12 +146,17 @@ class _JsonFormatter(logging.Formatter):
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
             entry["request_id"] = str(request_id)
-        entry |= self._source
+        entry |= dict(_with_model(self._source))
         if record.exc_info and record.exc_info[0] is not None:
             entry["exc"] = self.formatException(record.exc_info)
         if record.stack_info:
             entry["stack"] = record.stack_info
         return json.dumps(entry)
+
+
+def _with_model(source: dict[str, int | str]) -> Iterable[tuple[str, int | str]]:
+    model = _model.get()
+    return (source if model is None else {"model": model, **source}).items()
 
 
 def _indented(text: str) -> str:

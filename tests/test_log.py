@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import logging
 import subprocess
@@ -104,6 +105,47 @@ def test_api_processes_are_told_apart(log_format: str, capsys: pytest.CaptureFix
     log.get_logger("pagewick").info("yes")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("[api 0] INFO") if log_format == "text" else json.loads(line)["api_process"] == 0
+
+
+@pytest.mark.parametrize("log_format", log.FORMATS)
+def test_models_are_told_apart(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up(log_format=log_format)
+    logger = log.get_logger("pagewick")
+
+    async def watch() -> None:
+        await asyncio.sleep(0.01)
+        logger.info("later")
+
+    async def load() -> None:
+        with log.of_model("a\nb"):
+            logger.info("now")
+            watching = asyncio.create_task(watch())
+            assert log.child_environment()[log.MODEL_VARIABLE] == "a\nb"
+        logger.info("of the server")
+        assert log.MODEL_VARIABLE not in log.child_environment()
+        await watching
+
+    asyncio.run(load())
+    now, other, later = capsys.readouterr().err.splitlines()
+    if log_format == "text":
+        assert now.startswith(r"[model a\nb] INFO ") and later.startswith(r"[model a\nb] INFO ")
+        assert other.startswith("INFO ")
+    else:
+        assert [json.loads(line).get("model") for line in (now, other, later)] == ["a\nb", None, "a\nb"]
+
+
+@pytest.mark.parametrize("log_format", log.FORMATS)
+def test_an_engine_process_names_its_model(
+    log_format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(log.MODEL_VARIABLE, "small")
+    log.set_up(rank=1, log_format=log_format)
+    log.get_logger("pagewick").warning("yes")
+    line = capsys.readouterr().err
+    if log_format == "text":
+        assert line.startswith("[model small] [rank 1] WARNING ")
+    else:
+        assert (json.loads(line)["model"], json.loads(line)["rank"]) == ("small", 1)
 
 
 def test_the_variables_say_what_nobody_else_does(monkeypatch: pytest.MonkeyPatch, entries: Any) -> None:

@@ -18,6 +18,7 @@ from pagewick.devices import available_memory
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import NotEnoughMemoryError
 from pagewick.local_models import weight_bytes, with_local_models
+from pagewick.log import of_model
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import Stores, api_routes, routed
 from pagewick.server.core.thinking import ThinkingModel, warn_without_effect
@@ -99,21 +100,22 @@ class ModelSource:
     async def load(self) -> ServedModel:
         assert self._local is not None, "prepare comes first"
         settings, local = self.entry.settings, self._local
-        engine = await AsyncEngine.start(
-            local,
-            chat_template=None if settings.chat_template is None else Path(settings.chat_template),
-            hang_timeout_s=settings.hang_timeout,
-            tool_call_parser=settings.tool_call_parser,
-            at_each_start=self._beside_others,
-        )
-        try:
-            engine.default_params = with_changes(engine.default_params, self.entry.sampling)
-            engine.chosen_defaults = frozenset(self.entry.sampling)
-            warn_without_effect(settings, ThinkingModel.of(engine))
-            return self._served(engine, local)
-        except BaseException:
-            await engine.close()
-            raise
+        with of_model(self.entry.name):
+            engine = await AsyncEngine.start(
+                local,
+                chat_template=None if settings.chat_template is None else Path(settings.chat_template),
+                hang_timeout_s=settings.hang_timeout,
+                tool_call_parser=settings.tool_call_parser,
+                at_each_start=self._beside_others,
+            )
+            try:
+                engine.default_params = with_changes(engine.default_params, self.entry.sampling)
+                engine.chosen_defaults = frozenset(self.entry.sampling)
+                warn_without_effect(settings, ThinkingModel.of(engine))
+                return self._served(engine, local)
+            except BaseException:
+                await engine.close()
+                raise
 
     async def _beside_others(self, config: EngineConfig) -> EngineConfig:
         """Return the config for a start of the engine, the first one or another after its death."""
@@ -137,7 +139,7 @@ class ModelSource:
         app = HttpMetrics(
             routed(api_routes(engine, settings, together, log, config.max_waiting_requests)), metrics, log
         )
-        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info, name=name))
+        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info))
         return ServedModel(engine, app, metrics, reporting, self._keep_counts)
 
     def _keep_counts(self, served: ServedModel) -> None:

@@ -117,21 +117,18 @@ def kv_cache_usage(stats: EngineStats, num_kv_blocks: int) -> float:
     return stats.num_referenced_blocks / max(stats.num_blocks, num_kv_blocks, 1)
 
 
-async def report_throughput(
-    stats: Callable[[], EngineStats], info: ModelInfo, interval_s: float = INTERVAL_S, *, name: str = ""
-) -> None:
+async def report_throughput(stats: Callable[[], EngineStats], info: ModelInfo, interval_s: float = INTERVAL_S) -> None:
     """Log a line every `interval_s` seconds in which something happened, until this is cancelled.
 
-    It has vLLM's words, which people search logs for. name: the model's, if the server has several.
+    It has vLLM's words, which people search logs for.
     """
-    prefix = f"{name}: " if name else ""
     before, began = _counts(stats()), time.monotonic()
     while True:
         await asyncio.sleep(interval_s)
         now, latest = time.monotonic(), stats()
         counts = _counts(latest)
         if counts != before or latest.num_requests_running + latest.num_requests_waiting > 0:
-            _logger.info("%s%s", prefix, throughput_line(before, latest, now - began, info))
+            _logger.info("%s", throughput_line(before, latest, now - began, info))
         before, began = counts, now
 
 

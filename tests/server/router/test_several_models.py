@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -38,7 +39,7 @@ models-autoload = false
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
     """A server with two places for its models, two of which lie in a directory, beside one that cannot be loaded."""
     home = tmp_path_factory.mktemp("several")
     (home / "preset.toml").write_text(PRESET)
@@ -48,15 +49,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
     (home / "models/broken").mkdir()
     (home / "models/broken/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     flags = ["--models-dir", "models", "--models-preset", "preset.toml", "--models-max", "2", "--port", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pagewick", "serve", *flags, "--max-model-len", "512"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=home,
-    )
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pagewick", "serve", *flags, "--max-model-len", "512"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=home,
+        )
     assert process.stdout is not None
     with process.stdout as stdout:
-        yield next(match[1] for line in stdout if (match := READY.search(line))), process.pid
+        yield next(match[1] for line in stdout if (match := READY.search(line))), process.pid, home / "log"
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
@@ -64,12 +67,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
 
 
 @pytest.fixture
-def address(server: tuple[str, int]) -> str:
+def address(server: tuple[str, int, Path]) -> str:
     return server[0]
 
 
 @pytest.fixture
-def pid(server: tuple[str, int]) -> int:
+def pid(server: tuple[str, int, Path]) -> int:
     return server[1]
 
 
@@ -101,6 +104,14 @@ def loaded(http: httpx.Client) -> set[str]:
 
 def error_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
+
+
+def test_records_of_an_engine_name_its_model(http: httpx.Client, server: tuple[str, int, Path]) -> None:
+    for name in ("first", "second"):
+        assert http.post("/v1/chat/completions", json={"model": name, "messages": QUESTION}).status_code == 200
+    lines = server[2].read_text().splitlines()
+    for name in ("first", "second"):
+        assert any(line.startswith(f"[model {name}] INFO ") for line in lines), lines
 
 
 def test_each_request_gets_its_model_and_the_one_used_longest_ago_makes_room(
