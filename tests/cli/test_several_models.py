@@ -61,11 +61,13 @@ def test_each_table_is_a_model_and_overrides_the_flags_of_all(tmp_path: Path, mo
         rope_scaling = {rope_type = "linear", factor = 2.0}
         stop = ["a", "-b"]
         load-on-startup = true
+        pinned = true
 
         ["Qwen/Qwen3-0.6B"]
         model = "Qwen/Qwen3-0.6B"
         no-enable-prefix-caching = true
         mmap = false
+        sleep-idle-seconds = 7
         """
     )
     flags = [
@@ -90,6 +92,8 @@ def test_each_table_is_a_model_and_overrides_the_flags_of_all(tmp_path: Path, mo
     assert coder.sampling == {"temperature": 0.25, "top_k": 3, "stop": ("a", "-b")}
     assert qwen.sampling == {"temperature": 1.0, "top_k": 3}
     assert (coder.loads_at_start, qwen.loads_at_start, qwen.settings.thinking) == (True, False, None)
+    assert (coder.is_pinned, qwen.is_pinned) == (True, False)
+    assert (coder.settings.sleep_idle_seconds, qwen.settings.sleep_idle_seconds) == (None, 7)
 
 
 def test_a_directory_is_read_again_for_models_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +153,8 @@ def test_models_are_found_by_their_files(tmp_path: Path) -> None:
         ("[a]\nmodel = 'pagewick-demo'\nmax-model-len = -3", "[a]: --max-model-len must be"),
         ("[a]\nmodel = 'pagewick-demo'\ntemperature = -1", "[a]: temperature must be"),
         ("[a]\nmodel = 'pagewick-demo'\nload-on-startup = 1", "load-on-startup must be true or false"),
+        ("[a]\nmodel = 'pagewick-demo'\npinned = 'yes'", "pinned must be true or false"),
+        ("[a]\nmodel = 'pagewick-demo'\npinned = true\nsleep-idle-seconds = 3", "a pinned model never sleeps"),
         ("[a]\nmodel = './nowhere'", "[a]: "),
         ("[Qwen3-0.6B]\nmodel = 'pagewick-demo'", 'write ["Qwen3-0.6B"]'),
         ("[a]\nmodel = 'pagewick-demo'\nlog-level = 'DEBUG'", "--log-level is not a flag of a model"),
@@ -187,6 +193,10 @@ def test_names_are_unique_and_all_models_of_the_start_have_a_place(monkeypatch: 
     Path("preset.toml").write_text(f"[a]\n{table}[b]\n{table}")
     find_entries, settings = serve(monkeypatch, "--models-preset", "preset.toml", "--models-max", "1")
     with pytest.raises(ConfigError, match="2 models are to be loaded at the start, and --models-max is 1"):
+        checked(find_entries(), settings)
+    Path("preset.toml").write_text(f"[a]\npinned = true\n{table}[b]\nmodel = 'pagewick-demo'\n")
+    find_entries, settings = serve(monkeypatch, "--models-preset", "preset.toml", "--models-max", "1")
+    with pytest.raises(ConfigError, match=r"--models-max is 1, and pinned models \(a\) leave the others no place"):
         checked(find_entries(), settings)
     Path("preset.toml").write_text(f"[a]\n{table}[b]\nalias = ['a']\n{table}")
     find_entries, settings = serve(monkeypatch, "--models-preset", "preset.toml")

@@ -36,8 +36,10 @@ _OF_ONE_MODEL = (
 _OWN_SETTINGS = frozenset({
     *("served_model_name", "chat_template", "trust_request_chat_template", "reasoning_parser", "tool_call_parser"),
     *("thinking", "thinking_budget", "record_conversation", "hang_timeout", "stream_interval", "models_autoload"),
+    "sleep_idle_seconds",
 })  # fmt: skip
-_AT_START = "load-on-startup"
+# Keys of a table that are no flags, and the fields of ModelEntry that they set.
+_KEYS = {"load-on-startup": "loads_at_start", "pinned": "is_pinned"}
 # Flags whose values may be objects.
 _OBJECTS = ("rope-scaling", "rope_scaling")
 
@@ -140,16 +142,18 @@ def _preset(
         raise click.UsageError(f'a name with a dot stands in quotes: write ["{name}.{part}"].')
     if "config" in keys:
         raise click.UsageError("--config is not a flag of a model.")
-    at_start = keys.pop(_AT_START, False)
-    if not isinstance(at_start, bool):
-        raise click.UsageError(f"{_AT_START} must be true or false.")
+    attributes = {field: keys.pop(key, False) for key, field in _KEYS.items()}
+    if wrong := next((key for key, field in _KEYS.items() if not isinstance(attributes[field], bool)), None):
+        raise click.UsageError(f"{wrong} must be true or false.")
     with command.make_context("serve", [*_arguments(keys)]) as ctx:
         groups = (ENGINE_FLAGS, SERVER_FLAGS, SAMPLING_FLAGS)
         if other := next((flag for one, flag in typed_flags(ctx).items() if not _is_of_a_model(ctx, one)), None):
             raise click.UsageError(f"{other} is not a flag of a model.")
         own = GivenFlags(*(group.values(ctx, [ParameterSource.COMMANDLINE]) for group in groups))
-    if wrong := [flag_of(key) for key in own.server if key not in _OWN_SETTINGS]:
-        raise click.UsageError(f"{wrong[0]} is the server's, and not one model's: give it on the command line.")
+    if others := [flag_of(key) for key in own.server if key not in _OWN_SETTINGS]:
+        raise click.UsageError(f"{others[0]} is the server's, and not one model's: give it on the command line.")
+    if attributes["is_pinned"] and own.server.get("sleep_idle_seconds") is not None:
+        raise click.UsageError("a pinned model never sleeps: leave out pinned or sleep-idle-seconds.")
     if own.engine.get("model") is None:
         raise click.UsageError('the table names no model; add model = "...": a directory, a GGUF file, or an id.')
     config = EngineConfig(**{**common.engine, **own.engine})
@@ -159,7 +163,7 @@ def _preset(
     sampling = {**common.sampling, **own.sampling}
     SamplingParams(**sampling)
     names = (name, *own.server.pop("served_model_name", ()))
-    return _entry(config, replace(settings, **own.server), sampling, names, loads_at_start=at_start)
+    return _entry(config, replace(settings, **own.server), sampling, names, **attributes)
 
 
 def _arguments(table: Mapping[str, Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ class ModelEntry:
     """settings.served_model_name: the names of the model. sampling: defaults of its requests, as for run_server.
 
     loads_at_start: whether the server is ready only once it is loaded. is_default: whether it takes requests that name
-    no model.
+    no model. is_pinned: whether it stays loaded, once it is, until a client unloads it.
     """
 
     config: EngineConfig
@@ -23,6 +23,7 @@ class ModelEntry:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     loads_at_start: bool = False
     is_default: bool = False
+    is_pinned: bool = False
 
     @property
     def name(self) -> str:

@@ -61,7 +61,12 @@ class RoutedModels:
             source = ModelSource(entry, self._together, num_places=self._max_loaded, others=self._loaded)
             self._sources[entry.name] = source
             self._cards[entry.name] = ServedModels(entry.settings)
-            model = self.pool.add(entry.name, source)
+            model = self.pool.add(
+                entry.name,
+                source,
+                idle_s=None if entry.is_pinned else entry.settings.sleep_idle_seconds,
+                is_pinned=entry.is_pinned,
+            )
             for name in entry.names:
                 self._by_name.setdefault(name, model)
 

@@ -61,11 +61,14 @@ class PooledModel(Generic[_Loaded]):
     failure: why it could not be loaded the last time; None if it could. is_too_large: it did not fit without others.
     used_at: when its last request ended, by the pool's clock. waiting: requests that wait until it is loaded. task:
     loads or unloads it. is_ending: it is being ended, and not only drained. makes_room: it is unloaded because another
-    model needs its place. resting: the timer that unloads it if it is not used.
+    model needs its place. resting: the timer that unloads it if it is not used. idle_s: seconds without a request after
+    which it is unloaded; None is never. is_pinned: it makes no room for others.
     """
 
     name: str
     source: Source[_Loaded]
+    idle_s: float | None = None
+    is_pinned: bool = False
     state: State = "unloaded"
     loaded: _Loaded | None = None
     failure: Exception | None = None
@@ -91,19 +94,17 @@ class ModelPool(Generic[_Loaded]):
     Models are loaded one after the other, in the order in which they were first wanted. If there is no place, or not
     enough memory, the model without requests that was used longest ago is unloaded. If all have requests for
     `patience_s` seconds, one of them gets no new ones until those in flight have ended; then it is unloaded, so that no
-    model waits for ever. idle_s: seconds without a request after which a model is unloaded; None is never.
+    model waits for ever.
     """
 
     def __init__(
         self,
         *,
         max_loaded: int,
-        idle_s: float | None = None,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_loaded = max_loaded
-        self._idle_s = idle_s
         self._patience_s = patience_s
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -115,9 +116,12 @@ class ModelPool(Generic[_Loaded]):
     def models(self) -> Sequence[PooledModel[_Loaded]]:
         return list(self._models.values())
 
-    def add(self, name: str, source: Source[_Loaded]) -> PooledModel[_Loaded]:
+    def add(
+        self, name: str, source: Source[_Loaded], *, idle_s: float | None = None, is_pinned: bool = False
+    ) -> PooledModel[_Loaded]:
+        """Add a model that is not loaded. idle_s, is_pinned: as in PooledModel."""
         assert name not in self._models, "names are unique"
-        self._models[name] = model = PooledModel(name, source)
+        self._models[name] = model = PooledModel(name, source, idle_s, is_pinned)
         return model
 
     def remove(self, model: PooledModel[_Loaded]) -> None:
@@ -190,8 +194,8 @@ class ModelPool(Generic[_Loaded]):
         model.idle.set()
         self._news.set()
         self._stay(model)
-        if self._idle_s is not None:
-            model.resting = asyncio.get_running_loop().call_later(self._idle_s, self._unload_unused, model)
+        if model.idle_s is not None:
+            model.resting = asyncio.get_running_loop().call_later(model.idle_s, self._unload_unused, model)
 
     def _stay(self, model: PooledModel[_Loaded]) -> None:
         if model.resting is not None:
@@ -267,9 +271,16 @@ class ModelPool(Generic[_Loaded]):
         return None
 
     async def _make_room(self, wanted: PooledModel[_Loaded], patient_until: float) -> bool:
-        """Unload a model without requests, or wait for one. Return whether one has been unloaded."""
-        reason, num_loaded = f"{wanted.name} needs its place", sum(one.loaded is not None for one in self.models)
-        loaded = sorted((one for one in self.models if one.state == "loaded"), key=lambda one: one.used_at)
+        """Unload a model without requests, or wait for one. Return whether one has been unloaded.
+
+        Raises NotEnoughMemoryError if all that are loaded are pinned.
+        """
+        reason, places = f"{wanted.name} needs its place", [one for one in self.models if one.loaded is not None]
+        if all(one.is_pinned and one.state == "loaded" for one in places):
+            names = ", ".join(one.name for one in places)
+            raise NotEnoughMemoryError(f"pinned models leave no place for it: unload {names} (POST /models/unload)")
+        loaded = [one for one in places if one.state == "loaded" and not one.is_pinned]
+        loaded.sort(key=lambda one: one.used_at)
         unused = next((one for one in loaded if not one.num_in_flight), None)
         ending = next((one for one in self.models if one.is_ending and one.task is not None), None)
         if ending is not None and ending.task is not None:
@@ -285,7 +296,7 @@ class ModelPool(Generic[_Loaded]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds if seconds > 0 else None):
                     await self._news.wait()
-        return sum(one.loaded is not None for one in self.models) < num_loaded
+        return sum(one.loaded is not None for one in self.models) < len(places)
 
     def _let_all_go_on(self) -> None:
         """Let models take requests again whose place is not needed any more."""
@@ -320,7 +331,7 @@ class ModelPool(Generic[_Loaded]):
 
     def _unload_unused(self, model: PooledModel[_Loaded]) -> None:
         if model.state == "loaded" and not model.num_in_flight and not self._is_closing:
-            self._start_unloading(model, f"no request for {self._idle_s:g} seconds")
+            self._start_unloading(model, f"no request for {model.idle_s:g} seconds")
 
     def _answer(self, model: PooledModel[_Loaded], error: Exception | None) -> None:
         """Let the requests go on that wait for the model, or give them the error."""

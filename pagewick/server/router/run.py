@@ -76,8 +76,8 @@ def run_router(
 def checked(entries: Sequence[ModelEntry], settings: ServerSettings) -> Sequence[ModelEntry]:
     """Return the models to start with.
 
-    Raises ConfigError if two have one name, not all can be loaded at once, or
-    a chat template cannot be read.
+    Raises ConfigError if two have one name, not all can be loaded at once, pinned ones leave no place for others, or a
+    chat template cannot be read.
     """
     owners: dict[str, ModelEntry] = {}
     for entry in entries:
@@ -92,6 +92,12 @@ def checked(entries: Sequence[ModelEntry], settings: ServerSettings) -> Sequence
         raise ConfigError(
             f"{len(at_start)} models are to be loaded at the start, and --models-max is {settings.models_max}; raise "
             "it, or leave load-on-startup out of some of them"
+        )
+    pinned = [entry.name for entry in entries if entry.is_pinned]
+    if len(pinned) >= settings.models_max and len(entries) > len(pinned):
+        raise ConfigError(
+            f"--models-max is {settings.models_max}, and pinned models ({', '.join(pinned)}) leave the others no "
+            "place; raise it, or leave pinned out of some of them"
         )
     return entries
 
@@ -114,9 +120,7 @@ class _Router:
         stage = Stage(ErrorBoundary(with_access_control(loading, self.settings, self.keys)))
         http, lifecycle = HttpServer(stage, self.settings), Lifecycle()
         serving = asyncio.create_task(http.serve(sockets=[self.listener]))
-        pool: ModelPool[ServedModel] = ModelPool(
-            max_loaded=self.settings.models_max, idle_s=self.settings.sleep_idle_seconds
-        )
+        pool: ModelPool[ServedModel] = ModelPool(max_loaded=self.settings.models_max)
         try:
             models = await first_done(self._start(pool, stage, lifecycle), stop.wait())
             if isinstance(models, RoutedModels):

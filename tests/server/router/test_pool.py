@@ -72,9 +72,14 @@ Model = PooledModel[FakeModel]
 def pool_of(
     world: World, names: str, max_loaded: int, idle_s: float | None = None, patience_s: float = 0.0
 ) -> tuple[Pool, dict[str, Model], dict[str, FakeSource]]:
-    pool: Pool = ModelPool(max_loaded=max_loaded, idle_s=idle_s, patience_s=patience_s, clock=lambda: world.now)
-    sources = {name: FakeSource(name, world, SIZES[name]) for name in names}
-    return pool, {name: pool.add(name, source) for name, source in sources.items()}, sources
+    """Capital letters are pinned models."""
+    pool: Pool = ModelPool(max_loaded=max_loaded, patience_s=patience_s, clock=lambda: world.now)
+    sources = {name.lower(): FakeSource(name.lower(), world, SIZES[name.lower()]) for name in names}
+    models = {
+        name.lower(): pool.add(name.lower(), sources[name.lower()], idle_s=idle_s, is_pinned=name.isupper())
+        for name in names
+    }
+    return pool, models, sources
 
 
 async def use(pool: Pool, model: Model, world: World) -> None:
@@ -312,6 +317,44 @@ def test_a_model_without_requests_is_unloaded_after_a_while() -> None:
         assert world.loaded == {"b"}
         await asyncio.sleep(0.05)
         assert world.loaded == set()
+
+    run(scenario)
+
+
+def test_pinned_models_make_no_room() -> None:
+    async def scenario() -> None:
+        world = World()
+        pool, models, _ = pool_of(world, "ABcd", 2)
+        for name in "acd":
+            await use(pool, models[name], world)
+        assert world.events == ["+a", "+c", "-c", "+d"]
+        await use(pool, models["b"], world)
+        assert world.loaded == {"a", "b"}
+        with pytest.raises(LoadFailedError, match=r"pinned models leave no place for it: unload a, b \(POST"):
+            await pool.acquire(models["c"])
+        # One that is being unloaded is waited for.
+        await pool.acquire(models["a"])
+        unloading = asyncio.create_task(pool.unload(models["a"], 5))
+        await settle()
+        waiting = asyncio.create_task(use(pool, models["d"], world))
+        await settle()
+        pool.release(models["a"])
+        await asyncio.gather(unloading, waiting)
+        assert world.loaded == {"b", "d"}
+
+    run(scenario)
+
+
+def test_a_model_that_does_not_fit_beside_a_pinned_one_fails() -> None:
+    async def scenario() -> None:
+        world = World(memory=1)
+        pool, models, _ = pool_of(world, "Abc", 3)
+        await use(pool, models["a"], world)
+        with pytest.raises(LoadFailedError, match="pinned"):
+            await pool.acquire(models["b"])
+        await pool.unload(models["a"], 0)
+        await use(pool, models["c"], world)
+        assert world.loaded == {"c"}
 
     run(scenario)
 
