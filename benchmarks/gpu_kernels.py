@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_kernels                       a table of all variants
     python -m benchmarks.gpu_kernels --module norm --sample --json    those that every test run compiles, as JSON;
-                                                                      each of them for every other of its targets
+                                                                      each of them for one of its targets
     python -m benchmarks.gpu_kernels --write               writes the tables of docs/gpu.md
 
 Needs Triton, but no GPU: its wheel contains the assemblers. triton.compile is no stable interface; only compile_variant
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import re
@@ -163,16 +164,15 @@ def _amd_registers(assembly: str) -> tuple[int, int]:
     return int(fields["vgpr_count"]), int(fields["vgpr_spill_count"])
 
 
-def compile_all(
-    modules: tuple[str, ...], *, sample_only: bool, every_other: bool
-) -> Iterator[tuple[Resources, list[str]]]:
+def compile_all(modules: tuple[str, ...], *, sample_only: bool, in_turn: bool) -> Iterator[tuple[Resources, list[str]]]:
     """Yield the resources of each variant of some modules on each of its targets, and the limits that it breaks.
 
-    every_other: take every other target of a variant, the first or the second and those after it in turn.
+    in_turn: take one target for each variant, the first, the second, and so on.
     """
+    number = itertools.count()
     for module in modules:
-        for number, variant in enumerate(variants_of(module, sample_only=sample_only)):
-            for target in variant.targets[number % 2 :: 2] if every_other and variant.targets[1:] else variant.targets:
+        for variant in variants_of(module, sample_only=sample_only):
+            for target in (variant.targets[next(number) % len(variant.targets)],) if in_turn else variant.targets:
                 resources = compile_variant(module, variant, target)
                 yield resources, resources.faults(variant)
 
@@ -250,7 +250,7 @@ def main() -> None:
         found_faults, found = False, []
         sample_only = arguments.sample or arguments.write
         for resources, faults in compile_all(
-            tuple(arguments.module or MODULES), sample_only=sample_only, every_other=arguments.sample
+            tuple(arguments.module or MODULES), sample_only=sample_only, in_turn=arguments.sample
         ):
             found_faults |= bool(faults)
             found.append(resources)

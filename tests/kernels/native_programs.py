@@ -51,6 +51,14 @@ def build_native_test(output: Path, library: Path, machine: str | None = None) -
         run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
 
 
+def build_library_of(output: Path, isas: Collection[str], machine: str) -> None:
+    """Compile the library for a processor family with kernels for `isas` only, hardly optimised."""
+    compiler = find_compiler(machine)
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = _jobs_of_library(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS), isas, machine)
+        run((compiler, *compile_objects(compiler, jobs), "-shared", "-pthread", "-o", str(output)))
+
+
 def build_stand_in_library(output: Path) -> None:
     """Compile a library whose instruction sets in STAND_INS run on any processor with AVX-512 BF16.
 
@@ -86,10 +94,12 @@ def build_pool_test(output: Path) -> None:
     run((find_compiler(), *flags, *map(str, sources), "-pthread", "-o", str(output)))
 
 
-def _jobs_of_library(directory: Path, flags: tuple[str, ...], isas: Collection[str]) -> list[Job]:
-    """List the compiler jobs of this machine's library with kernels for `isas`, and none for other sets."""
-    others = [isa for isa in instruction_sets(platform.machine()) if isa not in isas]
-    jobs = library_jobs(directory, flags, platform.machine())
+def _jobs_of_library(
+    directory: Path, flags: tuple[str, ...], isas: Collection[str], machine: str = platform.machine()
+) -> list[Job]:
+    """List the compiler jobs of a library with kernels for `isas`, and none for the machine's other sets."""
+    others = [isa for isa in instruction_sets(machine) if isa not in isas]
+    jobs = library_jobs(directory, flags, machine)
     kept = [job for job in jobs if not {f"-DPW_ISA={isa}" for isa in others}.intersection(job[2])]
     own = (*flags, f"-I{SOURCE_DIR}")
     return kept + [(SOURCES / NO_KERNELS, directory / f"{isa}.o", (*own, f"-DPW_ISA={isa}")) for isa in others]

@@ -1,11 +1,10 @@
-"""Hundreds of long requests are started and cancelled: nothing is left of them, and the next request is served."""
+"""Hundreds of long requests are started and cancelled: none is finished, and the next request is served."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import time
 
 from tests.torture.http_client import Address, Connection, post
 from tests.torture.serving import CHAT, COMPLETIONS, MODEL, Server
@@ -36,29 +35,20 @@ async def storm(address: Address) -> None:
     await asyncio.gather(*(start_and_leave(address, number) for number in range(NUM_REQUESTS)))
 
 
-async def seconds_to_response(address: Address) -> float:
-    begun = time.monotonic()
-    response = await post(address, CHAT, QUESTION)
-    assert response.status == 200 and response.finish_reasons == {0: "stop"}
-    return time.monotonic() - begun
-
-
-def test_after_a_storm_the_next_request_is_served_as_soon_as_before(server: Server) -> None:
-    async def body() -> tuple[float, float]:
-        before_s = max([await seconds_to_response(server.address) for _ in range(3)])
+def test_after_a_storm_the_next_request_is_served(server: Server) -> None:
+    async def body() -> None:
         await storm(server.address)
-        return before_s, await seconds_to_response(server.address)
+        response = await post(server.address, CHAT, QUESTION)
+        assert response.status == 200 and response.finish_reasons == {0: "stop"}
 
     before = server.metrics()
-    before_s, after_s = asyncio.run(body())
+    asyncio.run(body())
     idle = server.wait_until_idle()
     aborted = idle.finished["abort"] - before.finished["abort"]
-    print(f"a response took {before_s:.2f} s before the storm and {after_s:.2f} s after it; {aborted} requests aborted")
-    # Three times as long, since the machine may be busy with other work. To finish the cancelled ones takes minutes.
-    assert after_s < 3 * before_s + 1.0
-    # All requests that reached the engine were aborted there; the other clients left before theirs were read.
+    # All requests that reached the engine were aborted there, none had to be finished before the next was served; the
+    # other clients left before theirs were read.
     assert 0 < aborted <= NUM_REQUESTS
-    assert idle.finished - before.finished == {"abort": aborted, "stop": 4}
+    assert idle.finished - before.finished == {"abort": aborted, "stop": 1}
 
 
 def test_connections_that_are_reset_leave_nothing(server: Server) -> None:

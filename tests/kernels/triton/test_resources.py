@@ -1,6 +1,6 @@
 """Every kernel compiles for its targets within the limits: no spills, shared memory, tensor cores where meant.
 
-By default a sample of the variants, each for half of its targets; with PAGEWICK_DEEP=1 everything that host functions
+By default a sample of the variants, each for one of its targets; with PAGEWICK_DEEP=1 everything that host functions
 can choose.
 """
 
