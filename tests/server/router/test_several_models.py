@@ -106,14 +106,6 @@ def error_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_records_of_an_engine_name_its_model(http: httpx.Client, server: tuple[str, int, Path]) -> None:
-    for name in ("first", "second"):
-        assert http.post("/v1/chat/completions", json={"model": name, "messages": QUESTION}).status_code == 200
-    lines = server[2].read_text().splitlines()
-    for name in ("first", "second"):
-        assert any(line.startswith(f"[model {name}] INFO ") for line in lines), lines
-
-
 def test_each_request_gets_its_model_and_the_one_used_longest_ago_makes_room(
     http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
@@ -164,6 +156,14 @@ def test_a_name_that_does_not_exist_and_none_at_all(http: httpx.Client, address:
             client.messages.create(model="none", max_tokens=3, messages=QUESTION)  # type: ignore[arg-type]
         answer = client.messages.create(model="second", max_tokens=3, messages=QUESTION)  # type: ignore[arg-type]
         assert answer.usage.output_tokens == 3
+
+
+def test_records_of_an_engine_name_its_model(http: httpx.Client, server: tuple[str, int, Path]) -> None:
+    for name in ("first", "second"):
+        assert http.post("/v1/chat/completions", json={"model": name, "messages": QUESTION}).status_code == 200
+    lines = server[2].read_text().splitlines()
+    for name in ("first", "second"):
+        assert any(line.startswith(f"[model {name}] INFO ") for line in lines), lines
 
 
 def test_a_model_that_cannot_be_loaded_does_no_harm(http: httpx.Client, sdk: openai.OpenAI) -> None:
