@@ -224,6 +224,28 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
 
+def widest_sets(supported: list[str]) -> tuple[list[str], list[str]]:
+    """Return the last set with all kernels and those after it, and what has to be built to run them."""
+    if "avx512_bf16" in supported:
+        supported = [isa for isa in supported if isa not in LIKE_AVX512_BF16]
+    first = max(place for place, isa in enumerate(supported) if isa not in build.PARTIAL_SETS)
+    widest = supported[first:]
+    return widest, [*widest, *(BESIDE_AVX512_BF16 if "avx512_bf16" in widest else ())]
+
+
+@pytest.mark.parametrize(
+    ("supported", "run", "beside"),
+    [
+        (["generic"], ["generic"], []),
+        (["generic", "avx2", "avx_vnni"], ["avx2", "avx_vnni"], []),
+        (["generic", "avx2", "avx512", "avx512_vnni"], ["avx512", "avx512_vnni"], []),
+        (["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"], ["avx512_bf16", "amx"], ["avx512_vnni"]),
+    ],
+)
+def test_the_widest_sets_need_no_others(supported: list[str], run: list[str], beside: list[str]) -> None:
+    assert widest_sets(supported) == (run, run + beside)
+
+
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
@@ -231,8 +253,7 @@ def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "test_native"
     built = isas = required_library().supported_isas()
     if not IS_DEEP:
-        isas = [isa for isa in isas if isa not in LIKE_AVX512_BF16][-1:]
-        built = [*isas, *(BESIDE_AVX512_BF16 if "avx512_bf16" in isas else ())]
+        isas, built = widest_sets(isas)
     build_sanitized_test(program, built)
     assert_all_ran(run_program(program, *isas), isas, [])
 
