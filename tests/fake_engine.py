@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,13 @@ MAX_MODEL_LEN = 512
 
 def spell(text: str) -> list[int]:
     """Return the token ids of a text, one for each byte."""
-    return [BYTE_IDS[bytes([byte])] for byte in text.encode()]
+    return list(_spelled(text))
+
+
+@functools.lru_cache(64)
+def _spelled(text: str) -> tuple[int, ...]:
+    """Of the same text, tests ask for one token after the other."""
+    return tuple(BYTE_IDS[bytes([byte])] for byte in text.encode())
 
 
 class FakeClient:
@@ -175,7 +182,7 @@ class FakeClient:
                 wait.cancel()
 
     def _token_ids(self, index: int) -> list[int]:
-        return [*spell(self.texts[index % len(self.texts)]), END]
+        return [*_spelled(self.texts[index % len(self.texts)]), END]
 
     def _delta(self, request: EngineRequest, index: int, position: int) -> RequestDelta:
         token_id = self._token_ids(index)[position]
