@@ -48,8 +48,8 @@ __version__ = "0.1.0"
 # torch's OpenMP runtime reads its variables when torch is imported, which may be next.
 limit_spinning()
 
-# Products of MKL, which PyTorch uses for images, then have the same bits wherever their operands lie in memory, and so
-# with any number of threads. It reads this before its first product.
+# MKL, which multiplies matrices for images, then has the same bits wherever its operands lie in memory. Elsewhere, they
+# differed with the number of threads on processors with AVX2 only. MKL reads this before its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 # Pagewick tokenizes one text at a time; the library's own threads would only compete with the engine.

@@ -1,4 +1,4 @@
-"""Which repetitions of tests run only with PAGEWICK_DEEP=1.
+"""Finds the repetitions of tests that run only with PAGEWICK_DEEP=1.
 
 A test of numerical code with several parameters, such as an instruction set, a dtype and a size, runs for all of their
 combinations in a deep run. By default it runs until each value of each parameter has occurred.
@@ -17,7 +17,7 @@ IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 FOLDERS = frozenset(
     {"attention", "calibration", "engine", "kernels", "layers", "models", "parallel", "quantization", "weights"}
 )
-# Products of two parameters that are neither: each combination is a case of its own.
+# Each combination of their parameters is a case of its own.
 WHOLE = ("tests/models/test_encoders.py",)
 
 Value = tuple[str | int, ...]

@@ -31,7 +31,7 @@ def spell(text: str) -> list[int]:
 
 @functools.lru_cache(64)
 def _spelled(text: str) -> tuple[int, ...]:
-    """Of the same text, tests ask for one token after the other."""
+    """Compute the ids of a text once: a test reads them again for every token."""
     return tuple(BYTE_IDS[bytes([byte])] for byte in text.encode())
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves out unless it is deep: never the only test with some value of a parameter."""
+"""tests/deep.py keeps at least one test for each value of each parameter."""
 
 from __future__ import annotations
 

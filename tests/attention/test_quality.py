@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.attention.quality import NUM_SEQUENCES, joined, measure
-from tests.engine.exactness import IS_DEEP
+from tests.deep import IS_DEEP
 from tests.weights.gguf.quality import MAX_LENGTH, held_out_chats
 
 LIMITS = {"int8": 1e-4, "fp8_e4m3": 5e-4, "fp8_e5m2": 3e-3}

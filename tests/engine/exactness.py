@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -20,7 +19,6 @@ from pagewick.engine.messages import EngineRequest, EngineStats
 from pagewick.sampling_params import SamplingParams
 from tests.engine.serving import Answer, Answers, assert_idle, count_transfers, record_plans, request, serve, start
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 MAX_LEN = 64
 MAX_PROMPT = 40
 # Below every vocabulary that is tested.

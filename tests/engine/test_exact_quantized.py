@@ -16,7 +16,8 @@ import pytest
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ConfigError
 from pagewick.kernels import native_status
-from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
+from tests.deep import IS_DEEP
+from tests.engine.exactness import Model, Tally, make_scene, play
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, request, running, serve, start
 from tests.models.kept_ranks import kept_ranks

@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pagewick.demo import MODEL_DIR
-from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
+from tests.deep import IS_DEEP
+from tests.engine.exactness import Model, Tally, make_scene, play
 from tests.engine.row_by_row import row_by_row
 from tests.models.checkpoints import COMMON, write_checkpoint
 from tests.models.lora_adapters import write_adapters

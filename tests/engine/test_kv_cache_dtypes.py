@@ -17,7 +17,7 @@ from pagewick.engine.batch import Tier
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ModelLoadError
 from pagewick.kernels import cpu
-from tests.engine.exactness import IS_DEEP
+from tests.deep import IS_DEEP
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, count_transfers, record_plans, request, running, serve, start
 from tests.kernels.conftest import library_off, with_isa

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pagewick.engine.messages import EngineRequest, RequestDelta
-from tests.engine.exactness import IS_DEEP
+from tests.deep import IS_DEEP
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, answers_of, assert_idle, assert_same, request, running, serve
 from tests.models.checkpoints import write_checkpoint

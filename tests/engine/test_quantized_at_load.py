@@ -20,7 +20,7 @@ from pagewick.errors import ConfigError
 from pagewick.kernels import quantize_weight
 from pagewick.quantization.mixes import MixedModel, mix_types
 from pagewick.weights.quantized_cache import QuantizedCache
-from tests.engine.exactness import IS_DEEP
+from tests.deep import IS_DEEP
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, request, running, serve
 from tests.models.checkpoints import write_checkpoint

@@ -24,6 +24,7 @@ from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
+from tests.deep import IS_DEEP
 from tests.kernels.conftest import ISAS, ISAS_HERE, STAND_IN_LIBRARY, required_library
 from tests.kernels.native_programs import (
     BESIDE_AVX512_BF16,
@@ -174,7 +175,6 @@ BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 # Whether the stand-ins for instructions that this processor lacks can run (native/stand_ins.h).
 HAS_STAND_INS = "avx512_bf16" in ISAS_HERE
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 # Their kernels differ from those of avx512_bf16 by the products only.
 LIKE_AVX512_BF16 = ("avx512", "avx512_vnni")
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")

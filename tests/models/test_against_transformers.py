@@ -8,7 +8,6 @@ too. PAGEWICK_DEEP=1 does all of it with every variant.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +19,13 @@ import torch
 from pagewick.engine.graph import recorded as graph
 from pagewick.engine.graph.recorded import StepGraph
 from pagewick.kernels import cpu, recorded_steps
+from tests.deep import IS_DEEP
 from tests.models.answers import NUM_NEW_TOKENS, Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, save, write_checkpoint
 from tests.models.kept_ranks import kept_ranks
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 PROMPTS = make_prompts()
-# The first variant of each architecture.
+# The first variant of each architecture, or all of them.
 SCHEDULED = (
     VARIANTS if IS_DEEP else tuple({variant.config: name for name, variant in reversed(VARIANTS.items())}.values())
 )

@@ -7,19 +7,18 @@ architectures have, such as rms_norm_eps, is changed for the first of them; PAGE
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.deep import IS_DEEP
 from tests.models.answers import Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, save
 from tests.models.entry_changes_2025 import CHANGES_2025
 from tests.models.entry_changes_states import CHANGES_STATES
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 PROMPTS = make_prompts((2, 90, 61))
 # For models with states, of which transformers takes one token after the other.
 SHORT_PROMPTS = make_prompts((2, 30, 11))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from pagewick.engine.model_loading import load_model
 from pagewick.errors import ModelLoadError
 from pagewick.models.registry import ARCHITECTURES, read_config
 from pagewick.parallel.collectives import Collectives
+from tests.deep import IS_DEEP
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 # One variant of each architecture, with as many kinds of tensors as it has.
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",

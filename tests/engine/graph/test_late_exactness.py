@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
+from tests.deep import IS_DEEP
+from tests.engine.exactness import Model, Tally, make_scene, play
 from tests.engine.graph.late_device import late_device
 from tests.engine.row_by_row import row_by_row
 from tests.kernels.conftest import library_off

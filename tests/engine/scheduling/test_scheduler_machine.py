@@ -25,11 +25,11 @@ from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, capacit
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.sequence import Sequence as TokenSequence
 from pagewick.errors import ConfigError, QueueFullError
+from tests.deep import IS_DEEP
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE
 from tests.engine.requests import Simulation, full_spec, oracle, recurrent_spec, window_spec
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 NUM_EXAMPLES = 200 if IS_DEEP else 40  # of a round
 MAX_ROUNDS = 20
 FIRST_SEED = 2  # with it, the first round has every event

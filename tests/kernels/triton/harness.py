@@ -22,7 +22,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 # Whether kernels are compiled, and run in the emulator of PTX (ptx/), in place of being interpreted.
 IS_EMULATED = bool(os.environ.get("PAGEWICK_EMULATE_PTX"))
 # Half a unit in the last place of 1, and in float32 what long sums add to it.

@@ -12,9 +12,10 @@ from torch import Tensor
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import ScoreOptions
+from tests.deep import IS_DEEP
 from tests.kernels.paged import Paged, assert_is_expected, expected_attention, make_paged, packed_copy, plain_cache
 from tests.kernels.scaled import make_scaled
-from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED, assert_close
+from tests.kernels.triton.harness import IS_EMULATED, assert_close
 
 # The harness skips this module without Triton.
 import triton.language as tl  # isort: skip

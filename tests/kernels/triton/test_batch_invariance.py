@@ -21,13 +21,13 @@ from pagewick.kernels.options import (
     ScoreOptions,
     StoredMatrix,
 )
+from tests.deep import IS_DEEP
 from tests.kernels.delta import make_delta
 from tests.kernels.paged import Paged, make_paged, plain_cache
 from tests.kernels.scan import make_convolution, make_scan
 from tests.kernels.states import StateBatch
 from tests.kernels.test_mla import make_latents
 from tests.kernels.triton.comparison import numbers
-from tests.kernels.triton.harness import IS_DEEP
 from tests.kernels.triton.test_moe import E, K, plain_experts, quantized_experts, random, some_ids
 from tests.kernels.triton.test_quantized import packed, random_x
 

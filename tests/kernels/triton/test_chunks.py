@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pagewick.kernels import batch_invariance
 from pagewick.kernels.options import AttentionMetadata
+from tests.deep import IS_DEEP
 from tests.kernels.states import metadata, random_states
-from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED
+from tests.kernels.triton.harness import IS_EMULATED
 
 from pagewick.kernels.triton import chunk_launches, delta, scan, windows  # isort: skip  (skipped without Triton)
 from pagewick.kernels.triton.chunk_launches import LONG, NEVER, Heads  # isort: skip

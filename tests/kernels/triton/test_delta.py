@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagewick.kernels import batch_invariance, reference
+from tests.deep import IS_DEEP
 from tests.kernels.delta import make_delta
 from tests.kernels.states import (
     ROUNDING,
@@ -16,7 +17,7 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
     metadata,
 )
-from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED
+from tests.kernels.triton.harness import IS_EMULATED
 
 from pagewick.kernels.triton import delta as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton.chunk_launches import LONG  # isort: skip

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import batch_invariance, fused, reference
+from tests.deep import IS_DEEP
 from tests.kernels.triton.comparison import numbers
-from tests.kernels.triton.harness import IS_DEEP
 
 full = pytest.importorskip("pagewick.kernels.triton.full_attention")
 # The interpreter computes like NumPy, which warns of NaN.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pagewick.kernels import reference_mla
 from pagewick.kernels.options import Rotation
+from tests.deep import IS_DEEP
 from tests.kernels.scaled import NAMES, empty_latents
 from tests.kernels.triton.comparison import DTYPES, numbers
-from tests.kernels.triton.harness import IS_DEEP
 
 latents = pytest.importorskip("pagewick.kernels.triton.latents")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

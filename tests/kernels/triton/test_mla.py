@@ -10,9 +10,10 @@ import torch
 from pagewick.kernels import reference_mla
 from pagewick.kernels.options import AttentionMetadata
 from pagewick.kernels.reference_kv import store_latents, take_latents
+from tests.deep import IS_DEEP
 from tests.kernels.scaled import empty_latents
 from tests.kernels.test_mla import SCALE, Latents, assert_is_expected, make_latents
-from tests.kernels.triton.harness import IS_DEEP, assert_close
+from tests.kernels.triton.harness import assert_close
 
 from pagewick.kernels.triton import attention, mla  # isort: skip  (the harness skips this module without Triton)
 

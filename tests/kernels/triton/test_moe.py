@@ -13,8 +13,9 @@ from pagewick.kernels import reference
 from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.options import MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.triton.layouts import pack_rows, packed_shape
+from tests.deep import IS_DEEP
 from tests.kernels.block_rows import random_rows
-from tests.kernels.triton.harness import IS_DEEP, assert_close
+from tests.kernels.triton.harness import assert_close
 
 pytest.importorskip("triton")
 from pagewick.kernels.triton.grouping import group, sorted_group

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pagewick.kernels import reference
+from tests.deep import IS_DEEP
 from tests.kernels.triton.comparison import DTYPES, assert_near, numbers
-from tests.kernels.triton.harness import IS_DEEP
 
 norm = pytest.importorskip("pagewick.kernels.triton.norm")
 

@@ -18,8 +18,9 @@ from pagewick.kernels.options import StoredQuantized
 from pagewick.kernels.quantized import QuantizedExperts, quantized_layout
 from pagewick.kernels.triton import layouts
 from pagewick.kernels.triton.layouts import FORMATS, pack_rows, packed_shape, planes
+from tests.deep import IS_DEEP
 from tests.kernels.block_rows import random_rows
-from tests.kernels.triton.harness import IS_DEEP, assert_close
+from tests.kernels.triton.harness import assert_close
 
 launches = pytest.importorskip("pagewick.kernels.triton.launches")
 from pagewick.kernels.triton.quantized import gather_quantized_rows, quantized_linear  # noqa: E402

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from pagewick.kernels.triton import MODULES
-from tests.kernels.triton.harness import IS_DEEP, compile_modules
+from tests.deep import IS_DEEP
+from tests.kernels.triton.harness import compile_modules
 
 
 @pytest.mark.timeout(36000 if IS_DEEP else 900)

@@ -10,11 +10,11 @@ import torch
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import torch_dtype
 from pagewick.kernels.options import HeadLayout, HeadOptions, Rotation
+from tests.deep import IS_DEEP
 from tests.kernels.paged import plain_cache
 from tests.kernels.scaled import NAMES, empty_heads
 from tests.kernels.test_rope import SHAPES, Case, structs
 from tests.kernels.triton.comparison import DTYPES, numbers
-from tests.kernels.triton.harness import IS_DEEP
 
 rope = pytest.importorskip("pagewick.kernels.triton.rope")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.options import DrawOptions
+from tests.deep import IS_DEEP
 from tests.kernels.test_sampling import PARAMETERS, expected_probs, expected_token
 from tests.kernels.triton.comparison import numbers
-from tests.kernels.triton.harness import IS_DEEP
 
 sampling = pytest.importorskip("pagewick.kernels.triton.sampling")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

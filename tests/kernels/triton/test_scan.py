@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagewick.kernels import reference
+from tests.deep import IS_DEEP
 from tests.kernels.scan import make_convolution, make_scan
 from tests.kernels.states import (
     ROUNDING,
@@ -17,7 +18,7 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
     metadata,
 )
-from tests.kernels.triton.harness import IS_DEEP, IS_EMULATED
+from tests.kernels.triton.harness import IS_EMULATED
 
 from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton import short_convolution as short  # isort: skip

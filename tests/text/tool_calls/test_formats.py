@@ -15,6 +15,7 @@ from pagewick.text.part_splitter import PartSplitter
 from pagewick.text.tool_calls.formats import BY_NAME
 from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.reading import MAX_DEPTH
+from tests.deep import IS_DEEP
 from tests.text.tool_calls.families import (
     CALLS,
     FAMILIES,
@@ -29,7 +30,6 @@ from tests.text.tool_calls.families import (
     tool,
 )
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 BY_FAMILY = {family.name + ("_json" if family.parser == "json" else ""): family for family in FAMILIES}
 each_family = pytest.mark.parametrize("name", BY_FAMILY)
 

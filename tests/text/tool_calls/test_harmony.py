@@ -18,10 +18,10 @@ from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.grammars.vocabulary import make_small_vocabulary
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.offer import ToolOffer
+from tests.deep import IS_DEEP
 from tests.text.tool_calls.families import OFFER, TOOLS, AllTokens, NoTokens
 from tests.text.tool_calls.test_formats import mutated
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 WORDS = format_named("openai").words
 THOUGHT = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant"
 SAID = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"

@@ -6,20 +6,19 @@ others are compared here, and some files in F16; with PAGEWICK_DEEP=1 all of the
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from pagewick.kernels import cpu
+from tests.deep import IS_DEEP
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import save
 from tests.models.variants import VARIANTS
 from tests.weights.gguf.mixes import quantize
 from tests.weights.gguf.models import FACTORED, MODELS, TILED, VOCAB_SIZE, original, write_file
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 
 

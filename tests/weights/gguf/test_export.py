@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,12 +29,12 @@ from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece, Piece
 from pagewick.weights.gguf.writing import encoded_values
 from pagewick.weights.opening import open_source
+from tests.deep import IS_DEEP
 from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import VARIANTS, save, write_checkpoint
 from tests.weights.gguf.models import MODELS, SEPARATED, TILED, VOCAB_SIZE, WRITTEN, original, write_file
 from tests.weights.gguf.written import write
 
-IS_DEEP: Final = os.environ.get("PAGEWICK_DEEP") == "1"
 FLOATS: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # The converter writes the hidden size as the context length of GLM-4 9B, a million as that of models that rotate
 # nothing, and theta although they have none, a size of ERNIE's shared experts that is right in published models only,

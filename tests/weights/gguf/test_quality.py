@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,11 +10,10 @@ import pytest
 from torch import Tensor
 
 from pagewick.demo import MODEL_DIR
+from tests.deep import IS_DEEP
 from tests.weights.gguf.demo import write_demo
 from tests.weights.gguf.mixes import MIXES
 from tests.weights.gguf.quality import NUM_TOKENS, Example, held_out_chats, predictions, quality
-
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 
 
 class Bar(NamedTuple):

@@ -6,7 +6,6 @@ model with the inputs of all quantized weights rounded to 8 bits, as the types' 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pagewick.weights.gguf.source import GgufSource
+from tests.deep import IS_DEEP
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import save
 from tests.models.variants import VARIANTS
 from tests.weights.gguf.mixes import MIXES, quantize
 from tests.weights.gguf.models import DIFFERENT, MODELS, VOCAB_SIZE, fill, original, write_file
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 # Experts, and latents with a dense layer; the others with mixes in the deep run.
 SOME_MODELS = ("qwen3-moe", "deepseek-v2-lite")
 SOME_MIXES = ("Q4_K_M",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from random import Random
@@ -20,13 +19,13 @@ from pagewick.errors import PagewickError
 from pagewick.layers.attention import Attention
 from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
+from tests.deep import IS_DEEP
 from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
 from tests.weights.packed import byte_writers
 from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, load, logits_on, write_packed
 from tests.weights.packed.test_byte_formats import CASES
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 LINEAR = re.compile(r"_proj|\.w[123]$|c_fc$")
 NUM_MUTATIONS = 1000 if IS_DEEP else 12
 # Others run with PAGEWICK_DEEP=1.

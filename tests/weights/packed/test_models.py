@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
+from tests.deep import IS_DEEP
 from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
 from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, load, logits_on, write_packed
 from tests.weights.packed.test_readers import AWQ, GPTQ, ROUND
 from tests.weights.packed.writers import awq, gptq, marlin
 
-IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 MORE = pytest.mark.skipif(not IS_DEEP, reason="PAGEWICK_DEEP=1 runs all formats")
 # Every width is a multiple of 32, and of 64 for two ranks.
 DEEPSEEK: dict[str, Any] = {

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.kernels.triton.harness import IS_DEEP
+from tests.deep import IS_DEEP
 
 HERE = Path(__file__).parent
 PROGRAMS, VARIANTS = "ptx/emulated_programs.py", "ptx/emulated_variants.py"
