@@ -35,6 +35,16 @@ class AsyncPrompts:
         return self._prompts.has_chat_template
 
     @property
+    def template_source(self) -> str:
+        """The model's chat template, in Jinja; empty if it has none."""
+        return self._prompts.template_source
+
+    @property
+    def can_infill(self) -> bool:
+        """Whether the vocabulary has tokens that ask for the text between two texts."""
+        return self._prompts.can_infill
+
+    @property
     def can_think_by_switch(self) -> bool:
         """Whether the model's chat template reads enable_thinking."""
         return self._prompts.can_think_by_switch

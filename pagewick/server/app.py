@@ -25,6 +25,7 @@ from pagewick.server.api.adapters import AdaptersApi
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.anthropic.dialect import AnthropicApi
 from pagewick.server.api.dialect import Dialect
+from pagewick.server.api.ollama.dialect import OllamaApi
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.responses_api.routes import ResponsesApi
@@ -49,13 +50,14 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, AdaptersApi)
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, OllamaApi, AdaptersApi)
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
 _NO_BATCHES = "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests"
 _NO_UPDATES = "adapters stay as they were at the start; start the server with --allow-runtime-lora-updating"
+_NO_MODELS = "models are not made or removed over HTTP; pagewick models does so with those on this disk"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
@@ -65,7 +67,9 @@ _NOT_SERVED = {
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
     "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",
-    "/api/": "Ollama's API is not supported; give its clients OpenAI's API, with a base URL that ends in /v1",
+    **dict.fromkeys(("/api/create", "/api/copy", "/api/delete", "/api/push", "/api/blobs"), _NO_MODELS),
+    "/api/": "there is no such route; of Ollama's API this server has /api/chat, /api/generate, /api/embed, "
+    "/api/embeddings, /api/tags, /api/ps, /api/show, /api/pull and /api/version",
     "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",
 }
 

@@ -45,6 +45,10 @@ _NAMED_STREAM = (
     "With stream: true the response is a stream of server-sent events, each with its type as its name. An error after "
     "the first event is an event, too."
 )
+_LINES = (
+    "Unless stream is false, the response is a stream of objects, one in each line. An error after the first one is an "
+    "object, too."
+)
 # Statuses that a request with a body may get. Every route may give those of _ALWAYS.
 _WITH_BODY = (400, 408, 413, 415)
 _ALWAYS = (403, 503)
@@ -153,10 +157,15 @@ def _success(operation: Operation) -> _Json:
         return {"description": "Success", "content": {media_type: {}}}
     content: _Json = {"application/json": {"schema": _ref(operation.response)}}
     if operation.chunks:
-        content["text/event-stream"] = {"schema": {"anyOf": [*map(_ref, operation.chunks), _ref(operation.error)]}}
+        content[operation.streams] = {"schema": {"anyOf": [*map(_ref, operation.chunks), _ref(operation.error)]}}
+    return {"description": _about_streams(operation) if operation.chunks else "Success", "content": content}
+
+
+def _about_streams(operation: Operation) -> str:
+    if operation.streams != "text/event-stream":
+        return _LINES
     # Only events without names need one that ends the stream.
-    about = _STREAM if len(operation.chunks) == 1 else _NAMED_STREAM
-    return {"description": about if operation.chunks else "Success", "content": content}
+    return _STREAM if len(operation.chunks) == 1 else _NAMED_STREAM
 
 
 def _error_of(operation: Operation, status: int) -> _Json:

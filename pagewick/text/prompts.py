@@ -160,6 +160,14 @@ class PromptEncoder:
         return None if self._chat_template is None else self._tools(self._chat_template).support
 
     @property
+    def template_source(self) -> str:
+        return "" if self._chat_template is None else self._chat_template.sources[0]
+
+    @property
+    def can_infill(self) -> bool:
+        return self._infill_tokens is not None
+
+    @property
     def max_model_len(self) -> int:
         """The longest sequence that the current engine serves, in tokens."""
         return self._max_model_len() if callable(self._max_model_len) else self._max_model_len

@@ -22,6 +22,7 @@ from tests.fake_engine import FakeClient, fake_engine
 Json = dict[str, Any]
 JSON_TYPE = "application/json"
 STREAM_TYPE = "text/event-stream"
+LINES_TYPE = "application/x-ndjson"
 
 
 @functools.cache
@@ -46,7 +47,7 @@ def check_exchange(response: Any, body: bytes) -> None:
     assert media_type in content or "*/*" in content, f"{request.url.path}: {media_type} is not described"
     schema = content.get(media_type, {}).get("schema")
     if schema is not None:
-        for value in _events(body) if media_type == STREAM_TYPE else [json.loads(body)]:
+        for value in _values(body, media_type):
             _check(value, schema, f"the response of {request.url.path}")
 
 
@@ -105,6 +106,8 @@ def _operation(request: Any) -> Json | None:
 def _errors_below(path: str) -> Json:
     """Return how errors look that no operation describes: as those of the nearest path above, if there is one."""
     above = [known for known in document()["paths"] if f"{path}/".startswith(f"{known}/")]
+    if path.startswith("/api/"):
+        above.append("/api/tags")
     if not above:
         return {"$ref": "#/components/responses/InternalServerError"}
     found: Json = next(iter(document()["paths"][max(above, key=len)].values()))["responses"]["default"]
@@ -120,6 +123,12 @@ def _check_request(request: Any, operation: Json) -> None:
         return  # It was sent in pieces, which only one test does, about their sizes.
     schema = operation["requestBody"]["content"][JSON_TYPE]["schema"]
     _check(json.loads(body), schema, f"the request to {request.url.path}")
+
+
+def _values(body: bytes, media_type: str) -> Iterator[Any]:
+    if media_type == STREAM_TYPE:
+        return _events(body)
+    return map(json.loads, body.splitlines() if media_type == LINES_TYPE else [body])
 
 
 def _events(body: bytes) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from pagewick.generation import Generation
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.decoding import decode_request
-from pagewick.server.api.framing import Framing
+from pagewick.server.api.framing import DialectFraming, Framing
 from pagewick.server.api.json_response import headers_naming, json_response
 from pagewick.server.api.known_fields import KnownFields
 from pagewick.server.api.served_models import ServedModels
@@ -53,13 +53,15 @@ class Dialect:
     because of an error, aborts the request in the engine.
 
     paths: with all below them, they are the dialect's alone: errors there have its form even if no route sees them.
-    id_header: name of the header under which its clients look for the id of a request.
+    id_header: name of the header under which its clients look for the id of a request. streams_by_default: whether a
+    request that does not say so gets a stream.
     """
 
-    framing: ClassVar[Framing]
+    framing: ClassVar[DialectFraming]
     known_fields: ClassVar[KnownFields]
     paths: ClassVar[tuple[str, ...]] = ()
     id_header: ClassVar[str] = "x-request-id"
+    streams_by_default: ClassVar[bool] = False
 
     def __init__(self, core: Core, admission: Admission) -> None:
         self.core = core
@@ -85,7 +87,7 @@ class Dialect:
     @classmethod
     def error_answer(cls, error: ApiError, request_id: str) -> tuple[int, Any]:
         """Return the status and the body of a response that is nothing but an error."""
-        return error.status, cls.framing.error_body(error)
+        return error.status, to_builtins(cls.framing.error_body(error))
 
     def framing_of(self, response: GeneratedResponse) -> Framing:
         """Return the framing of one stream."""

@@ -69,6 +69,14 @@ class Framing(Protocol):
         ...
 
 
+class DialectFraming(Framing, Protocol):
+    """A framing that does not depend on the response."""
+
+    def error_event(self, body: Any) -> bytes:
+        """Return what `error` returns for the error with this body."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EventFraming:
     """Server-sent events.
@@ -90,5 +98,28 @@ class EventFraming:
         return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
     def error(self, error: ApiError) -> bytes:
-        body = self.error_body(error)
+        return self.error_event(self.error_body(error))
+
+    def error_event(self, body: Any) -> bytes:
+        """Return the event with the body of an error."""
         return self.frame(NamedEvent(self.error_name, body) if self.error_name else body)
+
+
+@dataclass(frozen=True, slots=True)
+class LineFraming:
+    """Objects in JSON, one in each line. error_body: as in EventFraming."""
+
+    error_body: Callable[[ApiError], Any]
+    end: bytes = b""
+    media_type: str = "application/x-ndjson"
+    # A space before the object of the line.
+    ping: bytes = b" "
+
+    def frame(self, chunk: Any) -> bytes:
+        return _encoder.encode(chunk) + b"\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.error_event(self.error_body(error))
+
+    def error_event(self, body: Any) -> bytes:
+        return self.frame(body)

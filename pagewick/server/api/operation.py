@@ -17,15 +17,16 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 class Operation(Struct, frozen=True, kw_only=True):
     """tag: the group of routes. request, response: structs of the two bodies; a response may also be a media type.
 
-    chunk: struct of an event's data, or several, for responses that may be streams. known: further fields that a
-    request may have. errors: the statuses of errors, beside those that every route may have. error: struct of their
-    bodies.
+    chunk: struct of an event's data, or several, for responses that may be streams. streams: the media type of streams.
+    known: further fields that a request may have. errors: the statuses of errors, beside those that every route may
+    have. error: struct of their bodies.
     """
 
     tag: str = "Other"
     request: type[Struct] | None = None
     response: type[Struct] | str = ""
     chunk: type[Struct] | tuple[type[Struct], ...] = ()
+    streams: str = "text/event-stream"
     known: KnownFields | None = None
     errors: tuple[int, ...] = ()
     error: type[Struct] = ErrorResponse

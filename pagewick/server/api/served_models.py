@@ -13,6 +13,8 @@ from pagewick.server.settings import ANY_NAME, ServerSettings
 
 # Names that an error lists.
 _MAX_NAMED = 10
+# Ollama's suffix of a name without a tag. Its clients add it.
+LATEST = ":latest"
 
 
 class ServedModels:
@@ -28,7 +30,7 @@ class ServedModels:
 
     def check(self, name: str | None, info: ModelInfo) -> None:
         """Raises ApiError (404) for a name that is not served. A request need not name the model."""
-        if name is None or name in self._names or name in info.adapters or self._takes_any:
+        if name is None or self._takes_any or self._known(name, info) is not None:
             return
         known = [repr(one) for one in (*self._names, *info.adapters)]
         if len(known) > _MAX_NAMED:
@@ -38,11 +40,17 @@ class ServedModels:
 
     def adapter(self, name: str | None, info: ModelInfo) -> str:
         """Return the adapter that a request asks for by its model's name; empty: none."""
-        return name if name is not None and name not in self._names and name in info.adapters else ""
+        known = None if name is None else self._known(name, info)
+        return known if known is not None and known not in self._names else ""
 
     def shown(self, name: str | None, info: ModelInfo) -> str:
         """Return the model's name in the response to a request that asked for `name`."""
         return self.adapter(name, info) or self._names[0]
+
+    def _known(self, name: str, info: ModelInfo) -> str | None:
+        """Return the name of the model or of an adapter that a request means; None if it means neither."""
+        known = (*self._names, *info.adapters)
+        return next((one for one in (name, name.removesuffix(LATEST)) if one in known), None)
 
     def cards(self, info: ModelInfo) -> list[ModelCard]:
         return [self.card(name, info) for name in dict.fromkeys((*self._names, *info.adapters))]

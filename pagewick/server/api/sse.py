@@ -21,6 +21,8 @@ from pagewick.text.output_stream import ChoiceDelta
 # While more than this waits to be sent, no further events are made.
 OUTBOX_BYTES = 64 * 2**10
 
+# X-Accel-Buffering: nginx would collect events instead of passing them on.
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 # Looked up once: see outputs.py.
 _TEXT = PartKind.TEXT
 
@@ -56,8 +58,7 @@ class EventStream(Response):
         self._framing = framing
         self._keep_alive_s = keep_alive_s
         self._on_end = on_end
-        # X-Accel-Buffering: nginx would collect events instead of passing them on.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        self.init_headers({**STREAM_HEADERS, **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import ismethod
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,19 +17,23 @@ from pagewick.engine.health import EngineHealth
 from pagewick.errors import EngineDeadError, InvalidRequestError, NotEnoughMemoryError
 from pagewick.log import get_logger
 from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.dialect import Dialect
+from pagewick.server.api.framing import DialectFraming
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import KnownFields
 from pagewick.server.api.operation import Operation, describes, handler_and_operation
 from pagewick.server.api.responses import ModelCard, ModelList
 from pagewick.server.api.sse import run_while_connected
 from pagewick.server.app import ErrorBoundary, api_routes, guarded, server_routes
-from pagewick.server.errors import ApiError
+from pagewick.server.errors import ApiError, api_error
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.body import read_body
 from pagewick.server.lifecycle import RETRY_AFTER_S, Lifecycle
 from pagewick.server.router import pool
 from pagewick.server.router.loading import ServedModel, Together
 from pagewick.server.router.models import Routed, RoutedModels
+from pagewick.server.router.ollama import OllamaModels
+from pagewick.server.router.opening import Opening
 from pagewick.server.router.pool import LoadFailedError, ModelPool
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.http_metrics import COUNTED_BELOW, HttpMetrics
@@ -47,10 +52,11 @@ _ANY_FIELD = KnownFields(unsupported={})
 _NO_MODEL = ""
 
 
-class _Named(msgspec.Struct):
-    """The part of a body that names the model."""
+class _Asked(msgspec.Struct):
+    """The part of a body that says which model responds, and how."""
 
     model: str | None = None
+    stream: Any = None
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
@@ -74,7 +80,7 @@ def build_router(
         return rendered(summed([families_of(registry), models.families()]))
 
     routes = _PoolRoutes(models, settings)
-    own = {route.path: route for route in routes.routes()}
+    own = {route.path: route for route in (*routes.routes(), *OllamaModels(models, settings).routes())}
     table = [*own.values(), *(_routed(route, models, settings) for route in _model_routes(together, settings))]
     table = [route for route in table if own.get(route.path, route) is route]
     table += server_routes(settings, lifecycle, lambda: EngineHealth("ready"), render)
@@ -85,12 +91,21 @@ def build_router(
 class Forward:
     """An endpoint that passes requests to the application of the model that they name.
 
-    The field `model` of the body names it, or the query parameter `model`.
+    The field `model` of the body names it, or the query parameter `model`. dialect: None if the endpoint has no
+    streams.
     """
 
-    def __init__(self, operation: Operation | None, doc: str | None, models: RoutedModels, settings: ServerSettings):
+    def __init__(
+        self,
+        operation: Operation | None,
+        doc: str | None,
+        dialect: Dialect | None,
+        models: RoutedModels,
+        settings: ServerSettings,
+    ) -> None:
         self.operation = operation
         self.__doc__ = doc
+        self._dialect = dialect
         self._models = models
         self._settings = settings
 
@@ -98,20 +113,38 @@ class Forward:
         request = Request(scope, receive)
         # Each model has its own limit; this is that of the most generous one.
         body = await read_body(request, self._settings, reads_images=True)
-        model = await self._find(_name_in(body), request.query_params.get("model"))
+        asked = _asked_in(body)
+        model = await self._find(asked.model, request.query_params.get("model"))
         pool = self._models.pool
         is_loaded = model.state in ("loaded", "loading")
         if not (is_loaded or self._models.entry_of(model).settings.models_autoload):
             message = f"the model {model.name!r} is not loaded; load it with POST /models/load"
             raise ApiError(400, message, param="model", code="model_not_loaded")
-        loaded = await run_while_connected(request, _within(LOAD_WAIT_S, pool, model))
+        opening = Opening(self._framing(asked), self._settings.sse_keep_alive_interval, send)
+        try:
+            async with opening.pings():
+                loaded = await run_while_connected(request, _within(LOAD_WAIT_S, pool, model))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not opening.is_begun:
+                raise
+            await opening.fail(api_error(error))
+            return
         try:
             inner = _with_plain_body(scope, body)
             # The model's own metrics count what it refuses.
             scope[COUNTED_BELOW] = True
-            await loaded.app(inner, _Replay(body, receive), send)
+            await loaded.app(inner, _Replay(body, receive), opening.send)
         finally:
             pool.release(model)
+
+    def _framing(self, asked: _Asked) -> DialectFraming | None:
+        """Return the framing of the stream that the request asks for; None if it asks for none."""
+        dialect = self._dialect
+        if dialect is None or not (asked.stream is True or (asked.stream is None and dialect.streams_by_default)):
+            return None
+        return dialect.framing
 
     async def _find(self, in_body: str | None, in_query: str | None) -> Routed:
         model = await self._models.find(in_body if in_body is not None else in_query)
@@ -210,14 +243,14 @@ def _load_error(model: Routed, failure: Exception) -> ApiError:
     return ApiError(500, message, type="server_error", code="model_load_failed", headers=headers)
 
 
-def _name_in(body: bytes) -> str | None:
-    """Return the model that a body names; None if it names none. Raises InvalidRequestError if it is not JSON."""
+def _asked_in(body: bytes) -> _Asked:
+    """Return what a body asks for. Raises InvalidRequestError if it is not JSON."""
     try:
-        return msgspec.json.decode(body, type=_Named).model
+        return msgspec.json.decode(body, type=_Asked)
     except msgspec.ValidationError:
         raise InvalidRequestError("model must be a text: a name of a model", param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return decode_request(body, _Named, known=_ANY_FIELD)[0].model
+        return decode_request(body, _Asked, known=_ANY_FIELD)[0]
 
 
 def _with_plain_body(scope: Scope, body: bytes) -> Scope:
@@ -232,7 +265,9 @@ def _routed(route: Route, models: RoutedModels, settings: ServerSettings) -> Rou
     if operation is None or operation.request is None:
         return route
     methods = sorted((route.methods or set()) - {"HEAD"})
-    return Route(route.path, Forward(operation, handler.__doc__, models, settings), methods=methods)
+    owner = handler.__self__ if ismethod(handler) else None
+    dialect = owner if operation.chunk and isinstance(owner, Dialect) else None
+    return Route(route.path, Forward(operation, handler.__doc__, dialect, models, settings), methods=methods)
 
 
 def _model_routes(together: Together, settings: ServerSettings) -> list[Route]:

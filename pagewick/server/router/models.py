@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
 from pagewick.server.api.responses import ModelCard, ModelStatus
-from pagewick.server.api.served_models import ServedModels
+from pagewick.server.api.served_models import LATEST, ServedModels
 from pagewick.server.errors import ApiError
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.loading import ModelSource, ServedModel, Together
@@ -89,19 +89,22 @@ class RoutedModels:
         """Return the model that a request names, also by an adapter that was loaded later. Raises ApiError."""
         if name is None:
             return self._default()
-        if name not in self._by_name and (other := self._with_adapter(name)) is not None:
-            return other
-        if name not in self._by_name:
-            await self.refresh()
-        if name not in self._by_name:
+        if (found := self._known(name)) is not None:
+            return found
+        await self.refresh()
+        if (found := self._known(name)) is None:
             message = f"the model {name[:200]!r} does not exist; this server has {self._named(' and ')}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return self._by_name[name]
+        return found
+
+    async def named(self) -> list[tuple[str, Routed]]:
+        """Return all models, each under all its names, those of loaded adapters included."""
+        await self.refresh()
+        return [(name, model) for model in self.pool.models for name in self._names_of(model)]
 
     async def cards(self) -> list[ModelCard]:
         """Return the descriptions of all models, and of the adapters of those that are loaded."""
-        await self.refresh()
-        return [card for model in self.pool.models for card in self._cards_of(model)]
+        return [self._with_status(model, name) for name, model in await self.named()]
 
     async def card(self, name: str) -> ModelCard:
         """Return the description of a model under one of its names. Raises ApiError."""
@@ -111,11 +114,16 @@ class RoutedModels:
         """Return the metrics of all models."""
         return summed(self._sources[model.name].families(model.loaded) for model in self.pool.models)
 
-    def _cards_of(self, model: Routed) -> Iterator[ModelCard]:
+    def _names_of(self, model: Routed) -> Iterable[str]:
         adapters: Iterable[str] = () if model.loaded is None else model.loaded.info.adapters
         served = [name for name in self._by_name if self._by_name[name] is model]
-        for name in dict.fromkeys((*served, *adapters)):
-            yield self._with_status(model, name)
+        return dict.fromkeys((*served, *adapters))
+
+    def _known(self, name: str) -> Routed | None:
+        for one in (name, name.removesuffix(LATEST)):
+            if (found := self._by_name.get(one) or self._with_adapter(one)) is not None:
+                return found
+        return None
 
     def _with_status(self, model: Routed, name: str) -> ModelCard:
         card = self._cards[model.name].card(name, None if model.loaded is None else model.loaded.info)

@@ -11,8 +11,8 @@ import pytest
 
 from pagewick.errors import EngineError
 from pagewick.server.api.anthropic.dialect import AnthropicApi
-from pagewick.server.api.anthropic.partial_json import read_input
 from pagewick.server.api.openai import OpenAIApi
+from pagewick.server.api.partial_json import read_input
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.lifecycle import Lifecycle, loading

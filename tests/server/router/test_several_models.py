@@ -16,6 +16,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import openapi_spec_validator
 import psutil
@@ -49,6 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int,
     (home / "models/broken").mkdir()
     (home / "models/broken/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     flags = ["--models-dir", "models", "--models-preset", "preset.toml", "--models-max", "2", "--port", "0"]
+    flags += ["--sse-keep-alive-interval", "0.1"]
     with (home / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "pagewick", "serve", *flags, "--max-model-len", "512"],
@@ -137,6 +139,55 @@ def test_streams_of_more_models_than_places_are_all_answered(sdk: openai.OpenAI,
     for thread in threads:
         thread.join()
     assert found["second"] == found["owner/third"] and found["second"].startswith(found["first"])
+
+
+def test_streams_get_pings_while_their_model_loads(http: httpx.Client, address: str) -> None:
+    body = {"model": "second", "messages": QUESTION, "max_tokens": 4, "temperature": 0, "stream": True}
+
+    def streamed(path: str, body: dict[str, Any], *, is_loaded: bool) -> str:
+        http.post(f"/models/{'load' if is_loaded else 'unload'}", json={"model": "second"})
+        response = http.post(path, json=body)
+        assert (response.status_code, response.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        return response.text
+
+    def text(stream: str) -> str:
+        return "".join(re.findall(r'"(?:content|text)":"(.*?)"', stream))
+
+    for path, ping in (("/v1/chat/completions", ": ping"), ("/v1/messages", "event: ping")):
+        while_loading, at_once = (streamed(path, body, is_loaded=is_loaded) for is_loaded in (False, True))
+        assert while_loading.startswith(ping) and not at_once.startswith(ping)
+        assert text(while_loading) == text(at_once) != ""
+        assert while_loading.rstrip().splitlines()[-1] == at_once.rstrip().splitlines()[-1]
+        # The application's error comes too late for a status.
+        wrong = streamed(path, {**body, "max_tokens": -1}, is_loaded=False)
+        assert wrong.startswith(ping) and "max_tokens" in wrong.rstrip().splitlines()[-1]
+    # A whole response has nowhere to put a ping.
+    http.post("/models/unload", json={"model": "second"})
+    assert http.post("/v1/chat/completions", json={**body, "max_tokens": -1, "stream": False}).status_code == 400
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        http.post("/models/unload", json={"model": "second"})
+        with client.messages.stream(model="second", max_tokens=3, messages=QUESTION) as stream:  # type: ignore[arg-type]
+            assert stream.get_final_message().usage.output_tokens == 3
+
+
+def test_ollamas_clients_find_all_models_and_load_the_one_they_name(http: httpx.Client, address: str) -> None:
+    client = ollama.Client(host=address)
+    before = loaded(http)
+    listed = {model.model: model for model in client.list().models}
+    assert set(listed) == set(states(http)) and listed["second"].size > 9_000_000 > listed["broken"].size
+    unloaded = next(name for name in ("second", "owner/third", "first") if name not in before)
+    assert client.show(unloaded).capabilities is None and client.show(unloaded).details
+    assert client.pull(unloaded).status == "success" and loaded(http) == before
+    assert {model.model for model in client.ps().models} <= before
+    http.post("/models/unload", json={"model": unloaded})
+    pieces = http.post("/api/chat", json={"model": f"{unloaded}:latest", "messages": QUESTION}).text
+    # A ping is white space before the first object.
+    assert pieces.startswith(" ") and json.loads(pieces.splitlines()[-1])["done"]
+    assert unloaded in loaded(http) and "completion" in (client.show(unloaded).capabilities or ())
+    assert unloaded in {model.model for model in client.ps().models}
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        client.chat("none", QUESTION)
+    client._client.close()
 
 
 def test_a_name_that_does_not_exist_and_none_at_all(http: httpx.Client, address: str) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pagewick.generation import Generation, Listener
 from pagewick.outputs import CompletionOutput, PartDelta, PartKind, ToolCall
-from pagewick.server.api.anthropic.partial_json import read_input
 from pagewick.server.api.anthropic.responses import (
     ContentBlock,
     ContentBlockDelta,
@@ -32,6 +31,7 @@ from pagewick.server.api.anthropic.responses import (
     ToolUseBlock,
 )
 from pagewick.server.api.framing import Following, NamedEvent
+from pagewick.server.api.partial_json import read_input
 from pagewick.text.output_stream import ChoiceDelta
 
 # Clients require a signature and send it back with the thought; some drop a thought whose signature is empty.

@@ -1,0 +1,1 @@
+"""Ollama's API: chats, texts, embeddings, and the list of models that its clients read."""

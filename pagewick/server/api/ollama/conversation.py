@@ -1,0 +1,111 @@
+"""Messages of Ollama's API, and those for the core that they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.images import IMAGE_ROLES, READS_TEXT_ONLY, checked_url, data_url, image_part
+
+# How files of images begin, in base64; Ollama's clients do not name their types.
+_TYPES_BY_BEGINNING = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg", "UklGR": "image/webp", "R0lGOD": "image/gif"}
+
+
+class CalledFunction(Struct, kw_only=True):
+    """arguments: an object; some clients send it as a text in JSON."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class MadeCall(Struct, kw_only=True):
+    """A call that the model has made."""
+
+    function: CalledFunction
+    id: str | None = None
+
+
+class OllamaMessage(Struct, kw_only=True):
+    """thinking: the model's thoughts. images: files in base64. tool_name, tool_call_id: the call that this answers."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+def is_continued(messages: Sequence[OllamaMessage]) -> bool:
+    """Whether the response goes on from the last message, as in Ollama."""
+    return bool(messages) and messages[-1].role == "assistant" and bool(messages[-1].content)
+
+
+def messages_of(
+    messages: Sequence[OllamaMessage], *, reads_images: bool, are_given: bool = True
+) -> list[dict[str, Any]]:
+    """Return a conversation in OpenAI's form.
+
+    A result without an id answers the first call before it, of its name if it has one, that has no result yet.
+    are_given: whether the request has these messages, which errors then name.
+    Raises InvalidRequestError for images of an unknown type or in the wrong place, UnsupportedError if the model reads
+    none.
+    """
+    made: list[dict[str, Any]] = []
+    open_calls: dict[str, str] = {}  # names of calls without a result, by id
+    for place, message in enumerate(messages):
+        plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            plain["reasoning_content"] = message.thinking
+        if message.images:
+            where = f"messages[{place}].images" if are_given else "images"
+            plain["content"] = _with_images(message, where, reads_images=reads_images)
+        if message.tool_calls:
+            plain["tool_calls"] = [_call(call, f"call_{place}_{i}") for i, call in enumerate(message.tool_calls)]
+            open_calls |= {call["id"]: call["function"]["name"] for call in plain["tool_calls"]}
+        if message.role == "tool":
+            answered = message.tool_call_id or _first_open(open_calls, message.tool_name)
+            if answered is not None:
+                plain["tool_call_id"] = answered
+                open_calls.pop(answered, None)
+            if message.tool_name:
+                plain["name"] = message.tool_name
+        made.append(plain)
+    return made
+
+
+def _call(call: MadeCall, made_id: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    function = {"name": call.function.name, "arguments": text}
+    return {"id": call.id or made_id, "type": "function", "function": function}
+
+
+def _first_open(open_calls: dict[str, str], name: str | None) -> str | None:
+    return next((call_id for call_id, called in open_calls.items() if name in (None, called)), None)
+
+
+def _with_images(message: OllamaMessage, where: str, *, reads_images: bool) -> list[dict[str, Any]]:
+    if not reads_images:
+        raise UnsupportedError(f"{READS_TEXT_ONLY}; leave out {where}", param=where)
+    if message.role not in IMAGE_ROLES:
+        raise InvalidRequestError(f"{where}: only messages of the roles user and tool may have images", param=where)
+    parts = [image_part(_address(image, f"{where}[{place}]")) for place, image in enumerate(message.images or ())]
+    # Ollama, too, puts images before the text.
+    return [*parts, {"type": "text", "text": message.content or ""}]
+
+
+def _address(image: str, where: str) -> str:
+    if image.startswith("data:"):
+        return checked_url(image, where)
+    found = (media_type for beginning, media_type in _TYPES_BY_BEGINNING.items() if image.startswith(beginning))
+    media_type = next(found, None)
+    if media_type is None:
+        message = f"{where} must be the file of an image in base64, in the format PNG, JPEG, WebP or GIF"
+        raise InvalidRequestError(message, param=where)
+    return data_url(media_type, image)
