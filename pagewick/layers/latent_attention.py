@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.huge_memory import apart
@@ -86,6 +88,8 @@ class LatentAttention(nn.Module):
         )
         self.kv_a_layernorm = RMSNorm(context, config.kv_lora_rank, config.norm_eps)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
+        num_columns = self.kv_b_proj.num_heads * head_dim
+        self._only_column = torch.zeros(num_columns, dtype=torch.int64, device=context.device)
         self.o_proj = RowParallelLinear(
             context,
             f"{prefix}.o_proj",
@@ -112,6 +116,9 @@ class LatentAttention(nn.Module):
             queries = self.q_proj(hidden_states, batch)
         else:
             queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states, batch)), batch)
+        if isinstance(angles, Angles) and angles.q_factors is not None:
+            # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
+            queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))
         sums = self._bound.forward(
             queries.view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states, batch),

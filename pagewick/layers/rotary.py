@@ -23,11 +23,13 @@ class Angles(NamedTuple):
     """The numbers that the positions of a batch give.
 
     cos, sin: [T, R / 2] float32, or empty where nothing is rotated. q_scales: [T] float32, factors of queries.
+    q_factors: [T, 1], the same in the dtype of hidden states; only with rotation.
     """
 
     cos: Tensor
     sin: Tensor
     q_scales: Tensor | None = None
+    q_factors: Tensor | None = None
 
 
 def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
@@ -113,6 +115,7 @@ class RotaryEmbedding(nn.Module):
         if config.query_beta:
             steps = torch.arange(context.max_model_len) // config.original_max_position_embeddings
             self._q_scales = _scales(context, steps, config.query_beta)
+            self._q_factors = self._q_scales.to(context.dtype)
 
     @property
     def rotation(self) -> str:
@@ -135,7 +138,10 @@ class RotaryEmbedding(nn.Module):
     def angles(self, positions: Tensor) -> Angles:
         """Return all that rotation does at these positions [T] or [3, T]."""
         cos, sin = self(positions)
-        return Angles(cos, sin, None if self._q_scales is None else _scales_at(self._q_scales, positions))
+        if self._q_scales is None:
+            return Angles(cos, sin)
+        factors = _rows_at(self._q_factors, positions)
+        return Angles(cos, sin, _rows_at(self._q_scales, positions).view(-1), factors)
 
     def _on_one_axis(self, positions: Tensor) -> CosSin:
         config = self._config
@@ -155,7 +161,7 @@ class QueryScales(nn.Module):
         self._nothing = torch.empty(0, device=context.device)
 
     def angles(self, positions: Tensor) -> Angles:
-        return Angles(self._nothing, self._nothing, _scales_at(self._scales, positions))
+        return Angles(self._nothing, self._nothing, _rows_at(self._scales, positions).view(-1))
 
 
 def rotary_of(
@@ -173,10 +179,10 @@ def _scales(context: LayerContext, steps: Tensor, beta: float) -> Tensor:
     return (1 + beta * torch.log(1 + steps.to(torch.float32))).unsqueeze(1).to(context.device)
 
 
-def _scales_at(scales: Tensor, positions: Tensor) -> Tensor:
-    """Return the factors [T] of these positions [T]."""
+def _rows_at(scales: Tensor, positions: Tensor) -> Tensor:
+    """Return the factors [T, 1] of these positions [T]."""
     assert len(positions.shape) == 1, "queries are scaled by a token's only position"
-    return kernels.gather_rows(scales, positions, len(scales), 1, False).view(-1)
+    return kernels.gather_rows(scales, positions, len(scales), 1, False)
 
 
 def _in_sections(axes: Sequence[Tensor], sections: Sequence[int]) -> Tensor:

@@ -131,9 +131,17 @@ def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
 
 
 def latent_model(
-    entries: Entries, mlps: list[MlpConfig | MoeConfig], *, is_interleaved: bool, default_eps: float = 1e-6
+    entries: Entries,
+    mlps: list[MlpConfig | MoeConfig],
+    *,
+    is_interleaved: bool,
+    default_eps: float = 1e-6,
+    has_query_scaling: bool = False,
 ) -> ModelConfig:
-    """Read a model with latent attention in all layers. mlps: what each layer has behind it."""
+    """Read a model with latent attention in all layers. mlps: what each layer has behind it.
+
+    has_query_scaling: the file says how queries are scaled by their position.
+    """
     rope_dim = entries.size("qk_rope_head_dim", 64)
     rope = read_rope(
         entries,
@@ -141,6 +149,7 @@ def latent_model(
         rotary_dim=rope_dim,
         max_position_embeddings=reading.read_max_position(entries),
         interleaved=is_interleaved,
+        has_query_scaling=has_query_scaling,
     )
     return reading.model_config(
         entries,

@@ -13,6 +13,7 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.mistral4 import read_mistral4_text
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
 from pagewick.models.vision.pixtral_entries import with_pixtral
@@ -55,10 +56,13 @@ def _read_ministral3(entries: Entries) -> ModelConfig:
     return _read(entries, reading.read_mlp(entries), default_theta=1e6, has_query_scaling=True)
 
 
+_TEXT_PARTS: Final = {"mistral": _read_mistral, "ministral3": _read_ministral3, "mistral4": read_mistral4_text}
+
+
 def read_mistral3(entries: Entries) -> ModelConfig:
     text = text_entries(entries)
-    kind = text.choice("model_type", ("mistral", "ministral3"), "mistral")
-    read = _read_mistral if kind == "mistral" else _read_ministral3
+    kind = text.choice("model_type", tuple(_TEXT_PARTS), "mistral")
+    read = _TEXT_PARTS[kind]
     return with_pixtral(read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False)), entries)
 
 

@@ -28,6 +28,7 @@ ARCHITECTURES: Final = {
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
     "LlavaForConditionalGeneration": "pagewick.models.mistral:read_llava",
     "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",
+    "Mistral4ForCausalLM": "pagewick.models.mistral4:read_mistral4",
     "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
     "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",
     "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",

@@ -85,6 +85,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"), _QWEN),
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _ROUTED),
+    **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _LOCAL),
     "OlmoeForCausalLM": Stacking(_USUAL, "num_experts", "intermediate_size"),

@@ -60,6 +60,7 @@ VARIANT_OF = {
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
     "LlavaForConditionalGeneration": "pixtral-12b",
     "Ministral3ForCausalLM": "ministral-3",
+    "Mistral4ForCausalLM": "mistral-4",
     "Qwen2VLForConditionalGeneration": "qwen2-vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2.5-vl-window",
     "Qwen3VLForConditionalGeneration": "qwen3-vl",

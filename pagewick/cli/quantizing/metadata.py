@@ -55,7 +55,8 @@ _TEXT_PARTS: Final = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 
-_MINISTRAL: Final = "Ministral3ForCausalLM"
+# The type of a text part -> its architecture, where that of the whole does not tell.
+_BY_TYPE: Final = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if name in config
     }
     architecture = architecture_of(config)
-    text_part = _MINISTRAL if inner.get("model_type") == "ministral3" else _TEXT_PARTS.get(architecture)
+    text_part = _BY_TYPE.get(str(inner.get("model_type")), _TEXT_PARTS.get(architecture))
     if text_part is None:
         raise ModelLoadError(
             f"the text part of {architecture} cannot be written as a GGUF file yet\n"

@@ -1,4 +1,4 @@
-"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers."""
+"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers; Mistral 4."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ VARIANTS = {
         # Three experts a token, as many as one group has.
         {**V3, "norm_topk_prob": False, "first_k_dense_replace": 0, "topk_group": 1,
          "num_experts_per_tok": 3},
+        nulls=("q_lora_rank",), is_loose=True,
+    ),
+    "mistral-4": Variant(
+        "Mistral4",
+        {
+            **V3, **GROUPS, "first_k_dense_replace": None,
+            **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5),
+        },
+        is_loose=True,
+    ),
+    "mistral-4-plain": Variant(
+        "Mistral4",
+        {
+            **V3, "norm_topk_prob": False, "rope_interleave": False, "n_group": 1, "topk_group": 1,
+            **rope("yarn", 100.0, **YARN, mscale=1.2, mscale_all_dim=0.6, llama_4_scaling_beta=0.2),
+        },
         nulls=("q_lora_rank",), is_loose=True,
     ),
     "deepseek-v3-bias": Variant(

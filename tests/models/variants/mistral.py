@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.models.variants.deepseek import V3
 from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 EXPERTS = {"num_local_experts": 7, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
@@ -49,6 +50,23 @@ VARIANTS = {
             "vision_config": {**PIXTRAL, "hidden_act": "silu"}, "image_token_index": 190, "tie_word_embeddings": True,
             "multimodal_projector_bias": True, "projector_hidden_act": "gelu_pytorch_tanh", "spatial_merge_size": 3,
         },
+    ),
+    "mistral-small-4": Variant(
+        "Mistral3",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {
+                **{name: value for name, value in {**COMMON, **V3}.items() if value is not None},
+                "n_group": 1, "topk_group": 1, "model_type": "mistral4",
+                **rope(
+                    "yarn", 1e4, factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0,
+                    llama_4_scaling_beta=0.1,
+                ),
+            },
+            "vision_config": {**PIXTRAL, "hidden_act": "silu"}, "image_token_index": 190, "tie_word_embeddings": False,
+            "spatial_merge_size": 2,
+        },
+        is_loose=True,
     ),
     "mixtral": Variant("Mixtral", {**NO_HEAD_DIM, **EXPERTS, **rope(theta=1e6)}, is_loose=True),
     "mixtral-window": Variant("Mixtral", {**EXPERTS, "sliding_window": 19, "num_experts_per_tok": 1}, is_loose=True),
