@@ -131,6 +131,14 @@ def test_rows_of_a_wider_matrix_and_more_dimensions(native: NativeKernels, name:
     assert torch.equal(run(native, x[0], y[0]), flat[0])
 
 
+@pytest.mark.parametrize("name", ["add", "multiply"])
+def test_one_row_serves_several(kernels: Any, name: str) -> None:
+    x, wide = inputs(2, 3, 17, dtype=torch.bfloat16)[0], inputs(2, 1, 20, dtype=torch.bfloat16)[1][..., :17]
+    run = OPERATIONS[name]
+    for y in (wide, wide[0], wide[1, 0], wide.expand(2, 3, 17)):
+        assert torch.equal(run(kernels, x, y), run(reference, x, y.expand(x.shape)))
+
+
 @pytest.mark.usefixtures("native")
 def test_the_result_may_lie_where_an_input_does() -> None:
     """As csrc/elementwise.h promises."""
@@ -139,7 +147,7 @@ def test_the_result_may_lie_where_an_input_does() -> None:
     def add_into(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
         args = ElementwiseArgs(
             x=a.data_ptr(), other=b.data_ptr(), out=out.data_ptr(), num_rows=3, size=19, x_stride=19, other_stride=19,
-            factor=0.0, dtype=DType.FLOAT32, kind=Elementwise.ADD,
+            other_repeat=1, factor=0.0, dtype=DType.FLOAT32, kind=Elementwise.ADD,
         )  # fmt: skip
         assert Operation("elementwise", ElementwiseArgs).run(args) == Status.OK
         return out
@@ -153,6 +161,10 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
     x = torch.ones(3, 8)
     with pytest.raises(ValueError, match=r"\[3, 8\] and \[3, 7\] do not fit together"):
         native.add(x, x[:, :7])
+    deep = torch.ones(2, 3, 8)
+    for wrong in (deep[:, :2], deep[0], deep[:, :1, :1], deep[:1], torch.ones(1, 2, 3, 8), torch.ones(2, 2, 3, 8)):
+        with pytest.raises(ValueError, match="do not fit together"):
+            native.add(deep, wrong)
     with pytest.raises(ValueError, match="no native scale of"):
         native.scale(x.double(), 2.0)
 

@@ -94,6 +94,7 @@ struct OuterArgs {
 """
 BASE = """
 constexpr int kAbiVersion = 7;
+constexpr int64_t kMaxStreams = 8;
 constexpr int64_t kPanelRows = 64;
 enum Shape : int32_t { kWide = 1 };
 """
@@ -116,6 +117,7 @@ def test_what_is_made_of_headers(tmp_path: Path) -> None:
     assert (
         text.removeprefix(structs_from_headers.HEAD)
         == """ABI_VERSION = 7
+MAX_STREAMS = 8
 PANEL_ROWS = 64
 
 class Shape(IntEnum):

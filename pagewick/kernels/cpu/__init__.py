@@ -16,6 +16,7 @@ from pagewick.kernels.cpu import (
     quantizers,
     rope,
     scan,
+    streams,
     truncation,
 )
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, empty, library, status
@@ -25,7 +26,7 @@ __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "stat
 
 _FAMILIES = (
     attention, delta, elementwise, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope, scan,
-    truncation,
+    streams, truncation,
 )  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {

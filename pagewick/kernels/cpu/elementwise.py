@@ -1,4 +1,6 @@
-"""Activation functions, sums, gates, products, soft caps and gathered columns by the native library."""
+"""Activation functions and their sparse inputs, sums, gates, products, soft caps and gathered columns, natively."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from pagewick.kernels.cpu.structs import (
     Elementwise,
     ElementwiseArgs,
     GatherColumnsArgs,
+    GaussianTopKArgs,
     XieluArgs,
 )
 
@@ -19,6 +22,7 @@ ACTIVATION_KINDS = {kind.name.lower(): kind.value for kind in Activation}
 _ACTIVATION = Operation("activation", ActivationArgs)
 _ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
 _GATHER_COLUMNS = Operation("gather_columns", GatherColumnsArgs)
+_GAUSSIAN_TOP_K = Operation("gaussian_top_k", GaussianTopKArgs)
 _XIELU = Operation("xielu", XieluArgs)
 _KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
 
@@ -40,8 +44,24 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     return _activate(x, kind, x.shape[-1] // 2, is_gated=True)
 
 
+def gaussian_top_k(x: Tensor, factor: float) -> Tensor:
+    """reference.gaussian_top_k for x [..., I]. Raises ValueError for another dtype than the library's."""
+    if not _is_served(x):
+        return reference.gaussian_top_k(x, factor)
+    if x.dtype not in DTYPES:
+        raise ValueError(f"no native gaussian_top_k of {x.dtype}")
+    out = empty(x.shape, x.dtype)
+    rows, stride = as_rows(x)
+    args = GaussianTopKArgs(
+        x=rows.data_ptr(), out=out.data_ptr(), num_rows=rows.shape[0], size=rows.shape[1], x_stride=stride,
+        factor=factor, dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    _GAUSSIAN_TOP_K.run(args)
+    return out
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """reference.add for a, b [..., H]. Raises ValueError for tensors that do not fit together."""
+    """reference.add for a [..., H]. Raises ValueError for tensors that do not fit together."""
     return _run("add", a, b, 0.0) if _are_served(a, b) else reference.add(a, b)
 
 
@@ -51,7 +71,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """reference.multiply for a, b [..., H]. Raises ValueError for tensors that do not fit together."""
+    """reference.multiply for a [..., H]. Raises ValueError for tensors that do not fit together."""
     return _run("multiply", a, b, 0.0) if _are_served(a, b) else reference.multiply(a, b)
 
 
@@ -105,7 +125,11 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
 
 
 OPERATIONS = dict.fromkeys(
-    (activation, gated_activation, add, multiply, scale, sigmoid_gate, soft_cap, gather_columns, xielu), DTYPES
+    (
+        *(activation, gated_activation, gaussian_top_k, xielu),
+        *(add, multiply, scale, sigmoid_gate, soft_cap, gather_columns),
+    ),
+    DTYPES,
 )
 
 
@@ -133,14 +157,24 @@ def _activate(x: Tensor, kind: str, size: int, *, is_gated: bool) -> Tensor:
 def _run(kind: str, x: Tensor, other: Tensor | None, factor: float) -> Tensor:
     if x.dtype not in DTYPES:
         raise ValueError(f"no native {kind} of {x.dtype}")
-    if other is not None and other.shape != x.shape:
-        raise ValueError(f"{list(x.shape)} and {list(other.shape)} do not fit together")
+    repeat = 1 if other is None or other.shape == x.shape else _repeat(x, other)
     out = empty(x.shape, x.dtype)
     rows, stride = as_rows(x)
     other_rows, other_stride = (None, 0) if other is None else as_rows(other)
     args = ElementwiseArgs(
         x=rows.data_ptr(), other=address(other_rows), out=out.data_ptr(), num_rows=rows.shape[0], size=rows.shape[1],
-        x_stride=stride, other_stride=other_stride, factor=factor, dtype=DTYPES[x.dtype], kind=_KINDS[kind],
+        x_stride=stride, other_stride=other_stride, other_repeat=repeat, factor=factor, dtype=DTYPES[x.dtype],
+        kind=_KINDS[kind],
     )  # fmt: skip
     _ELEMENTWISE.run(args)
     return out
+
+
+def _repeat(x: Tensor, other: Tensor) -> int:
+    """Return how many successive rows of x share a row of `other`. Raises ValueError if they do not fit together."""
+    shape, last = (1,) * (x.dim() - other.dim()) + tuple(other.shape), x.dim() - 1
+    shared = next((dim for dim, sizes in enumerate(zip(shape, x.shape, strict=False)) if sizes[0] != sizes[1]), last)
+    expected = (*x.shape[:shared], *(1,) * (last - shared), x.shape[-1])
+    if shape != expected:
+        raise ValueError(f"{list(x.shape)} and {list(other.shape)} do not fit together")
+    return math.prod(x.shape[shared:-1])

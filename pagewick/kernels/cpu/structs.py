@@ -28,6 +28,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
 ABI_VERSION = 25
+MAX_STREAMS = 8
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -61,6 +62,10 @@ class ActivationArgs(Structure):
     x: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; dtype: Int32; kind: Int32; is_gated: Int32
 
 @laid_out
+class GaussianTopKArgs(Structure):
+    x: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; factor: Float; dtype: Int32
+
+@laid_out
 class AttentionArgs(Structure):
     q: Address; kv_cache: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address; sinks: Address
     key_ends: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64
@@ -92,7 +97,7 @@ class DeltaArgs(Structure):
 @laid_out
 class ElementwiseArgs(Structure):
     x: Address; other: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; other_stride: Int64
-    factor: Float; dtype: Int32; kind: Int32
+    other_repeat: Int64; factor: Float; dtype: Int32; kind: Int32
 
 @laid_out
 class XieluArgs(Structure):
@@ -254,6 +259,17 @@ class ScanArgs(Structure):
     state_dim: Int64; conv_width: Int64; num_norm_groups: Int64; xbc_stride: Int64; gate_stride: Int64
     dt_stride: Int64; norm_eps: Float; gate_scale: Float; dt_scale: Float; is_norm_first: Int32; dtype: Int32
 
+@laid_out
+class StreamsArgs(Structure):
+    active: Address; others: Address; computed: Address; coefficients: Address; out_active: Address
+    out_others: Address; num_tokens: Int64; num_others: Int64; size: Int64; active_stride: Int64
+    computed_stride: Int64; dtype: Int32
+
+@laid_out
+class MagnitudeArgs(Structure):
+    x: Address; target: Address; out: Address; num_rows: Int64; size: Int64; repeat: Int64; x_stride: Int64
+    target_stride: Int64; least: Float; dtype: Int32
+
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
@@ -267,5 +283,6 @@ OPERATIONS: dict[str, type[Structure]] = {
     "short_convolution": ConvolutionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
     "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
-    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs, "xielu": XieluArgs
+    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs, "xielu": XieluArgs, "gaussian_top_k": GaussianTopKArgs,
+    "mix_streams": StreamsArgs, "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 SOURCE_DIR = Path(__file__).parent / "csrc"
 OUTPUT = Path(__file__).parent / "structs.py"
 # Constants of the headers that Python needs as well.
-CONSTANTS = ("kAbiVersion", "kPanelRows")
+CONSTANTS = ("kAbiVersion", "kMaxStreams", "kPanelRows")
 WIDTH = 120
 
 # C type -> annotation

@@ -14,6 +14,7 @@
 #include "quantizers.h"
 #include "rope.h"
 #include "scan.h"
+#include "streams.h"
 
 namespace pagewick {
 namespace PW_ISA {
@@ -32,6 +33,7 @@ extern const QuantizedKernels kQuantized{};
 extern const QuantizerKernels kQuantizers{};
 extern const RopeKernels kRope{};
 extern const ScanKernels kScan{};
+extern const StreamsKernels kStreams{};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "activation.h"
@@ -66,9 +67,34 @@ void test_case(Activation kind, DType dtype, bool is_gated, int64_t num_rows, in
   }
 }
 
+void test_sparse_gates(DType dtype, int64_t num_rows, int64_t size, float factor) {
+  begin_case("gaussian_top_k %s [%d, %d]", name_of(dtype), static_cast<int>(num_rows), static_cast<int>(size));
+  const int64_t stride = size + 3;
+  const Tensor x = Tensor::random(dtype, (num_rows - 1) * stride + size, 3.0);
+  const Tensor out = tensor_on_all_threads([&] {
+    Tensor top(dtype, num_rows * size);
+    run("gaussian_top_k", pagewick::GaussianTopKArgs{x.data(), top.data(), num_rows, size, stride, factor, dtype});
+    return top;
+  });
+  for (int64_t row = 0; row < num_rows; ++row) {
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < size; ++i) mean += x[row * stride + i] / size;
+    for (int64_t i = 0; i < size; ++i) squares += std::pow(x[row * stride + i] - mean, 2) / size;
+    const double cutoff = mean + static_cast<double>(factor) * std::sqrt(squares);
+    for (int64_t i = 0; i < size; ++i) {
+      const double value = std::max(0.0, x[row * stride + i] - cutoff);
+      require_near(out, row * size + i, value, (16 + size / 16) * kFloatUnit * 6, "gate");
+    }
+  }
+}
+
 }  // namespace
 
 void test_activation() {
+  for (const DType dtype : kDTypes) {
+    for (const int64_t size : {1, 5, 16, 61}) test_sparse_gates(dtype, 3, size, 1.3f);
+    test_sparse_gates(dtype, 30, 1001, -0.4f);
+  }
   for (const DType dtype : kDTypes)
     for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
                                   Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish})

@@ -15,6 +15,7 @@ struct Case {
   Elementwise kind;
   DType dtype;
   int64_t num_rows, size;
+  int64_t repeat = 1;  // rows of x that share a row of the other operand
 };
 
 bool takes_two(Elementwise kind) { return kind != Elementwise::kScale && kind != Elementwise::kSoftCap; }
@@ -38,18 +39,20 @@ void test_case(const Case& c) {
   const double telling[] = {0.0, -0.0, 1e-30, -1e-7, 0.184, 0.186, -9.0, 4e4, HUGE_VAL, -HUGE_VAL, std::nan(""), 0.5};
   Tensor x(c.dtype, (c.num_rows - 1) * stride + c.size);
   for (int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 ? telling[i / 2 % 12] : random_number() * 2);
-  const Tensor other = Tensor::random(c.dtype, (c.num_rows - 1) * other_stride + c.size, 4.0);
+  const Tensor other = Tensor::random(c.dtype, (c.num_rows / c.repeat - 1) * other_stride + c.size, 4.0);
   const Tensor out = tensor_on_all_threads([&] {
     Tensor computed(c.dtype, c.num_rows * c.size);
     run("elementwise",
         pagewick::ElementwiseArgs{x.data(), takes_two(c.kind) ? other.data() : nullptr, computed.data(), c.num_rows,
-                                  c.size, stride, takes_two(c.kind) ? other_stride : 0, kFactor, c.dtype, c.kind});
+                                  c.size, stride, takes_two(c.kind) ? other_stride : 0, c.repeat, kFactor, c.dtype,
+                                  c.kind});
     return computed;
   });
   for (int64_t i = 0; i < out.size(); ++i) {
     const int64_t row = i / c.size, col = i % c.size;
     // The factor is rounded to float32 first. The kernel promises a relative error of 2^-20 for soft caps and gates.
-    const double value = rounded(DType::kFloat32, defined(c, x[row * stride + col], other[row * other_stride + col]));
+    const double second = other[row / c.repeat * other_stride + col];
+    const double value = rounded(DType::kFloat32, defined(c, x[row * stride + col], second));
     const bool is_exact = c.kind != Elementwise::kSoftCap && c.kind != Elementwise::kSigmoidGate;
     const double error = is_exact || !std::isfinite(value) ? 0.0 : 0x1p-20 * std::abs(value);
     require_near(out, i, value, error, "output");
@@ -91,6 +94,7 @@ void test_elementwise() {
       for (const int64_t size : {1, 5, 16, 61}) test_case({kind, dtype, 3, size});
       test_case({kind, dtype, 40, 1001});
     }
+  for (const int64_t repeat : {2, 3, 6}) test_case({Elementwise::kMultiply, DType::kBFloat16, 6, 61, repeat});
   test_case({Elementwise::kSoftCap, DType::kFloat32, 2, 32779});
   test_case({Elementwise::kAdd, DType::kBFloat16, 2, 32779});
 }

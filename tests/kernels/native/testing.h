@@ -165,4 +165,5 @@ void test_delta();
 void test_scan();
 void test_convolution();
 void test_moe();
+void test_streams();
 void test_recorded_steps();

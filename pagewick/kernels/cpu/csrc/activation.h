@@ -1,4 +1,4 @@
-// Activation functions, alone or as the gate of a product.
+// Activation functions, alone or as the gate of a product, and what makes their inputs sparse.
 #pragma once
 
 #include "kernels.h"
@@ -22,11 +22,26 @@ struct ActivationArgs {
   int32_t is_gated;
 };
 
+// out = max(0, x - (mean + factor * deviation)), with the mean and the standard deviation of x's row: of normally
+// distributed numbers, a share that depends on factor stays above 0. Rows of out are adjacent.
+struct GaussianTopKArgs {
+  const void* x;  // [num_rows, size], rows x_stride elements apart
+  void* out;      // [num_rows, size]
+  int64_t num_rows;
+  int64_t size;
+  int64_t x_stride;
+  float factor;
+  DType dtype;  // of x and out
+};
+
 struct ActivationKernels {
   // Computes columns [first_col, end_col) of one row of out.
   void (*activation)(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col);
+  // Computes rows [first_row, end_row).
+  void (*gaussian_top_k)(const GaussianTopKArgs& args, int64_t first_row, int64_t end_row);
 };
 
 Status activation(const Kernels& kernels, const ActivationArgs& args);
+Status gaussian_top_k(const Kernels& kernels, const GaussianTopKArgs& args);
 
 }  // namespace pagewick

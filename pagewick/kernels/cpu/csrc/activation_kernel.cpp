@@ -63,10 +63,28 @@ void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int6
   }
 }
 
+template <class T>
+void top_rows(const GaussianTopKArgs& args, int64_t first_row, int64_t end_row) {
+  const int64_t size = args.size;
+  for (int64_t row = first_row; row < end_row; ++row) {
+    const T* const x = static_cast<const T*>(args.x) + row * args.x_stride;
+    T* const out = static_cast<T*>(args.out) + row * size;
+    const float mean = mean_of(x, size), squares = sum_of_squares_about(x, size, mean);
+    const float cutoff = mean + args.factor * __builtin_sqrtf(squares / static_cast<float>(size));
+    for_vectors(0, size, [&](int64_t i, auto count) {
+      store_count(out + i, relu(load_count(x + i, count()) - cutoff), count());
+    });
+  }
+}
+
+void gaussian_top_k(const GaussianTopKArgs& args, int64_t first_row, int64_t end_row) {
+  with_type(args.dtype, [&](auto* type) { top_rows<Element<decltype(type)>>(args, first_row, end_row); });
+}
+
 }  // namespace
 
 extern const ActivationKernels kActivation;
-const ActivationKernels kActivation = {activation};
+const ActivationKernels kActivation = {activation, gaussian_top_k};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -8,15 +8,17 @@ namespace pagewick {
 enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2, kSigmoidGate = 3, kMultiply = 4 };
 
 // out = x + other, x * factor, factor * tanh(x / factor), x / (1 + exp(-other)), or x * other. Rows of x and other lie
-// x_stride and other_stride elements apart; rows of out are adjacent. out may be x or other if its rows lie as theirs do.
+// x_stride and other_stride elements apart; rows of out are adjacent. Each row of other serves other_repeat successive
+// rows of x. out may be x or other if its rows lie as theirs do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
-  const void* other;  // [num_rows, size], or null where kind has one operand
+  const void* other;  // [num_rows / other_repeat, size], or null where kind has one operand
   void* out;          // [num_rows, size]
   int64_t num_rows;
   int64_t size;
   int64_t x_stride;
   int64_t other_stride;
+  int64_t other_repeat;
   float factor;
   DType dtype;  // of every tensor
   Elementwise kind;

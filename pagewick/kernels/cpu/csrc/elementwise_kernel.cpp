@@ -20,6 +20,11 @@ Vec precise_tanh(Vec x) {
   return magnitude < 0.5f ? x * madd(p, square, set1(1.0f)) : tanh(x);
 }
 
+// The offset of the row of other that belongs to a row of x.
+int64_t other_row(const ElementwiseArgs& args, int64_t row) {
+  return (args.other_repeat == 1 ? row : row / args.other_repeat) * args.other_stride;
+}
+
 template <class T>
 struct Row {
   const T* x;
@@ -28,7 +33,7 @@ struct Row {
 
   Row(const ElementwiseArgs& args, int64_t row)
       : x(static_cast<const T*>(args.x) + row * args.x_stride),
-        other(args.other == nullptr ? nullptr : static_cast<const T*>(args.other) + row * args.other_stride),
+        other(args.other == nullptr ? nullptr : static_cast<const T*>(args.other) + other_row(args, row)),
         out(static_cast<T*>(args.out) + row * args.size) {}
 };
 

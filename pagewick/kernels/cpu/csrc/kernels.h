@@ -42,6 +42,7 @@ struct QuantizedKernels;
 struct QuantizerKernels;
 struct ScanKernels;
 struct ConvolutionKernels;
+struct StreamsKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -59,6 +60,7 @@ struct Kernels {
   const QuantizerKernels* quantizers;
   const ScanKernels* scan;
   const ConvolutionKernels* convolution;
+  const StreamsKernels* streams;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -259,8 +259,8 @@ void weigh_inputs(const Kernels& kernels, FusedMoeArgs& part) {
   for_rows(num_choices, size * element_bytes(args.dtype), [&](int64_t choice) {
     const void* const source = at(args.x, choice / part.route.top_k * args.x_stride, args.dtype);
     void* const target = at(part.weighed, choice * size, args.dtype);
-    kernels.elementwise->elementwise({source, nullptr, target, 1, size, size, 0, part.route.weights[choice], args.dtype,
-                                      Elementwise::kScale},
+    kernels.elementwise->elementwise({source, nullptr, target, 1, size, size, 0, 1, part.route.weights[choice],
+                                      args.dtype, Elementwise::kScale},
                                      0, 0, size);
     part.route.weights[choice] = 1.0f;
   });
@@ -326,7 +326,7 @@ void multiply_and_add(const Kernels& kernels, const AddLowRankArgs& args, const 
     for (int64_t row = 0; row < count; ++row) {
       const int64_t token = groups.order[first + row];
       kernels.elementwise->elementwise({at(args.y, token * args.y_stride, up.dtype), change + row * row_bytes,
-                                        at(args.out, token * size, up.dtype), 1, size, size, size, 1.0f, up.dtype,
+                                        at(args.out, token * size, up.dtype), 1, size, size, size, 1, 1.0f, up.dtype,
                                         Elementwise::kAdd},
                                        0, first_col, end_col);
     }

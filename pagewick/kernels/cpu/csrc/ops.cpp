@@ -20,6 +20,7 @@
 #include "replay.h"
 #include "rope.h"
 #include "scan.h"
+#include "streams.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -41,6 +42,7 @@ namespace pagewick {
   extern const QuantizerKernels kQuantizers;    \
   extern const ScanKernels kScan;               \
   extern const ConvolutionKernels kConvolution; \
+  extern const StreamsKernels kStreams;         \
   }
 
 // A set that has instructions for products only. Everything else is that of another set.
@@ -57,6 +59,7 @@ namespace pagewick {
   using other::kQuantizers;                 \
   using other::kRope;                       \
   using other::kScan;                       \
+  using other::kStreams;                    \
   }
 // For those that multiply only bytes: products of floats are those of the other set, too.
 #define PW_USE_FLOAT_PRODUCTS(isa, other) \
@@ -101,7 +104,7 @@ struct InstructionSet {
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
    &isa::kElementwise, &isa::kMla, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,    \
-   &isa::kScan, &isa::kConvolution}
+   &isa::kScan, &isa::kConvolution, &isa::kStreams}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -181,6 +184,10 @@ const Operation kOperations[] = {
     PW_OPERATION(truncate_rows, TruncateArgs),
     PW_OPERATION(surprise, SurpriseArgs),
     PW_OPERATION(xielu, XieluArgs),
+    PW_OPERATION(gaussian_top_k, GaussianTopKArgs),
+    PW_OPERATION(mix_streams, StreamsArgs),
+    PW_OPERATION(correct_streams, StreamsArgs),
+    PW_OPERATION(match_magnitude, MagnitudeArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 
