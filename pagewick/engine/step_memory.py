@@ -10,11 +10,12 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        latent attention          query heads * 2 latents / R
                        gated delta rule          (3 channels + 2 value heads * value_dim + 4 key heads * key_dim
                                                  + 256 value heads) / R, on a CPU a little less; Mamba-2 alike
-                       MLP                       3 I / R
+                       MLP                       3 I / R; 4 I / R with sparse gates
                        experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
                                                  latents of size L (A + 2) * L in place of A * H
     adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
+    streams          T * 3 s H * e, in models with s residual streams: those that a layer gets, predicts and returns
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
@@ -175,6 +176,8 @@ def activation_bytes(
     width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
+    if model.altup is not None:
+        width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
     return num_tokens * width * element_bytes + num_logits * model.vocab_size * logit_bytes
 
@@ -194,7 +197,7 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):
         if isinstance(mlp, MlpConfig):
-            widest = max(widest, -(-3 * mlp.intermediate_size // num_ranks))
+            widest = max(widest, -(-(4 if mlp.sparsity else 3) * mlp.intermediate_size // num_ranks))
         elif mlp is not None:
             widest = max(widest, mlp.products_width(hidden_size, num_ranks))
     return widest

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagewick.attention.backend import AttentionBackend
+from pagewick.attention.backend import AttentionBackend, AttentionBatch
 from pagewick.layers.config import padded_rank
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.method import LinearMethod
@@ -30,6 +30,10 @@ class LayerBatch(Protocol):
 
     @property
     def adapter_ids(self) -> Tensor | None: ...
+
+
+class BlockBatch(LayerBatch, AttentionBatch, Protocol):
+    """The part of a batch that a layer of the decoder reads."""
 
 
 @dataclass(frozen=True, slots=True)

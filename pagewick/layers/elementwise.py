@@ -14,7 +14,9 @@ from pagewick.layers.config import XIELU_SHAPES
 from pagewick.layers.context import LayerContext
 from pagewick.quantization.share import check_floats
 
-__all__ = ["Activation", "OutputScale", "Xielu", "add", "multiply", "scale", "sigmoid_gate", "soft_cap"]
+__all__ = [
+    "Activation", "OutputScale", "VectorScale", "Xielu", "add", "multiply", "scale", "sigmoid_gate", "soft_cap",
+]  # fmt: skip
 
 
 class Activation(nn.Module):
@@ -52,6 +54,25 @@ class OutputScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return scale(x, self._factor)
+
+
+class VectorScale(nn.Module):
+    """A vector, from the checkpoint, by which every row is multiplied: [..., size] -> [..., size]."""
+
+    def __init__(self, context: LayerContext, size: int) -> None:
+        super().__init__()
+        empty = torch.empty(size, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, "weight"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_floats(tensor, tuple(self.weight.shape))
+        self.weight.copy_(tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(x, self.weight)
 
 
 class Xielu(nn.Module):

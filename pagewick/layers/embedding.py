@@ -9,23 +9,36 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.linear import Linear, WeightLayer, row_share
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import shard_sizes
-from pagewick.quantization.share import whole_rows
+from pagewick.quantization.share import Part, Share, whole_rows
 
 
 class VocabParallelEmbedding(WeightLayer):
     """Token ids [T] -> [T, hidden_size]; each rank looks up the ids in its range, and the results are added.
 
-    is_head: whether it is the vocabulary head as well (tied weights).
+    is_head: whether it is the vocabulary head as well (tied weights). num_stored: rows of the checkpoint's table, if
+    they are fewer than vocab_size: all further ids have its first row.
     """
 
     def __init__(
-        self, context: LayerContext, prefix: str, vocab_size: int, hidden_size: int, *, is_head: bool = False
+        self,
+        context: LayerContext,
+        prefix: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        is_head: bool = False,
+        num_stored: int | None = None,
     ) -> None:
         share = row_share(context, vocab_size, hidden_size)
+        ((start, stop),) = share.parts[0].ranges
+        if num_stored is not None and num_stored < vocab_size:
+            stored = [(start, min(stop, num_stored))] if start < num_stored else []
+            further = [(0, 1)] * (stop - max(start, num_stored))
+            share = Share((Part(None, num_stored, (*stored, *further)),), hidden_size, (0, hidden_size))
         super().__init__(context.make_weight(prefix, share, is_multiplied=is_head))
         self._collectives = context.collectives
         self._vocab_size = vocab_size
-        ((self._start, self._stop),) = share.parts[0].ranges
+        self._start, self._stop = start, stop
 
     def forward(self, token_ids: Tensor) -> Tensor:
         if self._collectives.tp_size == 1:

@@ -96,6 +96,18 @@ class ReplicatedLinear(Linear):
         super().__init__(context, prefix, whole_rows(out_features, in_features), bias=bias)
 
 
+class MergedReplicatedLinear(Linear):
+    """Several weights over the same input, all of them whole on every rank.
+
+    prefix: the checkpoint name of the module that holds the parts. part_sizes: name of a part -> rows. Output: that of
+    each part in turn.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, in_features: int, part_sizes: dict[str, int]) -> None:
+        parts = tuple(Part(name, size, ((0, size),)) for name, size in part_sizes.items())
+        super().__init__(context, prefix, Share(parts, in_features, (0, in_features)))
+
+
 class MergedColumnParallelLinear(Linear):
     """Several weights over the same input (gate_proj and up_proj), each cut along its rows.
 

@@ -190,24 +190,13 @@ class JointHeadNorm(Norm):
 
     def sum_of_squares(self, x: Tensor) -> Tensor:
         """Return this rank's share of the sum over all heads: [T, heads * head_dim] -> [T] float32."""
-        return _sums(x.to(torch.float32).square() * self._is_counted)
+        return batch_invariance.sum_rows(x.to(torch.float32).square() * self._is_counted)
 
     def scale(self, x: Tensor, squares: Tensor) -> None:
         """Normalise x [T, heads * head_dim] in place, given the sum of squares [T] over the heads of all ranks."""
         num_heads, head_dim = self._shape
         normed = x.to(torch.float32) * torch.rsqrt(squares / (num_heads * head_dim) + self.eps).unsqueeze(-1)
         x.copy_(normed.to(x.dtype) * self.weight)
-
-
-def _sums(rows: Tensor) -> Tensor:
-    """Return the sum of each row [T, N]; where no result may depend on the batch, added in an order that does not."""
-    if not batch_invariance.is_required():
-        return rows.sum(-1)
-    while (size := rows.shape[-1]) > 1:
-        half = size // 2
-        added = rows[:, :half] + rows[:, half : 2 * half]
-        rows = torch.cat((added, rows[:, 2 * half :]), dim=-1) if size % 2 else added
-    return rows.squeeze(-1)
 
 
 def norm_jointly(norms: Sequence[JointHeadNorm], heads: Sequence[Tensor], collectives: Collectives) -> None:

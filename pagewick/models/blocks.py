@@ -18,6 +18,7 @@ from pagewick.layers.mamba import MambaMixer
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import Angles
+from pagewick.layers.sparse_activation import SparseActivation
 from pagewick.models.config import ModelConfig
 from pagewick.models.mixers import MIXER_NAMES, make_mixer
 from pagewick.models.parts import NORMS_OF_BLOCK, XIELU, LayerConfig, MlpConfig
@@ -59,7 +60,10 @@ class DecoderMLP(nn.Module):
         return scaled(self.down_proj(activated, batch), after)
 
 
-def make_activation(context: LayerContext, config: MlpConfig) -> Activation | Xielu:
+def make_activation(context: LayerContext, config: MlpConfig) -> Activation | SparseActivation | Xielu:
+    if config.sparsity:
+        assert config.is_gated, "the gates are what is sparse"
+        return SparseActivation(context, config.activation, config.sparsity, config.intermediate_size)
     if config.activation == XIELU:
         assert not config.is_gated, "it is no gate"
         return Xielu(context)

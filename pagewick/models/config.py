@@ -15,6 +15,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import TILED, DeltaConfig, MambaConfig, MlaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
 from pagewick.models.parts import (
+    AltUpConfig,
     AttentionConfig,
     Block,
     DenseConfig,
@@ -43,6 +44,7 @@ class ModelConfig:
     the scaling of its rotary embedding allows, if that is more.
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
+    altup: in models whose block is "altup", which have layer_inputs, too.
     residual_scale: factor of the outputs of attention and MLP. logit_scale, logit_soft_cap: applied to the logits in
     this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
@@ -65,6 +67,7 @@ class ModelConfig:
     block: Block = "sequential"
     num_position_embeddings: int | None = None
     layer_inputs: LayerInputsConfig | None = None
+    altup: AltUpConfig | None = None
     embedding_scale: float = 1.0
     is_embedding_scale_rounded: bool = False
     residual_scale: float = 1.0

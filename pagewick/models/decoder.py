@@ -10,29 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pagewick.layers.attention import AttentionBatch
-from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.altup import AltUpStreams
+from pagewick.layers.context import BlockBatch, LayerBatch, LayerContext
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
-from pagewick.models.blocks import make_norm
+from pagewick.models.altup import AltUpBlock
+from pagewick.models.blocks import BLOCKS, Block, make_norm
 from pagewick.models.config import ModelConfig
-from pagewick.models.extended import ALL_BLOCKS, LayerInputs
+from pagewick.models.extended import ExtendedBlock
 from pagewick.models.labels import LabelHead
+from pagewick.models.layer_inputs import LayerInputs
 from pagewick.models.mixers import DecoderAttention
 from pagewick.models.parts import EncoderConfig
 from pagewick.models.vision.building import build_encoder
 
+_BLOCKS: Final[dict[str, type[Block]]] = {**BLOCKS, "extended": ExtendedBlock, "altup": AltUpBlock}
 
-class DecoderBatch(AttentionBatch, Protocol):
+
+class DecoderBatch(BlockBatch, Protocol):
     """input_ids: [T]. positions: [P, T], P = 1, or 3 where the rotary embedding has three axes (mrope_section).
 
     inputs_embeds: [T, hidden_size] of the model's dtype, embeds_mask: [T] bool, or both None. Where the mask is true, a
@@ -88,7 +92,7 @@ class DecoderStack(nn.Module):
         kinds = list(dict.fromkeys(of_layers))
         self._rope_of_layer = [kinds.index(kind) for kind in of_layers]
         self.rotary = nn.ModuleList(rotary_of(context, *kind) or nn.Identity() for kind in kinds)
-        block = ALL_BLOCKS[config.block]
+        block = _BLOCKS[config.block]
         blocks = [
             block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
         ]
@@ -108,7 +112,10 @@ class DecoderStack(nn.Module):
                 attention.use_distances(self.distance_bias)
         self.layer_inputs: LayerInputs | None = None
         if config.layer_inputs is not None:
-            self.layer_inputs = LayerInputs(context, config.layer_inputs, config.hidden_size, config.num_layers)
+            self.layer_inputs = LayerInputs(context, config, config.layer_inputs)
+        self.altup: AltUpStreams | None = None
+        if config.altup is not None:
+            self.altup = AltUpStreams(context, "model.altup", config.hidden_size, config.altup.num_streams)
         self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
         if encoder.has_final_norm:
             self.norm = make_norm(context, config)
@@ -132,8 +139,13 @@ class DecoderStack(nn.Module):
                     hidden_states = after
         else:
             owns = self.layer_inputs(batch.input_ids, hidden_states, batch, batch.embeds_mask)
+            if self.altup is not None:
+                # Between such layers, hidden states are the active stream, and the residual is the other streams.
+                residual = self.altup.spread(hidden_states, batch)
             for layer, rope, own in zip(self.layers, self._rope_of_layer, owns, strict=True):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch, own)
+            if self.altup is not None and residual is not None:
+                hidden_states, residual = self.altup.merge(hidden_states, residual, batch), None
         if residual is None:
             return self.norm(hidden_states)  # type: ignore[no-any-return]
         assert not isinstance(self.norm, nn.Identity), "blocks without a norm behind them return no residual"

@@ -10,13 +10,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig, RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.parts import (
     AttentionConfig,
@@ -54,14 +53,17 @@ _UNIFIED: Final[dict[str, Any]] = {
     "sliding_window": 1024,
 }
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+LAYER_INPUT_NAMES: Final = (
+    ("layer_inputs.embed_tokens", "embed_tokens_per_layer"),
+    ("layer_inputs.projection", "per_layer_model_projection"),
+    ("layer_inputs.norm", "per_layer_projection_norm"),
+    ("layer_input.gate_proj", "per_layer_input_gate"),
+    ("layer_input.projection", "per_layer_projection"),
+    ("layer_input.norm", "post_per_layer_input_norm"),
+)
 _NAMES: Final = NameMap(
     parts=(
-        ("layer_inputs.embed_tokens", "embed_tokens_per_layer"),
-        ("layer_inputs.projection", "per_layer_model_projection"),
-        ("layer_inputs.norm", "per_layer_projection_norm"),
-        ("layer_input.gate_proj", "per_layer_input_gate"),
-        ("layer_input.projection", "per_layer_projection"),
-        ("layer_input.norm", "post_per_layer_input_norm"),
+        *LAYER_INPUT_NAMES,
         ("layer_scalar.weight", "layer_scalar"),
         ("mixture.gate", "router.proj"),
         ("mixture.router_norm.weight", "router.scale"),
@@ -96,7 +98,7 @@ def _read_gemma4(entries: Entries) -> ModelConfig:
     windows = reading.read_windows(entries, slides)
     if windows[-1] is not None:
         raise entries.wrong("layer_types", "a list whose last layer sees everything")
-    lenders = _lenders(entries, windows)
+    lenders = reading.read_lenders(entries, windows)
     eps = entries.positive("rms_norm_eps", 1e-6)
     activation = reading.read_activation(entries, "gelu_pytorch_tanh", "hidden_activation")
     is_wide, experts = entries.flag("use_double_wide_mlp", False), _experts(entries, activation, eps)
@@ -127,7 +129,7 @@ def _read_gemma4(entries: Entries) -> ModelConfig:
         layer_inputs=_layer_inputs(entries, activation, eps),
         layers=tuple(layers),
         names=(_NAMES,),
-        ignored=_unused(lenders),
+        ignored=reading.borrowers_tensors(lenders),
     )
 
 
@@ -136,17 +138,6 @@ def _read_gemma4_unified(entries: Entries) -> ModelConfig:
     entries.demand("enable_moe_block", False, False, "there are no experts in this architecture")
     entries.demand("hidden_size_per_layer_input", 0, 0, "there are no such inputs in this architecture")
     return _read_gemma4(entries.filled(_UNIFIED))
-
-
-def _lenders(entries: Entries, windows: Sequence[int | None]) -> list[int | None]:
-    """Return the layer whose keys and values each layer attends to; None: its own."""
-    num_layers = len(windows)
-    num_shared = entries.count("num_kv_shared_layers", 0, most=MAX_LAYERS)
-    last_of_kind = {window: layer_idx for layer_idx, window in enumerate(windows[: num_layers - num_shared])}
-    if num_shared >= num_layers or (num_shared and last_of_kind.keys() != set(windows)):
-        raise entries.wrong("num_kv_shared_layers", "so small that a layer of each kind has keys of its own")
-    own: list[int | None] = [None] * (num_layers - num_shared)
-    return own + [last_of_kind[window] for window in windows[num_layers - num_shared :]]
 
 
 def _attention(entries: Entries, layer_idx: int, window: int | None, eps: float, *, has_keys: bool) -> AttentionConfig:
@@ -232,9 +223,3 @@ def _experts(entries: Entries, activation: str, eps: float) -> MoeConfig | None:
 
 def _kept(attention: Any) -> tuple[int, int]:
     return attention.num_kv_heads, attention.head_dim
-
-
-def _unused(lenders: Sequence[int | None]) -> tuple[str, ...]:
-    """Regular expressions of keys and values of layers that attend to those of others; some files have them."""
-    borrowers = "|".join(str(layer_idx) for layer_idx, lender in enumerate(lenders) if lender is not None)
-    return (rf"(.*\.)?layers\.({borrowers})\.self_attn\.[kv]_(proj|norm)\..*",) if borrowers else ()

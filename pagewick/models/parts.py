@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 #   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
 #               such inputs, and h is multiplied by a number of the layer's.
-Block = Literal["sequential", "parallel", "sandwich", "post_norm", "post_ln", "extended"]
+#   altup:      the token has several streams, from which the layer predicts new ones; h is the first of these. As
+#               sandwich, but h = (h + norm(attention(n)) + n + norm(projections(n))) / sqrt(2) with n = norm(h). The
+#               layer corrects all streams by the difference that it makes, and adds its own input to the others.
+Block = Literal["sequential", "parallel", "sandwich", "post_norm", "post_ln", "extended", "altup"]
 # An activation with learned numbers.
 XIELU: Final = "xielu"
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -36,6 +39,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "extended": _SANDWICH,
+    "altup": _SANDWICH,
 }
 
 
@@ -107,6 +111,8 @@ class MlpConfig:
     is_gated: activation(gate(x)) * up(x), or activation(up(x)).
 
     is_fused: the file has gate and up in one tensor. in_scale, out_scale: factors of its inputs and its outputs.
+    sparsity: the share of a token's gates that become 0 before the activation if they are normally distributed
+    (layers/sparse_activation.py); 0: they stay as they are.
     """
 
     intermediate_size: int
@@ -116,6 +122,7 @@ class MlpConfig:
     is_fused: bool = False
     in_scale: float = 1.0
     out_scale: float = 1.0
+    sparsity: float = 0.0
 
     @property
     def input_projections(self) -> tuple[str, ...]:
@@ -202,8 +209,8 @@ class LayerConfig:
 class LayerInputsConfig:
     """Inputs of each layer's own, `size` numbers of a token: from a table of vocab_size rows, and from its embedding.
 
-    activation: of the gate in each layer. eps: of the norm of what comes from the embedding. image_row: the row of the
-    table that all tokens of images have.
+    Tokens behind the last row have the first one. activation: of the gate in each layer. eps: of the norm of what comes
+    from the embedding. image_row: the row of the table that all tokens of images have.
     """
 
     vocab_size: int
@@ -211,6 +218,22 @@ class LayerInputsConfig:
     activation: str
     eps: float
     image_row: int = 0
+
+    def num_ids(self, vocab_size: int) -> int:
+        """Return the number of ids that are looked up in a model with this vocabulary."""
+        return max(self.vocab_size, vocab_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpConfig:
+    """Alternating updates (AltUp, arXiv:2301.13310) of num_streams residual streams, in blocks that have them.
+
+    The first stream is active: layers compute with it, and the others follow. laurel_rank: rank of the projection that
+    is added to it (LAuReL, arXiv:2411.07501).
+    """
+
+    num_streams: int
+    laurel_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

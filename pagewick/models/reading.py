@@ -133,6 +133,26 @@ def read_windows(entries: Entries, default: Sequence[bool]) -> tuple[int | None,
     return tuple(size if slide else None for slide in slides)
 
 
+def read_lenders(entries: Entries, windows: Sequence[int | None]) -> list[int | None]:
+    """Return the layer whose keys and values each layer attends to; None: its own.
+
+    The last num_kv_shared_layers borrow from the last layer of their kind before them.
+    """
+    num_layers = len(windows)
+    num_shared = entries.count("num_kv_shared_layers", 0, most=MAX_LAYERS)
+    last_of_kind = {window: layer_idx for layer_idx, window in enumerate(windows[: num_layers - num_shared])}
+    if num_shared >= num_layers or (num_shared and last_of_kind.keys() != set(windows)):
+        raise entries.wrong("num_kv_shared_layers", "so small that a layer of each kind has keys of its own")
+    own: list[int | None] = [None] * (num_layers - num_shared)
+    return own + [last_of_kind[window] for window in windows[num_layers - num_shared :]]
+
+
+def borrowers_tensors(lenders: Sequence[int | None]) -> tuple[str, ...]:
+    """Return regular expressions of the keys and values of layers that borrow those of others; some files have them."""
+    borrowers = "|".join(str(layer_idx) for layer_idx, lender in enumerate(lenders) if lender is not None)
+    return (rf"(.*\.)?layers\.({borrowers})\.self_attn\.[kv]_(proj|norm)\..*",) if borrowers else ()
+
+
 def read_rotating_layers(entries: Entries, num_layers: int, *, may_be_empty: bool = False) -> list[bool]:
     """Return which layers rotate: those with a 1 in no_rope_layers, or all but every fourth without it.
 

@@ -50,6 +50,8 @@ ARCHITECTURES: Final = {
     "Gemma2ForCausalLM": "pagewick.models.gemma:read_gemma2",
     "Gemma3ForCausalLM": "pagewick.models.gemma:read_gemma3",
     "Gemma3ForConditionalGeneration": "pagewick.models.gemma:read_gemma3_multimodal",
+    "Gemma3nForCausalLM": "pagewick.models.gemma3n:read_gemma3n",
+    "Gemma3nForConditionalGeneration": "pagewick.models.gemma3n:read_gemma3n_multimodal",
     "Gemma4ForCausalLM": "pagewick.models.gemma4:read_gemma4",
     "Gemma4ForConditionalGeneration": "pagewick.models.gemma4:read_gemma4_multimodal",
     "Gemma4UnifiedForCausalLM": "pagewick.models.gemma4:read_gemma4_unified",

@@ -6,6 +6,7 @@ are [out, in], as checkpoints have them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
     XIELU,
+    AltUpConfig,
     AttentionConfig,
     EncoderConfig,
     HeadNormConfig,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig
     from pagewick.models.labels import LabelHead
 
+# The projections of AltUp's streams before the first layer, and behind the last one.
+_STREAM_PROJECTIONS: Final = ("projections", "unembed_projections")
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -99,6 +103,9 @@ class _Table:
             yield from self._encoder_inputs(config.encoder, hidden)
         if config.layer_inputs is not None:
             yield from self._layer_inputs("model.layer_inputs", config.layer_inputs)
+        if config.altup is not None:
+            for index, kind in itertools.product(range(config.altup.num_streams - 1), _STREAM_PROJECTIONS):
+                yield from self._linear(f"model.altup.{kind}.{index}", "mlp", hidden, hidden)
         for layer_idx, layer in enumerate(config.layers):
             path = f"model.layers.{layer_idx}"
             if layer.attention is not None:
@@ -113,6 +120,8 @@ class _Table:
                 yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.has_bias)
             if config.block == "extended":
                 yield from self._extension(path, layer)
+            if config.altup is not None:
+                yield from self._altup(path, config.altup)
         if config.encoder is None or config.encoder.has_final_norm:
             yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
         if not config.tie_word_embeddings:
@@ -232,22 +241,42 @@ class _Table:
 
     def _layer_inputs(self, path: str, inputs: LayerInputsConfig) -> Iterator[ModelTensor]:
         width = whole(self.config.num_layers * inputs.size)
-        yield self._tensor(f"{path}.embed_tokens.weight", "embedding", self._cut(inputs.vocab_size), width)
+        # A rank keeps the first row once more for each of its ids behind the last row.
+        rows = Size(inputs.vocab_size, self._cut(inputs.num_ids(self.config.vocab_size)).kept)
+        yield self._tensor(f"{path}.embed_tokens.weight", "embedding", rows, width)
         yield from self._linear(f"{path}.projection", "mlp", width, whole(self.config.hidden_size))
         yield from self._norm(f"{path}.norm", inputs.size)
 
     def _extension(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
         """Yield the tensors that an extended block has besides those of a sandwich."""
-        hidden, has_bias = whole(self.config.hidden_size), self.config.norm.has_bias
         if layer.experts is not None:
             yield from self._experts(f"{path}.mixture", layer.experts)
             for name in NORMS_OF_EXPERTS:
-                yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=has_bias)
+                yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=self.config.norm.has_bias)
         if (inputs := self.config.layer_inputs) is not None:
-            yield from self._linear(f"{path}.layer_input.gate_proj", "mlp", whole(inputs.size), hidden)
-            yield from self._linear(f"{path}.layer_input.projection", "mlp", hidden, whole(inputs.size))
-            yield from self._norm(f"{path}.layer_input.norm", self.config.hidden_size, has_bias=has_bias)
+            yield from self._layer_input(f"{path}.layer_input", inputs)
         yield self._tensor(f"{path}.layer_scalar.weight", "norm", whole(1))
+
+    def _layer_input(self, path: str, inputs: LayerInputsConfig) -> Iterator[ModelTensor]:
+        """Yield the tensors by which a layer adds its own input."""
+        hidden = whole(self.config.hidden_size)
+        yield from self._linear(f"{path}.gate_proj", "mlp", whole(inputs.size), hidden)
+        yield from self._linear(f"{path}.projection", "mlp", hidden, whole(inputs.size))
+        yield from self._norm(f"{path}.norm", self.config.hidden_size, has_bias=self.config.norm.has_bias)
+
+    def _altup(self, path: str, altup: AltUpConfig) -> Iterator[ModelTensor]:
+        """Yield the tensors that a block with AltUp has besides those of a sandwich."""
+        size, streams, low = self.config.hidden_size, whole(altup.num_streams), whole(altup.laurel_rank)
+        yield from self._norm(f"{path}.altup.router_norm", size)
+        yield from self._linear(f"{path}.altup.modality_router", "mlp", streams, whole(size))
+        yield from self._linear(f"{path}.altup.prediction_coefs", "mlp", whole(altup.num_streams**2), streams)
+        yield from self._linear(f"{path}.altup.correction_coefs", "mlp", streams, streams)
+        yield self._tensor(f"{path}.altup.correct_output_scale.weight", "norm", whole(size))
+        yield from self._linear(f"{path}.laurel.linear_left", "mlp", low, whole(size))
+        yield from self._linear(f"{path}.laurel.linear_right", "mlp", whole(size), low)
+        yield from self._norm(f"{path}.laurel.post_laurel_norm", size)
+        if (inputs := self.config.layer_inputs) is not None:
+            yield from self._layer_input(f"{path}.layer_input", inputs)
 
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
         experts, hidden = whole(config.num_experts), whole(self.config.hidden_size)

@@ -84,6 +84,12 @@ def test_experts_without_gates_and_with_latents() -> None:
     assert width(latent_size=512) == 8 * 768 + 1001 + 10 * 512
 
 
+def test_streams_inputs_of_layers_and_sparse_gates() -> None:
+    """Gemma 3n E2B: four streams, inputs of 256 numbers in 30 layers, and MLPs of 8,192, the first of them sparse."""
+    width = 4 * 2048 + 3 * 4 * 2048 + 3 * 30 * 256 + 4 * 8192
+    assert activation_bytes(read_config(PUBLISHED["gemma-3n-E2B-it"]), 100, 0, 2, 0) == 100 * width * 2
+
+
 @pytest.mark.parametrize("name", ["num_tokens", "num_logits", "element_bytes"])
 def test_every_limit_counts(name: str) -> None:
     more = replace(LIMITS, **{name: 2 * getattr(LIMITS, name)})

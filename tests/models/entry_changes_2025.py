@@ -26,6 +26,18 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"text_config.attention_chunk_size": 20},
         {"text_config.num_experts_per_tok": 1},
     ],
+    "gemma-3n": [
+        {"rms_norm_eps": 0.05},
+        {"activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.2, 0.0]},
+        {"intermediate_size": 72},
+        {"vocab_size_per_layer_input": 193},
+        {"altup_num_inputs": 4},
+        {"laurel_rank": 12},
+        {"num_kv_shared_layers": 1},
+        {"final_logit_softcapping": 5.0},
+        {"attention_bias": True},
+        {"rope_parameters.sliding_attention.rope_theta": 2e3},
+    ],
     "glm-4.5": [
         {"attention_bias": False},
         {"use_qk_norm": False},

@@ -28,6 +28,7 @@ _LLAMA31 = "32 32/8x128 | llama3 128@500000 | all | sequential rms 1e-05 | silu 
 _MISTRAL = "32 32/8x128 | default 128@1e+06 | all | sequential rms 1e-05"
 _PHI3 = "32 32/32x96 |"
 _GEMMA3 = "default 256@10000, linear 256@1e+06"
+_GEMMA3N = "default 256@10000, default 256@1e+06"
 _GEMMA4 = "default 256@10000, proportional 128@1e+06"
 _FAR = "131072 to 1048576"
 _PHI_END = "2048 | qkv bias, o bias, head bias"
@@ -121,6 +122,10 @@ FACTS = {
     "tied, factors 12 0.22 0.125",
     "granite-3.1-8b-instruct": "40 32/8x128 | default 128@1e+07 | all | sequential rms 1e-05 | silu 12800 | 131072 | "
     "tied, factors 12 0.22 0.0625",
+    "gemma-3n-E2B-it": f"30 8/2x256 | {_GEMMA3N} | 24 of 512 | altup rms 1e-06 | 10: gelu_tanh 8192 sparse 0.95, "
+    "20: gelu_tanh 8192 | 32768 | tied, rms head norm",
+    "gemma-3n-E4B-it": f"35 8/2x256 | {_GEMMA3N} | 28 of 512 | altup rms 1e-06 | 10: gelu_tanh 16384 sparse 0.95, "
+    "25: gelu_tanh 16384 | 32768 | tied, rms head norm",
     "gemma-4-E2B": f"35 8/1x256 | {_GEMMA4} | 28 of 512 | extended rms 1e-06 | 15: gelu_tanh 6144, "
     "20: gelu_tanh 12288 | 131072 | tied, rms head norm",
     "gemma-4-E4B": f"42 8/2x256 | {_GEMMA4} | 35 of 512 | extended rms 1e-06 | gelu_tanh 10240 | 131072 | "
@@ -185,7 +190,8 @@ def seen(config: ModelConfig) -> str:
 
 def fed(mlp: MlpConfig | MoeConfig) -> str:
     if isinstance(mlp, MlpConfig):
-        return ("" if mlp.is_gated else "plain ") + f"{mlp.activation} {mlp.intermediate_size}"
+        sparse = f" sparse {mlp.sparsity:g}" if mlp.sparsity else ""
+        return ("" if mlp.is_gated else "plain ") + f"{mlp.activation} {mlp.intermediate_size}{sparse}"
     shared = "" if mlp.shared_intermediate_size is None else f" + {mlp.shared_intermediate_size}"
     gated = " gated" if mlp.has_shared_gate else ""
     plain = "" if mlp.is_gated else "plain "
@@ -332,7 +338,11 @@ def test_layer_types_are_never_ignored(name: str, right: list[str], wrong: list[
 
 
 def test_layers_attend_to_the_keys_of_earlier_ones() -> None:
-    for name, first, lenders in (("gemma-4-E2B", 15, (13, 14)), ("gemma-4-E4B", 24, (22, 23))):
+    borrowing = {
+        "gemma-3n-E2B-it": (20, (18, 19)), "gemma-3n-E4B-it": (20, (18, 19)),
+        "gemma-4-E2B": (15, (13, 14)), "gemma-4-E4B": (24, (22, 23)),
+    }  # fmt: skip
+    for name, (first, lenders) in borrowing.items():
         layers = read_config(PUBLISHED[name]).layers
         assert all(layer.lender is None for layer in layers[:first])
         assert {(layer.window, layer.lender) for layer in layers[first:]} == {(512, lenders[0]), (None, lenders[1])}

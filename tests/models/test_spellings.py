@@ -15,13 +15,15 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 
 # Differences between the two spellings, which transformers brings into the new one.
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
+_WITH_TYPES = {"exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe", "gemma3n_text"}
 
 
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
     old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
-    if config["model_type"] in ("exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe"):
-        # transformers needs it where there is no window, and for linear attention in other layers than usual, or none.
+    if config["model_type"] in _WITH_TYPES:
+        # transformers needs it where there is no window, for windows or linear attention in other layers than usual, or
+        # where there is none.
         old["layer_types"] = config["layer_types"]
     if "time_step_limit" in config:
         old["time_step_limit"] = [0.0, math.inf]

@@ -50,6 +50,8 @@ VARIANT_OF = {
     "Gemma2ForCausalLM": "gemma-2",
     "Gemma3ForCausalLM": "gemma-3-pattern",
     "Gemma3ForConditionalGeneration": "gemma-3-multimodal",
+    "Gemma3nForCausalLM": "gemma-3n",
+    "Gemma3nForConditionalGeneration": "gemma-3n",
     "Gemma4ForCausalLM": "gemma-4-26b-a4b",
     "Gemma4ForConditionalGeneration": "gemma-4-multimodal",
     "Gemma4UnifiedForCausalLM": "gemma-4-12b",
@@ -207,6 +209,13 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
     ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
     ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq",)),
+    ("gemma-3n", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+    ("gemma-3n", {"altup_active_idx": 1}, ("altup_active_idx", "first stream")),
+    ("gemma-3n", {"altup_correct_scale": False}, ("altup_correct_scale",)),
+    ("gemma-3n", {"altup_num_inputs": 1}, ("altup_num_inputs", "at least 2")),
+    ("gemma-3n", {"intermediate_size": [72]}, ("intermediate_size", "num_hidden_layers (5)")),
+    ("gemma-3n", {"activation_sparsity_pattern": [0.5] * 4 + [1.0]}, ("activation_sparsity_pattern", "below 1")),
+    ("gemma-3n", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers", "each kind")),
     ("gemma-4-e2b", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention", "all")),
     ("gemma-4-e2b", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers", "each kind")),
     ("gemma-4-e2b", {"vocab_size_per_layer_input": 100}, ("vocab_size_per_layer_input",)),
@@ -291,5 +300,6 @@ def test_every_architecture_is_here() -> None:
     tasks = "ForCausalLM", "ForConditionalGeneration"
     known = {f"{variant.config}{task}" for variant in VARIANTS.values() for task in tasks}
     assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - {
-        "Gemma3ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
     }  # fmt: skip

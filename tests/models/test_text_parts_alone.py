@@ -34,6 +34,7 @@ def rename(directory: Path, prefix: str) -> None:
         ("qwen3.5", "model.language_model"),
         ("qwen3.5-moe", "model.language_model"),
         ("gemma-3-1b", "language_model.model"),
+        ("gemma-3n", "model.language_model"),
         ("gemma-4-26b-a4b", "model.language_model"),
         ("ministral-3", "language_model.model"),
     ],
@@ -53,7 +54,7 @@ def test_names_of_the_larger_model(name: str, prefix: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3.5", "qwen3.5-moe", "gemma-3-1b", "gemma-4-26b-a4b", "mistral-nemo", "ministral-3"]
+    "name", ["qwen3.5", "qwen3.5-moe", "gemma-3-1b", "gemma-3n", "gemma-4-26b-a4b", "mistral-nemo", "ministral-3"]
 )
 def test_entries_of_the_larger_model(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path)
@@ -71,6 +72,7 @@ def test_entries_of_the_larger_model(name: str, tmp_path: Path) -> None:
         ("qwen3.5", "Qwen3_5ForConditionalGeneration"),
         ("qwen3.5-moe", "Qwen3_5MoeForConditionalGeneration"),
         ("gemma-3-1b", "Gemma3ForConditionalGeneration"),
+        ("gemma-3n", "Gemma3nForConditionalGeneration"),
         ("gemma-4-26b-a4b", "Gemma4ForConditionalGeneration"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.models.variants import (
     deepseek,
     gemma,
+    gemma3n,
     gemma4,
     glm,
     gpt_oss,
@@ -40,6 +41,7 @@ VARIANTS: dict[str, Variant] = {
         phi,
         stablelm,
         gemma,
+        gemma3n,
         gemma4,
         glm,
         deepseek,
