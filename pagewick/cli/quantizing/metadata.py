@@ -18,8 +18,9 @@ from pagewick.cli.quantizing.value_heads import state_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
+from pagewick.layers.sparse_activation import deviations_below
 from pagewick.models.config import ModelConfig, architecture_of
-from pagewick.models.parts import AttentionConfig
+from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import filled_config, read_config
 
 Factors = dict[str, tuple[float, ...]]
@@ -49,6 +50,7 @@ _TEXT_PARTS: Final = {
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
@@ -115,6 +117,8 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
     found |= _linear_attention(config, model, architecture.harmless)
+    if kind == "gemma3n":
+        found |= _gemma3n(model)
     rope, factors = _gemma4(model) if kind == "gemma4" else _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
@@ -139,6 +143,16 @@ def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Colle
         return found
     axes = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mrope_section", _AXES)
     return found | {_SECTIONS: [*axes, 0, 0, 0, 0][:4]}
+
+
+def _gemma3n(model: ModelConfig) -> dict[str, Any]:
+    """Sizes and sparsity of each layer's MLP, and the number of the stream that layers compute with."""
+    mlps = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MlpConfig)]
+    return {
+        "altup.active_idx": 0,
+        "feed_forward_length": [mlp.intermediate_size for mlp in mlps],
+        "activation_sparsity_scale": [deviations_below(mlp.sparsity) for mlp in mlps],
+    }
 
 
 def _gemma4(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
@@ -226,7 +240,7 @@ def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
     config: the checkpoint's; stored: the config.json that the file's metadata amount to. Raises ModelLoadError, which
     names what files of this architecture cannot say.
     """
-    ours, theirs = read_config(config), read_config(stored)
+    ours, theirs = (_with_all_rows(read_config(one)) for one in (config, stored))
     fields = list(_differences(ours, theirs))
     entries = list(_lost_entries(config, stored, len(fields))) if fields else []
     if lost := [*(entries or fields), *_rope_differences(ours, theirs)]:
@@ -239,6 +253,14 @@ def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
         return []
     size = min(window for window in windows if window is not None)
     return [f"GGUF files of {ours.architecture} have no key for its window: a response may differ after {size} tokens"]
+
+
+def _with_all_rows(model: ModelConfig) -> ModelConfig:
+    """Return the model with a row of the table of layers' inputs for each token, as files have them."""
+    if (inputs := model.layer_inputs) is None:
+        return model
+    rows = inputs.num_ids(model.vocab_size)
+    return dataclasses.replace(model, layer_inputs=dataclasses.replace(inputs, vocab_size=rows))
 
 
 def _lost_entries(config: Mapping[str, Any], stored: Mapping[str, Any], num_lost: int) -> Iterator[str]:

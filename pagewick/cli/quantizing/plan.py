@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, t
 from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
+from pagewick.models.reading import borrowers_tensors
 from pagewick.models.registry import filled_config, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.models.vision.config import TENSORS as VISION_TENSORS
@@ -117,11 +118,12 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     model = read_config(config)
     kind, architecture = file_architecture(model)
     _check_tied_heads(source, model)
-    places, skipped = _text_tensors(source, model)
+    unused = borrowers_tensors([layer.lender for layer in model.layers]) if architecture.has_unused_keys else ()
+    places, skipped = _text_tensors(source, model, unused)
     _drop_spare_biases(source, places, model)
     values, factors = metadata_of(config)
     shapes = {name: source.shape(place) for name, place in places.items()}
-    _check_tensors(shapes, model)
+    _check_tensors(shapes, model, unused)
     state = state_of(model)
     shapes, places = separate_projections(shapes, places, state)
     shapes, places = separate_shared_mlps(shapes, places, model)
@@ -136,6 +138,8 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     notes = [*check_same(config, checkpoint.config), *remarks]
     if rules is not None:
         notes.append(f"{name} is quantized already, as {rules.label}: its weights are rounded again")
+    if unused and not any(re.fullmatch(unused[0], place) for place in places):
+        notes.append(f"llama.cpp does not load it: {name} lacks keys and values of layers that borrow those of others")
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
 
@@ -150,12 +154,13 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     return values, stored, assembly.rows, model, notes
 
 
-def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, str], list[str]]:
+def _text_tensors(source: TensorSource, model: ModelConfig, unused: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the tensors of the text part, by their names without its prefix, and those of other parts.
 
-    Those that no model uses are left out. Raises ModelLoadError for tensors that hold no floating-point numbers.
+    Those that the model ignores are left out, but for names that match a pattern in `unused`. Raises ModelLoadError for
+    tensors that hold no floating-point numbers.
     """
-    ignored = [re.compile(pattern) for pattern in model.ignored_tensors]
+    ignored = [re.compile(pattern) for pattern in model.ignored_tensors if pattern not in unused]
     has_parts = any(_TEXT_PART.match(name) for name in source.names())
     found: dict[str, str] = {}
     skipped = []
@@ -188,13 +193,13 @@ def _drop_spare_biases(source: TensorSource, places: dict[str, str], model: Mode
     check_zeros(source, [places.pop(name) for name in spare])
 
 
-def _check_tensors(shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> None:
-    """Raise ModelLoadError unless these are the tensors that config.json describes."""
+def _check_tensors(shapes: Mapping[str, tuple[int, ...]], model: ModelConfig, unused: Sequence[str]) -> None:
+    """Raise ModelLoadError unless these are the tensors that config.json describes, and some that match `unused`."""
     tensors = model_tensors(model, list(shapes))
     expected = {tensor.name: tensor.shape for tensor in tensors}
-    check_names(expected, list(shapes), ())
+    check_names(expected, list(shapes), unused)
     for name, shape in shapes.items():
-        if tuple(shape) != expected[name]:
+        if tuple(shape) != expected.get(name, tuple(shape)):
             raise ModelLoadError(
                 f"{name} has the shape {list(shape)}, and config.json means {list(expected[name])}\n"
                 "  download or copy both again"

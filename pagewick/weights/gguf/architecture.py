@@ -1,7 +1,8 @@
 """GgufArchitecture: the meaning of the GGUF files of one architecture, and what several have in common. No torch.
 
 Source of the keys and names: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py, and its converter, which
-writes the files. `{}` in a tensor's name stands for an expert, or for a head whose norm has a weight of its own.
+writes the files. `{}` in a tensor's name stands for an expert, for a head whose norm has a weight of its own, or for
+another place in a tensor that stacks several.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ WITHOUT_ENDING: Final = {
     "ssm_a": "",
     "ssm_d": "",
     "layer_output_scale": "weight",
+    "altup_correct_scale": "weight",
     "ffn_gate_inp.scale": "",
     "ffn_down_exps.scale": "",
 }
@@ -152,6 +154,8 @@ class GgufArchitecture:
     harmless: keys that other architectures have where they compute something else, and this one does not.
     rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
     have, with the same values. has_pattern: files have a list of which layers have a window.
+    has_unused_keys: files have the keys and values of layers that borrow those of others, too, because llama.cpp asks
+    for them.
     is_written: whether files can be written, too. is_encoder: tokens see those behind them, too.
     """
 
@@ -171,5 +175,6 @@ class GgufArchitecture:
     rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_pattern: bool = False
+    has_unused_keys: bool = False
     is_written: bool = True
     is_encoder: bool = False

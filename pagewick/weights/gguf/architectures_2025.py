@@ -44,10 +44,36 @@ _STATE_NORM: Final = frozenset({"ssm_norm"})
 # Positions of text are the same on all axes of images.
 _AXES: Final = frozenset({"rope.dimension_sections"})
 
+_LAYER_INPUT: Final = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_LAYER_INPUTS: Final = {
+    **common.WHOLE,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_GEMMA3N: Final = {
+    **common.LAYER,
+    **common.SANDWICH,
+    **common.HEAD_NORMS,
+    **_LAYER_INPUT,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
 _GEMMA4: Final = {
     **common.LAYER,
     **common.SANDWICH,
     **common.HEAD_NORMS,
+    **_LAYER_INPUT,
     **{name: theirs.removeprefix("mlp.") for name, theirs in common.ROUTED.items()},
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale",
@@ -55,9 +81,6 @@ _GEMMA4: Final = {
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
 }
 _LLAMA4: Final = {
@@ -155,6 +178,31 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             "post_attention_norm": "post_attention_layernorm",
         },
     ),
+    "gemma3n": GgufArchitecture(
+        name="Gemma3nForCausalLM",
+        entries={
+            **{key: name for key, name in common.ENTRIES.items() if name != "intermediate_size"},
+            "attention.sliding_window": "sliding_window",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        required=(
+            *("context_length", "embedding_length", "attention.head_count", "block_count", "altup.num_inputs"),
+            *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "embedding_length_per_layer_input"),
+        ),
+        whole={
+            **_LAYER_INPUTS,
+            "altup_proj": "model.altup_projections.{}",
+            "altup_unembd_proj": "model.altup_unembed_projections.{}",
+        },
+        layer=_GEMMA3N,
+        has_pattern=True,
+        has_unused_keys=True,
+    ),
     "gemma4": GgufArchitecture(
         name="Gemma4ForCausalLM",
         entries={
@@ -176,12 +224,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
             *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "attention.key_length"),
             *("attention.key_length_swa", "rope.freq_base_swa"),
         ),
-        whole={
-            **common.WHOLE,
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
+        whole=_LAYER_INPUTS,
         layer=_GEMMA4,
     ),
     "granitemoe": GgufArchitecture(

@@ -63,7 +63,9 @@ def _stored_rows(piece: Piece | JoinedPiece, tensor: GgufTensor, weight: Tensor)
         is_keys = tensor.name == piece.keys.name
         part = heads[:, :nope_size].transpose(1, 2) if is_keys else heads[:, nope_size:]
         return part.reshape(-1, tensor.shape[-1])
-    rows = weight.reshape(piece.num_rows, piece.row_size)
+    rows = weight.reshape(-1, piece.row_size)
+    if (num_missing := piece.num_rows - len(rows)) > 0:
+        rows = torch.cat((rows, rows[:1].expand(num_missing, -1)))
     if piece.num_heads:
         rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
     if piece.is_decay:

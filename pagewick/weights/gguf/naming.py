@@ -27,6 +27,7 @@ _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
@@ -37,6 +38,7 @@ _SAME: Final = {
 }
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"
+_LAYER_INPUTS: Final = "per_layer_token_embd.weight"
 
 
 def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
@@ -63,9 +65,9 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
 def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | None] | None:
     """Return the name in the file, and the place in it if it is stacked: the expert, or the head. None: unknown."""
     stem, _, leaf = name.rpartition(".")
-    if stem in architecture.whole.values():
-        return f"{_key_of(architecture.whole, stem)}.{leaf}", None
     numbers, pattern = _NUMBER.findall(f"{stem}."), _NUMBER.sub("{}", f"{stem}.")[:-1]
+    if pattern in architecture.whole.values():
+        return f"{_key_of(architecture.whole, pattern)}.{leaf}", int(numbers[0]) if numbers else None
     if not numbers or not f"{pattern}.".startswith(architecture.layer_prefix):
         return None
     theirs, whole = (text.removeprefix(architecture.layer_prefix) for text in (pattern, f"{pattern}.{leaf}"))
@@ -98,6 +100,9 @@ def gguf_shapes(
             counts[stored] = max(counts.get(stored, 0), index + 1)
         if stored.endswith(f".{_LATENTS}.weight"):
             found |= _latent_shapes(stored, shape, config)
+        elif stored == _LAYER_INPUTS:
+            # A row for each token: those that the checkpoint lacks have its first one.
+            found[stored] = (max(shape[0], config["vocab_size"]), *shape[1:])
         elif _stem(stored) in CONVOLUTIONS and len(shape) > 2:
             found[stored] = (shape[0], shape[-1])
         elif _stem(stored) in VECTORS and "ssm_d" in architecture.layer:

@@ -177,7 +177,9 @@ class _Maker:
         """Yield the pieces of a tensor; none if its name means nothing in this architecture."""
         names, stem, leaf = self.architecture, match["stem"], match["leaf"] or "weight"
         if match["layer"] is None:
-            if stem in names.whole:
+            if "{}" in names.whole.get(stem, ""):
+                yield from self._stacked(f"{names.whole[stem]}.{leaf}", tensor, 0, tensor.shape[1:])
+            elif stem in names.whole:
                 yield self._piece(f"{names.whole[stem]}.{leaf}", tensor, stem)
             return
         prefix = names.layer_prefix.format(match["layer"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
@@ -13,6 +14,8 @@ from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 _WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 # Layers of EXAONE 4 32B.
 _EXAONE_LAYERS: Final = 64
+# Layers of Gemma 3n with keys of their own, in files that do not say how many borrow some.
+_GEMMA3N_LAYERS_WITH_KEYS: Final = 20
 # Experts of Llama 4 Maverick.
 _MAVERICK_EXPERTS: Final = 128
 _WINDOW: Final = "attention.sliding_window"
@@ -34,6 +37,23 @@ def special_entries(metadata: Metadata, found: Entries, read_numbers: ReadNumber
         return _gemma4(metadata, found, read_numbers)
     special = _SPECIAL.get(metadata.kind)
     return {} if special is None else special(metadata, found)
+
+
+def _gemma3n(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    num_layers, shapes = found["num_hidden_layers"], metadata.shapes
+    widths = metadata.of_layers("feed_forward_length", num_layers)
+    if widths is None:
+        raise metadata.wrong("gemma3n.feed_forward_length", "missing")
+    entries: dict[str, Any] = {"intermediate_size": widths, **_windows(metadata, found, interval=5)}
+    # Gates become 0 below this number of deviations above their mean, minus infinity in layers that keep all.
+    if (deviations := metadata.of_layers("activation_sparsity_scale", num_layers)) is not None:
+        entries["activation_sparsity_pattern"] = [NormalDist().cdf(number) for number in deviations]
+    for entry, name in (("vocab_size_per_layer_input", "per_layer_token_embd"), ("laurel_rank", "blk.0.laurel_l")):
+        if f"{name}.weight" not in shapes:
+            raise ModelLoadError(f"{metadata.where} holds no {name}.weight\n  use another file of this model")
+        entries[entry] = shapes[f"{name}.weight"][0]
+    shared = found.get("num_kv_shared_layers", max(0, num_layers - _GEMMA3N_LAYERS_WITH_KEYS))
+    return {**entries, "num_kv_shared_layers": shared}
 
 
 def _gemma4(metadata: Metadata, found: Entries, read_numbers: ReadNumbers) -> dict[str, Any]:
@@ -193,6 +213,7 @@ def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
 _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma,
+    "gemma3n": _gemma3n,
     "gpt-oss": _gpt_oss,
     "phi3": _phi3,
     "olmo2": _olmo2,

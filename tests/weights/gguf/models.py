@@ -105,6 +105,15 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3.5-moe": {**_SHARED, **_STATE},
     "glm-4.5": {**_WIDE, **_SMALL},
     "glm-4.5-air": {**_WIDE, **_SMALL},
+    # The converter wants four streams, and adds rows of zeros for tokens that have none.
+    "gemma-3n": {
+        **_WIDE,
+        "num_hidden_layers": 5,
+        "intermediate_size": 96,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 97,
+        "altup_num_inputs": 4,
+    },
     "gemma-4-e2b": {
         **_WIDE,
         "num_hidden_layers": 5,

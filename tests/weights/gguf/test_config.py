@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 from pagewick.errors import ModelLoadError
+from pagewick.models.parts import AltUpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.config import hugging_face_config
 from pagewick.weights.gguf.metadata import Metadata
@@ -134,6 +136,48 @@ def test_heads_of_gemma_4() -> None:
 def test_what_no_gemma_4_has_is_refused(factors: list[float], keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelLoadError, match=complaint):
         gemma4_of(factors, **keys)
+
+
+GEMMA3N = {
+    **SIZES, "block_count": 12, "attention.sliding_window": 8, "rope.freq_base": 1e6, "altup.num_inputs": 4,
+    "embedding_length_per_layer_input": 8, "attention.shared_kv_layers": 2,
+}  # fmt: skip
+KEYS = "attention.shared_kv_layers"
+TABLES = {"per_layer_token_embd.weight": (97, 96), "blk.0.laurel_l.weight": (5, 96)}
+
+
+def gemma3n_of(shapes: dict[str, tuple[int, ...]], **keys: Any) -> dict[str, Any]:
+    values = {f"gemma3n.{key}": value for key, value in {**GEMMA3N, **keys}.items() if value is not None}
+    metadata = Metadata({"general.architecture": "gemma3n", **values}, {**SHAPES, **shapes}, "m.gguf")
+    return hugging_face_config(metadata, lambda name: [])
+
+
+def test_layers_of_gemma_3n() -> None:
+    usual = read_config(gemma3n_of(TABLES))
+    assert [index for index, layer in enumerate(usual.layers) if layer.window is None] == [4, 9]
+    assert [layer.mlp.sparsity for layer in usual.layers] == [0.95] * 10 + [0.0] * 2  # type: ignore[union-attr]
+    assert usual.altup == AltUpConfig(num_streams=4, laurel_rank=5)
+    assert [layer.lender for layer in usual.layers[9:]] == [None, 8, 8]
+    told = read_config(
+        gemma3n_of(
+            TABLES,
+            feed_forward_length=[96, 64] * 6,
+            activation_sparsity_scale=[0.8416212, -math.inf] + [-math.inf] * 10,
+            **{"attention.sliding_window_pattern": [True, False] * 6, "rope.freq_base_swa": 5e3},
+        )
+    )
+    mlps = [layer.mlp for layer in told.layers[:2]]
+    assert [mlp.intermediate_size for mlp in mlps] == [96, 64]  # type: ignore[union-attr]
+    assert [mlp.sparsity for mlp in mlps] == pytest.approx([0.8, 0.0])  # type: ignore[union-attr]
+    assert [layer.rope.theta for layer in told.layers[:2] if layer.rope] == [5e3, 1e6]
+    # By llama.cpp's default, 20 layers have keys of their own.
+    assert all(layer.lender is None for layer in read_config(gemma3n_of(TABLES, **{KEYS: None})).layers)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_file_of_gemma_3n_without_a_tensor_that_tells_a_size_is_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"holds no {re.escape(name)}"):
+        gemma3n_of({other: shape for other, shape in TABLES.items() if other != name})
 
 
 WINDOW = {"block_count": 4, "attention.sliding_window": 8}

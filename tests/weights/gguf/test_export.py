@@ -180,7 +180,7 @@ def test_spellings_of_types() -> None:
 
 
 # At load, tables of embeddings for each layer are no part of a tied head.
-AS_AT_LOAD: Final = [name for name in WRITTEN if name != "gemma-4-e2b"]
+AS_AT_LOAD: Final = [name for name in WRITTEN if name not in ("gemma-3n", "gemma-4-e2b")]
 
 
 @pytest.mark.parametrize("name", [*AS_AT_LOAD, *(f"wide/{name}" for name in ("mixtral", "qwen3", "phi-3-mini-4k"))])
@@ -281,6 +281,37 @@ def test_a_window_without_a_key_is_noted(tmp_path: Path) -> None:
         ]
     config = json.loads((MODEL_DIR / "config.json").read_text())
     assert check_same(config, config) == []
+
+
+def test_tables_and_keys_that_llama_cpp_wants_are_written(tmp_path: Path) -> None:
+    """Gemma 3n's published checkpoints have keys that no layer uses, and no row of inputs for its last tokens."""
+    model = checkpoint_of("gemma-3n", tmp_path / "m")
+    config = json.loads((model / "config.json").read_text()) | {"vocab_size_per_layer_input": 80}
+    (model / "config.json").write_text(json.dumps(config))
+    weights = load_file(model / "model.safetensors")
+    table = "model.embed_tokens_per_layer.weight"
+    weights[table] = weights[table][:80].clone()
+    save_file(weights, model / "model.safetensors")
+    with planned_export(model, "m", "f32") as (_, notes):
+        assert notes == ["llama.cpp does not load it: m lacks keys and values of layers that borrow those of others"]
+    borrower = "model.layers.3.self_attn"
+    unused = {f"{borrower}.{kind}_proj.weight": torch.full((32, 96), 0.5) for kind in "kv"}
+    unused[f"{borrower}.k_norm.weight"] = torch.ones(16)
+    save_file({**weights, **unused}, model / "model.safetensors")
+    with planned_export(model, "m", "f32") as (_, notes):
+        assert notes == []
+    path = write(model, tmp_path / "m.gguf", "f32")
+    with open_source(path) as source:
+        rows = source.get(table)
+        assert torch.equal(rows[:80], weights[table])
+        assert torch.equal(rows[80:], weights[table][:1].expand(17, -1))
+        assert all(torch.equal(source.get(name), weight) for name, weight in unused.items())
+    found, prompts = [], [[5, 96, 80, 81, 7, 79, 3, 90]]
+    for place in (model, path):
+        with running(place, dtype="float32") as engine:
+            found += answers(engine, prompts, num_tokens=4)
+    assert found[0].token_ids == found[1].token_ids
+    assert torch.equal(found[0].logits, found[1].logits)
 
 
 def test_a_quantized_file_is_refused(tmp_path: Path) -> None:
