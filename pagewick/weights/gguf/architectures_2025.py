@@ -322,6 +322,14 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         fixed={"rope.scaling.type": "none"},
     ),
     "mistral3": MINISTRAL3,
+    "mistral4": GgufArchitecture(
+        name="Mistral4ForCausalLM",
+        entries={**common.LATENT_ENTRIES, "expert_weights_norm": "norm_topk_prob"},
+        required=(*common.EXPERTS, "attention.kv_lora_rank", "rope.dimension_count"),
+        constants={"q_lora_rank": None},
+        layer={**common.GATED_MLP, **common.LATENT, **common.ROUTED},
+        harmless=frozenset({"attention.temperature_scale"}),
+    ),
     # The text parts of models that also see images.
     "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=_AXES, is_written=False),
     "qwen3vl": GgufArchitecture(

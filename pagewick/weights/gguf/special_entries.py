@@ -18,6 +18,7 @@ _EXAONE_LAYERS: Final = 64
 _GEMMA3N_LAYERS_WITH_KEYS: Final = 20
 # Experts of Llama 4 Maverick.
 _MAVERICK_EXPERTS: Final = 128
+_MISTRAL4_BETA: Final = 0.1
 _WINDOW: Final = "attention.sliding_window"
 _SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
@@ -192,6 +193,15 @@ def _mistral3(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {"rope_scaling": {**scaling, **mscales, "llama_4_scaling_beta": beta}}
 
 
+def _mistral4(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Queries scaled by their position. Files of llama.cpp's converter may lack the number, which all models share."""
+    scaling = found.get("rope_scaling", {})
+    if scaling.get("rope_type") != "yarn":
+        raise metadata.wrong("mistral4.rope.scaling.type", "not yarn, and queries are scaled by their position")
+    beta = metadata.get("attention.temperature_scale", _MISTRAL4_BETA)
+    return {"rope_scaling": {**scaling, "llama_4_scaling_beta": beta}}
+
+
 def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """The numbers that llama.cpp has in its code. It tells models whose heads are normalised by their experts."""
     num_layers, num_experts = found["num_hidden_layers"], found.get("num_local_experts", 0)
@@ -222,6 +232,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "afmoe": _windows,
     "exaone-moe": _windows,
     "mistral3": _mistral3,
+    "mistral4": _mistral4,
     "llama4": _llama4,
     **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),

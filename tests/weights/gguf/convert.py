@@ -71,9 +71,11 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     if name == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
     _publish_config(directory / "config.json")
-    base = get_model_class(_architecture(directory))
-    # Mistral 3's hands everything to another class.
-    base = getattr(base, "Ministral3Model", base)
+    architecture = _architecture(directory)
+    # Mistral 3's hands everything to another class, and is the only one to know Mistral 4.
+    is_mistral4 = architecture == "Mistral4ForCausalLM"
+    base = get_model_class("Ministral3ForCausalLM" if is_mistral4 else architecture)
+    base = getattr(base, "Mistral4Model" if is_mistral4 else "Ministral3Model", base)
 
     def modify_tensors(converter: Any, data: Any, tensor_name: str, layer: int | None) -> Iterator[Any]:
         # StableLM's returns the stacked norms of the heads from a generator, where its caller loses them.

@@ -143,6 +143,11 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron": _WIDE,
     "minimax-m2": {**_EXPERTS, "rotary_dim": 8},
     "ministral-3": _WIDE,
+    # Files have no key for mscale, and the converter leaves out how queries are scaled.
+    "mistral-4": {
+        **_LATENT,
+        **rope("yarn", 100.0, **YARN, mscale=0.5, mscale_all_dim=0.5, llama_4_scaling_beta=0.1),
+    },
     "command-r": _WIDE,
     "command-r7b": {**_WIDE, "num_hidden_layers": 4, "rotary_pct": 1.0},
     "qwen2-vl": _with_images("qwen2-vl"),
@@ -179,7 +184,9 @@ FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}
 # other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
 SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe"})
-DIFFERENT: Final = TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
+DIFFERENT: Final = (
+    TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
+)
 _READ: Final = {"Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
