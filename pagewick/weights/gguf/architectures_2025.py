@@ -114,14 +114,8 @@ OLMO3: Final = GgufArchitecture(
     layer=_NORMS_AFTER,
     has_pattern=True,
 )
-MINISTRAL3: Final = GgufArchitecture(
-    name="Ministral3ForCausalLM",
-    constants={"sliding_window": None},
-    is_permuted=True,
-    harmless=frozenset({"attention.temperature_scale"}),
-)
 
-# general.architecture -> its meaning. `olmo2` with windows is OLMO3; `mistral3` that scales no scores is `llama`.
+# general.architecture -> its meaning. `olmo2` with windows is OLMO3.
 ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     "qwen3next": GgufArchitecture(
         name="Qwen3NextForCausalLM",
@@ -320,15 +314,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         has=common.BIAS,
         layer={**common.ATTENTION, **common.DENSE},
         fixed={"rope.scaling.type": "none"},
-    ),
-    "mistral3": MINISTRAL3,
-    "mistral4": GgufArchitecture(
-        name="Mistral4ForCausalLM",
-        entries={**common.LATENT_ENTRIES, "expert_weights_norm": "norm_topk_prob"},
-        required=(*common.EXPERTS, "attention.kv_lora_rank", "rope.dimension_count"),
-        constants={"q_lora_rank": None},
-        layer={**common.GATED_MLP, **common.LATENT, **common.ROUTED},
-        harmless=frozenset({"attention.temperature_scale"}),
     ),
     # The text parts of models that also see images.
     "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=_AXES, is_written=False),

@@ -13,7 +13,7 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 
 _HUNYUAN_NORMS: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
-# general.architecture -> its meaning.
+# general.architecture -> its meaning. `mistral3` that scales no queries is `llama`.
 ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
     "hunyuan-dense": GgufArchitecture(
         name="HunYuanDenseV1ForCausalLM", has=common.BIAS, layer={**common.LAYER, **_HUNYUAN_NORMS}
@@ -106,5 +106,19 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
         has=common.LLAMA_HAS,
         norm_offset=1.0,
         fixed={"rope.scaling.type": "none"},
+    ),
+    "mistral3": GgufArchitecture(
+        name="Ministral3ForCausalLM",
+        constants={"sliding_window": None},
+        is_permuted=True,
+        harmless=frozenset({"attention.temperature_scale"}),
+    ),
+    "mistral4": GgufArchitecture(
+        name="Mistral4ForCausalLM",
+        entries={**common.LATENT_ENTRIES, "expert_weights_norm": "norm_topk_prob"},
+        required=(*common.EXPERTS, "attention.kv_lora_rank", "rope.dimension_count"),
+        constants={"q_lora_rank": None},
+        layer={**common.GATED_MLP, **common.LATENT, **common.ROUTED},
+        harmless=frozenset({"attention.temperature_scale"}),
     ),
 }
