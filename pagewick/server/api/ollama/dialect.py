@@ -96,10 +96,11 @@ class OllamaApi(Dialect):
         """Answer a prompt, or continue it."""
         body, ignored = await self.read(request, OllamaGenerateRequest)
         form = self._form(body, is_chat=False)
-        ignored += self._without_effect(body)
+        has_template = self.core.engine.has_chat_template and not body.is_plain
+        ignored += dict.fromkeys([*self._without_effect(body), *([] if has_template else body.unused_names())])
         if body.only_loads:
             return _loaded(form, ignored)
-        if not body.is_plain and self.core.engine.has_chat_template:
+        if has_template:
             chat = body.chat_request(reads_images=self.reads_images)
             return await self.answer_chat(request, chat, lambda generation: OllamaResponse(generation, form), ignored)
         wanted = body.prompts_request()

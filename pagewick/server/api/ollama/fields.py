@@ -122,7 +122,7 @@ class GeneratingFields(ModelFields, kw_only=True):
 class OllamaChatRequest(GeneratingFields, kw_only=True):
     """messages: the conversation; without any, the model is only loaded. tools: those that the model may call."""
 
-    messages: list[OllamaMessage] = []
+    messages: list[OllamaMessage] | None = None
     tools: list[Tool] | None = None
 
     @property
@@ -131,11 +131,12 @@ class OllamaChatRequest(GeneratingFields, kw_only=True):
 
     def chat_request(self, *, reads_images: bool) -> ChatRequest:
         """Make the core's request. Raises InvalidRequestError."""
-        check_count("messages", len(self.messages), MAX_MESSAGES)
+        messages = self.messages or []
+        check_count("messages", len(messages), MAX_MESSAGES)
         return ChatRequest(
             **self.text_fields(),
-            messages=messages_of(self.messages, reads_images=reads_images),
-            template=Template(continue_final_message=is_continued(self.messages)),
+            messages=messages_of(messages, reads_images=reads_images),
+            template=Template(continue_final_message=is_continued(messages)),
             thinking=self.thinking(),
             tools=tools_of(self.tools, None),
         )
@@ -162,16 +163,17 @@ class OllamaGenerateRequest(GeneratingFields, kw_only=True):
         """Whether the prompt goes to the model without a template."""
         return bool(self.raw or self.suffix)
 
-    def ignored_names(self, model: ThinkingModel, max_model_len: int) -> list[str]:
-        names = super().ignored_names(model, max_model_len)
-        without_template = {"system": bool(self.system), "think": self.think is not None}
-        unused = [name for name, is_given in without_template.items() if is_given and name not in names]
-        return names + (unused if self.is_plain else [])
+    def unused_names(self) -> list[str]:
+        """Return the names of fields that have no effect without a template."""
+        of_templates = {"system": bool(self.system), "think": self.think is not None}
+        return [name for name, is_given in of_templates.items() if is_given]
 
     def prompts_request(self) -> PromptsRequest:
         """Make the core's request of one without a template. Raises InvalidRequestError."""
         if self.images:
-            message = "images need the model's template, which a raw prompt and a suffix go without; leave out one"
+            message = (
+                "images need a chat template, which a raw prompt, a suffix and some models go without; leave them out"
+            )
             raise UnsupportedError(message, param="images")
         return PromptsRequest(**self.text_fields(), prompts=[self.prompt or ""], suffix=self.suffix or None)
 
