@@ -114,7 +114,7 @@ def test_a_chat_without_messages_and_a_prompt_without_text_only_load_the_model()
     api = Api()
     for path, fields in (
         (CHAT, {"messages": []}),
-        (CHAT, {}),
+        (CHAT, {"messages": None}),
         (GENERATE, {}),
         (GENERATE, {"prompt": "", "keep_alive": 0}),
     ):

@@ -172,7 +172,7 @@ class OllamaGenerateRequest(GeneratingFields, kw_only=True):
         """Make the core's request of one without a template. Raises InvalidRequestError."""
         if self.images:
             message = (
-                "images need a chat template, which a raw prompt, a suffix and some models go without; leave them out"
+                "images need a chat template, which some models, raw prompts and suffixes go without; leave them out"
             )
             raise UnsupportedError(message, param="images")
         return PromptsRequest(**self.text_fields(), prompts=[self.prompt or ""], suffix=self.suffix or None)
