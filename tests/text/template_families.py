@@ -25,7 +25,7 @@ class Family:
     """template: the file's name without its ending. expected: the prompt for SYSTEM and TURNS, or, if it has no system
     role, for TURNS alone. tokens: special, with bos and eos besides. words: added, but not special.
     has_parts, has_none, arguments: how the template reads a message, see pagewick/text/template_reading.py. calls:
-    whether it writes tools, calls and results.
+    whether it writes tools, calls and results, also calls in a message without content.
     """
 
     name: str
@@ -91,6 +91,11 @@ LFM_TOKENS = (
     "<|tool_response_start|> <|tool_response_end|>"
 )
 LFM: dict[str, Any] = {"tokens": LFM_TOKENS, "bos": "<|startoftext|>"}
+INTERNLM_TOKENS = "<|im_start|> <|action_start|> <|action_end|> <|interpreter|> <|plugin|>"
+APERTUS_TOKENS = (
+    "<|system_start|> <|system_end|> <|developer_start|> <|developer_end|> <|user_start|> <|user_end|> "
+    "<|assistant_start|> <|inner_prefix|> <|inner_suffix|> <|tools_prefix|> <|tools_suffix|>"
+)
 GRANITE_TOKENS = "<|start_of_role|> <|end_of_role|> <|tool_call|>"
 
 FAMILIES = [
@@ -349,5 +354,37 @@ FAMILIES = [
         has_none=True,
         arguments="given",
         calls=True,
+    ),
+    Family(  # 0.5B to 7B, and A13B
+        "Hunyuan",
+        "hunyuan",
+        "<|startoftext|>Be brief.<|extra_4|>Hi<|extra_0|>Hello.<|eos|><|startoftext|>And?<|extra_0|>",
+        "<|extra_0|> <|extra_4|> <|extra_5|>",
+        bos="<|startoftext|>",
+        eos="<|eos|>",
+        has_none=True,
+        arguments="given",
+        calls=True,
+    ),
+    Family("InternLM", "internlm", "<s>" + CHATML, INTERNLM_TOKENS, bos="<s>", calls=True),
+    Family(  # and Minitron
+        "Nemotron-4",
+        "nemotron-4",
+        "<extra_id_0>System\nBe brief.\n\n<extra_id_1>User\nHi\n<extra_id_1>Assistant\nHello.\n"
+        "<extra_id_1>User\nAnd?\n<extra_id_1>Assistant\n",
+        "<extra_id_0> <extra_id_1>",
+        bos="<s>",
+        eos="</s>",
+    ),
+    Family(
+        "Apertus",
+        "apertus",
+        "<s><|system_start|>Be brief.<|system_end|><|developer_start|>Deliberation: disabled\n"
+        "Tool Capabilities: disabled<|developer_end|><|user_start|>Hi<|user_end|><|assistant_start|>Hello."
+        "<|assistant_end|><|user_start|>And?<|user_end|><|assistant_start|>",
+        APERTUS_TOKENS,
+        bos="<s>",
+        eos="<|assistant_end|>",
+        arguments="text",
     ),
 ]

@@ -11,6 +11,7 @@ from pagewick.outputs import PartKind
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.part_splitter import PartSplitter, Splitting
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.apertus import APERTUS
 from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
@@ -21,11 +22,13 @@ from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.granite import GRANITE
 from pagewick.text.tool_calls.harmony import HARMONY
 from pagewick.text.tool_calls.hermes import HERMES
+from pagewick.text.tool_calls.hunyuan import HUNYUAN, HUNYUAN_LIST
+from pagewick.text.tool_calls.internlm import INTERNLM
 from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.lfm2 import LFM_2
 from pagewick.text.tool_calls.minimax import MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
-from pagewick.text.tool_calls.nemotron import NEMOTRON
+from pagewick.text.tool_calls.nemotron import NEMOTRON, NEMOTRON_4
 from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.olmo import OLMO_3
 from pagewick.text.tool_calls.phi import PHI_4_MINI
@@ -38,11 +41,13 @@ from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
-    SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, PLAIN_JSON,
+    SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST,
+    APERTUS, INTERNLM, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
 ALIASES: Mapping[str, str] = {
+    "apertus2509": "apertus",
     "cohere_command3": "command_r7b",
     "cohere_command_r": "command_r",
     "deepseek_r1": "deepseek_v3",
@@ -55,6 +60,7 @@ ALIASES: Mapping[str, str] = {
     "granite-20b-fc": "granite",
     "granite4": "hermes",
     "harmony": "openai",
+    "interns1": "internlm",
     "llama": "llama3_json",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
@@ -69,6 +75,7 @@ ALIASES: Mapping[str, str] = {
     "qwen25": "hermes",
     "qwen3_xml": "qwen3_coder",
     "qwen_coder": "qwen3_coder",
+    "trinity": "hermes",
     "minimax-m2": "minimax_m2",
 }
 # A format is the first one all of whose words are in a template.
@@ -79,6 +86,11 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (LFM_2, ("<|tool_call_start|>",)),
     (LFM_2, ("List of tools: ", "keep_past_thinking")),  # the first of LFM2.5
     (NEMOTRON, ("<TOOLCALL>",)),
+    (NEMOTRON_4, ("<extra_id_1>", "<tool>")),
+    (APERTUS, ("<|tools_prefix|>",)),
+    (INTERNLM, ("<|action_start|>",)),
+    (HUNYUAN_LIST, ("<tool_calls>[",)),
+    (HUNYUAN, ("<tool_calls>", "<tool_call>", "```json")),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),

@@ -16,21 +16,30 @@ from pagewick.text.tool_calls.written import WrittenCall, envelope
 class JsonCalls:
     """opener, closer: the markers. pad: white space after the opener and before the closer.
 
-    other_openers: markers that some models of the family write in place of `opener`. is_list: the calls are a list
-    between one pair of markers; otherwise each call has its own pair, and `separator` is between them.
-    name_key, arguments_key: how the model names the two fields.
+    header: words behind the opener, in place of `pad` there; some may be markers, others white space. other_openers:
+    markers that some models of the family write in place of `opener`. is_list: the calls are a list between one pair
+    of markers; otherwise each call has its own pair, and `separator` is between them. name_key, arguments_key: how the
+    model names the two fields.
     """
 
     opener: str
     closer: str = ""
     pad: str = ""
+    header: tuple[str, ...] = ()
     separator: str = "\n"
     other_openers: tuple[str, ...] = ()
     is_list: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
 
+    @property
+    def _opening(self) -> tuple[str, ...]:
+        return self.header or (self.pad,) * bool(self.pad)
+
     def read(self, reader: Reader, offer: ToolOffer) -> Reading[None]:
+        for word in filter(str.strip, self.header):
+            yield from reader.blanks()
+            yield from reader.word(word)
         arguments = dict.fromkeys((self.arguments_key, "arguments", "parameters"))
         yield from read_envelopes(reader, name=self.name_key, arguments=(*arguments,))
         if self.closer and (yield from reader.blanks()) == reader.spell(self.closer)[0]:
@@ -40,15 +49,15 @@ class JsonCalls:
         bodies = [envelope(call, self.name_key, self.arguments_key) for call in calls]
         if self.is_list:
             bodies = [f"[{', '.join(bodies)}]"]
-        return self.separator.join(f"{self.opener}{self.pad}{body}{self.pad}{self.closer}" for body in bodies)
+        opening = "".join((self.opener, *self._opening))
+        return self.separator.join(f"{opening}{body}{self.pad}{self.closer}" for body in bodies)
 
     def grammar(self, writer: GrammarWriter) -> str:
         def of_tool(tool: Tool) -> str:
             return writer.envelope(tool, name=self.name_key, arguments=self.arguments_key)
 
         call = writer.call(of_tool)
-        opening = [self.pad] if self.pad else []
-        ending = [one for one in (self.pad, self.closer) if one]
+        opening, ending = self._opening, [one for one in (self.pad, self.closer) if one]
         if self.is_list:
             body = f"{writer.words(*opening, '[')} {writer.calls(call, writer.word(', '))} {writer.words(']', *ending)}"
         else:
@@ -63,6 +72,6 @@ class JsonCalls:
             read=self.read,
             written=self.written,
             grammar=self.grammar,
-            words=tuple(word for word in (*openers, self.closer) if word),
+            words=tuple(word for word in (*openers, *self.header, self.closer) if word.strip()),
             openers=openers,
         )

@@ -44,13 +44,17 @@ def _answer(call_id: str, value: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TemplateTools:
-    """A template's abilities: it lists tools, writes calls, several calls of a message, results, system messages."""
+    """A template's abilities: it lists tools, writes calls, several calls of a message, results, system messages.
+
+    needs_text: it refuses a message with calls whose content is null, but takes one whose content is empty.
+    """
 
     lists_tools: bool
     writes_calls: bool
     writes_several: bool
     writes_results: bool
     has_system: bool
+    needs_text: bool = False
 
     @classmethod
     def of(cls, render: Render, sources: Sequence[str], *, has_result_role: bool = False) -> TemplateTools:
@@ -68,15 +72,25 @@ class TemplateTools:
 
         one, other = _call("probe0001", _VALUE), _call("probe0002", _OTHER)
         results: list[Message] = [_answer("probe0001", _RESULT)]
-        called: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one]}, *results]
-        several: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one, other]}, *results]
+
+        def calling(content: str | None, *calls: Any) -> list[Message]:
+            return [_USER, {"role": "assistant", "content": content, "tool_calls": [*calls]}, *results]
+
+        def writes_call(content: str | None) -> bool:
+            called = calling(content, one)
+            return writes(called, _VALUE, tools=None) or writes(called, _VALUE)
+
+        writes_null = writes_call(None)
+        needs_text = not writes_null and writes_call("")
+        content = "" if needs_text else None
         has_role = has_result_role or any(_RESULT_ROLE.search(source) for source in sources)
         return cls(
             lists_tools=writes([_USER], _NAME),
-            writes_calls=writes(called, _VALUE, tools=None) or writes(called, _VALUE),
-            writes_several=writes([*several, _answer("probe0002", _RESULT)], _VALUE, _OTHER),
-            writes_results=has_role and (writes(called, _RESULT) or writes(results, _RESULT)),
+            writes_calls=writes_null or needs_text,
+            writes_several=writes([*calling(content, one, other), _answer("probe0002", _RESULT)], _VALUE, _OTHER),
+            writes_results=has_role and (writes(calling(content, one), _RESULT) or writes(results, _RESULT)),
             has_system=writes([{"role": "system", "content": _SYSTEM}, _USER], _SYSTEM, tools=None),
+            needs_text=needs_text,
         )
 
 
@@ -121,6 +135,8 @@ class ToolPrompts:
             if "tool_calls" in message and not support.writes_calls:
                 message = {**message, "content": _joined(message.get("content"), self._calls_of(message))}
                 del message["tool_calls"]
+            elif "tool_calls" in message and support.needs_text and message.get("content") is None:
+                message = {**message, "content": ""}
             elif message["role"] == "tool" and not support.writes_results:
                 if has_images(message.get("content")):
                     reason = "this model reads no images in the results of tools; send them in a message of the user's"

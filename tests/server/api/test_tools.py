@@ -15,7 +15,8 @@ from pagewick.text.grammars.vocabulary import make_small_vocabulary, special_tok
 from tests.fake_engine import END, TOKENIZER, FakeClient
 from tests.server.api.other_dialect import Served
 from tests.server.api_routes import CHAT, HELLO, events_of
-from tests.text.tool_calls.families import FAMILIES, Call, Family
+from tests.text.tool_calls.families import FAMILIES, Family
+from tests.text.tool_calls.forms import Call
 
 LOOK = {
     "name": "look",

@@ -10,7 +10,8 @@ from llguidance import LLMatcher
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.text.tool_calls.alternatives import alternatives, types_within
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
-from tests.text.tool_calls.families import Call, Family, tool
+from tests.text.tool_calls.families import Family, tool
+from tests.text.tool_calls.forms import Call
 from tests.text.tool_calls.test_formats import read
 from tests.text.tool_calls.test_grammars import IN_PYTHON, VOCABULARY, WRITTEN, accepts, each_format, grammar_of
 

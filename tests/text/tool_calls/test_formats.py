@@ -22,13 +22,12 @@ from tests.text.tool_calls.families import (
     OFFER,
     SHORT_CALLS,
     TOOLS,
-    Call,
     Family,
     NoTokens,
     format_with,
-    hermes,
     tool,
 )
+from tests.text.tool_calls.forms import Call, hermes
 
 BY_FAMILY = {family.name + ("_json" if family.parser == "json" else ""): family for family in FAMILIES}
 each_family = pytest.mark.parametrize("name", BY_FAMILY)

@@ -30,6 +30,7 @@ FORMATS = {
     "Granite-3": "granite", "Gemma-2": "gemma3", "Gemma-3": "gemma3",
     "DeepSeek-V3.2": "deepseek_v32", "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
     "LFM2": "lfm2", "LFM2.5": "lfm2", "Llama-4": "pythonic", "Nemotron-Nano-v2": "nemotron_json",
+    "Hunyuan": "hunyuan_fenced", "InternLM": "internlm", "Nemotron-4": "nemotron4", "Apertus": "apertus",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = (
@@ -240,3 +241,12 @@ def test_a_budget_switches_thinking_off_for_seed() -> None:
         assert maker.render_chat([ASK], chat_template_kwargs=variables).text.endswith("<seed:bos>" + expected)
     text = maker.render_chat([ASK], chat_template_kwargs={"thinking_budget": 512}).text
     assert "thinking budget is 512" in text and text.endswith("assistant\n")
+
+
+def test_apertus_gets_a_text_beside_calls() -> None:
+    """Its template refuses a message without content, which clients send where a response has only calls."""
+    maker, _ = encoder("Apertus")
+    assert maker.template_tools is not None and maker.template_tools.needs_text
+    text = prompt("Apertus", ASK, TWO, result("c1", "windy"), result("c2", "noon"), tools=TOOLS)
+    assert '<|assistant_start|><|tools_prefix|>[{"get_weather": {"city": "Rome"}}, {"now": {}}]<|tools_suffix|>' in text
+    assert text.endswith("[windy, noon]<|assistant_start|>")

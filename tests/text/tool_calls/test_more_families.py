@@ -1,0 +1,99 @@
+"""Hunyuan, Apriel, Apertus, InternLM, Nemotron-4, EXAONE and Trinity: their templates, and what their models write."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagewick.text.tool_calls.formats import format_named, format_of
+from tests.text.tool_calls.families import CALLS
+from tests.text.tool_calls.forms import nemotron_4
+from tests.text.tool_calls.test_formats import BY_FAMILY, read
+from tests.text.tool_calls.test_prompts_with_tools import ASK, CALLED, TOOLS, prompt, result
+
+APERTUS, FENCED, LISTED, INTERNLM, HERMES = (
+    BY_FAMILY[name] for name in ("apertus", "hunyuan", "hunyuan_list", "internlm", "hermes")
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("first print <tool_calls> ... <tool_call>function_name\n```json\n...\n```</tool_call>", "hunyuan_fenced"),
+        ('<|extra_0|> ... <tool_calls>[{"name": "func_name1", "arguments": ...}]</tool_calls>', "hunyuan_a13b"),
+        (
+            'within <tool_call></tool_call> XML tags ... <tool_calls>[{"name": <function-name-1>',
+            "hunyuan_a13b",
+        ),  # Apriel
+        ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus"),
+        ("<|im_start|>assistant ... <|action_start|><|plugin|>", "internlm"),
+        ("'<extra_id_0>System' ... '\\n<tool> ' + tool | tojson + ' </tool>' ... <extra_id_1>Tool", "nemotron4"),
+        ("<|tool_declare|> ... <tool_call> ... <tool_result>", "hermes"),  # K-EXAONE
+        ("<|im_start|>system ... <tool_call>\n", "hermes"),  # Trinity
+    ],
+)
+def test_the_format_of_a_template(source: str, name: str) -> None:
+    assert format_of([source]).name == name
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("hunyuan_a13b", "hunyuan_a13b"),
+        ("apertus", "apertus"),
+        ("apertus2509", "apertus"),
+        ("internlm", "internlm"),
+        ("interns1", "internlm"),
+        ("exaone4", "hermes"),
+        ("trinity", "hermes"),
+    ],
+)
+def test_names(alias: str, name: str) -> None:
+    assert format_named(alias).name == name
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_objects_of_apertus_have_one_key(has_tokens: bool) -> None:
+    def read_list(text: str) -> tuple[list[str], str]:
+        found = read(APERTUS, f"<|tools_prefix|>{text}", has_tokens=has_tokens)
+        return [called for called, _ in found.parsed], found.shown
+
+    spaced = ' [ { "now" : { } } , {"get_weather": {"city": "x"}} ] <|tools_suffix|>'
+    assert read_list(spaced) == (["now", "get_weather"], "")
+    assert read_list('[{"now": {}}, {"now": {}}]')[0] == ["now", "now"]
+    for broken in ('[{"now": {}, "get_weather": {}}]', '[{"name": "now"}]', "[]", '[{"now": null}]', '{"now": {}}'):
+        called, shown = read_list(broken)
+        assert not called and shown.endswith(broken)
+    # What is complete is a call, whatever follows.
+    called, shown = read_list('[{"now": {}}, {"now": 1}]')
+    assert called == ["now"] and shown
+
+
+def test_hunyuan_may_break_lines_around_calls() -> None:
+    call = "<tool_call>now\n```json\n{}\n```\n</tool_call>"
+    assert read(FENCED, f"<tool_calls>\n{call}\n\n{call}\n</tool_calls>\n").parsed == [("now", {})] * 2
+    assert read(FENCED, f"<tool_calls>{call}").parsed == [("now", {})]
+    assert read(LISTED, "<tool_calls>[]</tool_calls>").shown == "<tool_calls>[]</tool_calls>"
+
+
+def test_the_interpreter_of_internlm_is_no_tool() -> None:
+    code = "<|action_start|><|interpreter|>\n```python\nprint(1)\n```<|action_end|>"
+    found = read(INTERNLM, f"I compute.{code}")
+    assert found.shown == f"I compute.{code}" and not found.calls
+
+
+def test_k_exaone_writes_no_line_breaks() -> None:
+    text = '\n\n<tool_call>{"name": "get_weather", "arguments": {"city": "x"}}</tool_call>'
+    assert read(HERMES, text).parsed == [("get_weather", {"city": "x"})]
+
+
+def test_nemotron_4_gets_calls_as_texts_and_results_in_its_role() -> None:
+    text = prompt("Nemotron-4", ASK, CALLED, result("c1", "It is windy."), tools=TOOLS)
+    call = nemotron_4([("get_weather", {"city": "Rome"})])
+    assert f"<extra_id_1>Assistant\n{call}\n<extra_id_1>Tool\nIt is windy.\n" in text
+    assert nemotron_4(CALLS[1:2]) == '<toolcall> {"name": "now", "arguments": {}} </toolcall>'
+
+
+def test_results_of_hunyuan_stand_together() -> None:
+    text = prompt("Hunyuan", ASK, CALLED, result("c1", "It is windy."), tools=TOOLS)
+    assert text.endswith("<tool_responses><tool_response>It is windy.</tool_response></tool_responses><|extra_0|>")
+    assert '<tool_calls><tool_call>get_weather\n```json\n{"city": "Rome"}\n```</tool_call></tool_calls>' in text
