@@ -14,12 +14,17 @@ from pagewick.outputs import PartKind
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tokenizer import Tokenizer
 
-# A model has the first pair that its chat template mentions. Only the tags of the first models could be a user's.
+# A model has the first pair that its chat template mentions.
 KNOWN_ANSWER_TAGS = (
     ("<response>", "</response>"),  # ERNIE 4.5 Thinking, Granite 3.3
+    ("<answer>", "</answer>"),  # Hunyuan
     ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),  # Command R7B and A
     ("<|START_TEXT|>", "<|END_TEXT|>"),  # Command A+
 )
+# These could be a user's.
+_PLAIN_WORDS = ("<response>", "<answer>")
+# Words by which templates are known whose models write tags that the templates do not mention.
+_OTHER_SIGNS = {"<answer>": [("<|extra_0|>",)]}
 # Represent tags that are tokens of their own; reasoning.py has the marks before these.
 OPEN_MARK, CLOSE_MARK = "\ud802", "\ud803"
 # Line breaks beside the closing tag that are left out with it. More of them would be searched again and again.
@@ -42,13 +47,14 @@ class AnswerTags:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
-        """Find a model's tags: the first known pair of which its chat template mentions both."""
+        """Find a model's tags: the first known pair of which its chat template mentions both, or has another sign."""
         sources = list(templates)
         for start, end in KNOWN_ANSWER_TAGS:
-            if any(start in source and end in source for source in sources):
+            signs = [(start, end), *_OTHER_SIGNS.get(start, ())]
+            if any(all(word in source for word in words) for source in sources for words in signs):
                 ids = [tokenizer.id_of(tag) for tag in (start, end) if tag in tokenizer.added_tokens]
                 known = tuple(one for one in ids if one is not None)
-                return cls(start, end, known if len(known) == 2 else (), start == KNOWN_ANSWER_TAGS[0][0])
+                return cls(start, end, known if len(known) == 2 else (), start in _PLAIN_WORDS)
         return None
 
 

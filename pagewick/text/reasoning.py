@@ -227,10 +227,15 @@ class ReasoningSplitter:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A Splitting for one request's responses. stage: the stage at the end of its prompt."""
+    """A Splitting for one request's responses.
+
+    stage: the stage at the end of its prompt. is_closed: the prompt has closed a thought, which may be empty, and an
+    answer comes next.
+    """
 
     tags: ReasoningTags
     stage: Stage
+    is_closed: bool = False
 
     @classmethod
     def after(cls, prompt_token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer) -> Self:
@@ -249,13 +254,14 @@ class Reasoning:
         opened, closed = text.rfind(start), text.rfind(end)
         if opened < 0 and closed < 0:
             return cls(tags, Stage.AWAITED)
+        # A tag made of letters could be a user's text, unless a special token begins this turn.
+        is_own = tags.are_tokens or opener not in (None, *tokenizer.edge_token_ids)
         if closed > opened:
-            return cls(tags, Stage.OVER if text[closed + len(end) :].strip(BLANKS) else Stage.AWAITED)
+            is_answered = bool(text[closed + len(end) :].strip(BLANKS))
+            return cls(tags, Stage.OVER if is_answered else Stage.AWAITED, is_closed=is_own and not is_answered)
         thought = text[opened + len(start) :].strip(BLANKS)
         if thought in ("", tags.label):
             return cls(tags, Stage.OPENED)
-        # A tag made of letters could be a user's text, unless a special token begins this turn.
-        is_own = tags.are_tokens or opener not in (None, *tokenizer.edge_token_ids)
         return cls(tags, Stage.INSIDE if is_own else Stage.AWAITED)
 
     def splitter(self) -> PartSplitter:
@@ -266,9 +272,8 @@ class Reasoning:
         answer = tags.answer
         if answer is None:
             return thoughts
-        return ChainedSplitter(
-            thoughts, AnswerSplitter(answer, lambda: thoughts.has_thought or not answer.follow_thoughts)
-        )
+        is_closed = self.is_closed or not answer.follow_thoughts
+        return ChainedSplitter(thoughts, AnswerSplitter(answer, lambda: thoughts.has_thought or is_closed))
 
 
 def marks_of(tags: ReasoningTags) -> dict[int, str]:

@@ -131,3 +131,25 @@ def test_a_model_has_the_tags_of_its_template() -> None:
     assert AnswerTags.find(tokenizer, ["<response>", "{{ messages }}"]) is None
     found = AnswerTags.find(tokenizer, ["x", "<|START_RESPONSE|>{{ m }}<|END_RESPONSE|>"])
     assert found == AnswerTags("<|START_RESPONSE|>", "<|END_RESPONSE|>", follow_thoughts=False)
+    # vLLM's template for Hunyuan A13B, whose model writes the tags all the same.
+    assert AnswerTags.find(tokenizer, ["{{ m }}<|extra_0|>"]) == AnswerTags("<answer>", "</answer>")
+
+
+def test_a_thought_that_the_prompt_has_closed_precedes_an_answer() -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens(["<|extra_0|>"])
+    tokenizer = Tokenizer(backend, config={})
+    found = ReasoningTags.find(tokenizer, ["<|extra_0|><reasoning><answer></answer>"])
+    assert found is not None and not found.are_tokens
+    for prompt, is_closed in (
+        ("Hi<|extra_0|><reasoning>\n\n</reasoning>\n", True),
+        ("Hi<|extra_0|><reasoning>\n\n</reasoning>\nNo", False),
+        ("Hi<|extra_0|>", False),
+        ("<reasoning></reasoning>", False),  # letters that a user may have written
+    ):
+        reasoning = Reasoning.after(tokenizer.encode_pieces(["", prompt]), found, tokenizer)
+        assert reasoning.is_closed is is_closed
+        splitter = reasoning.splitter()
+        runs = [*splitter.feed("<answer>\nx</answer>"), *splitter.flush()]
+        shown = "".join(run[1] for run in runs if isinstance(run, tuple) and run[0] is PartKind.TEXT)
+        assert shown == ("x" if is_closed else "<answer>\nx</answer>")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pagewick.outputs import PartDelta, PartKind
+from pagewick.text.part_splitter import joined
+from pagewick.text.reasoning import Reasoning
 from pagewick.text.tool_calls.formats import format_named, format_of
-from tests.text.tool_calls.families import CALLS
+from tests.text.tool_calls.families import CALLS, OFFER
 from tests.text.tool_calls.forms import nemotron_4
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
-from tests.text.tool_calls.test_prompts_with_tools import ASK, CALLED, TOOLS, prompt, result
+from tests.text.tool_calls.test_prompts_with_tools import ASK, CALLED, TOOLS, encoder, prompt, result
 
 APERTUS, FENCED, LISTED, INTERNLM, HERMES = (
     BY_FAMILY[name] for name in ("apertus", "hunyuan", "hunyuan_list", "internlm", "hermes")
@@ -97,3 +100,46 @@ def test_results_of_hunyuan_stand_together() -> None:
     text = prompt("Hunyuan", ASK, CALLED, result("c1", "It is windy."), tools=TOOLS)
     assert text.endswith("<tool_responses><tool_response>It is windy.</tool_response></tool_responses><|extra_0|>")
     assert '<tool_calls><tool_call>get_weather\n```json\n{"city": "Rome"}\n```</tool_call></tool_calls>' in text
+
+
+def parts_of(family: str, text: str, **variables: object) -> dict[str, str]:
+    """What a family's response to a question has: its thoughts, its text, and calls by their names."""
+    maker, tokenizer = encoder(family)
+    assert maker.reasoning_tags is not None
+    pieces = maker.render_chat([ASK], TOOLS, chat_template_kwargs=variables).pieces
+    prompt_ids = tokenizer.encode_pieces(pieces)
+    splittings = [one.splitting(prompt_ids, OFFER) for one in maker.part_formats]
+    reasoning = Reasoning.after(prompt_ids, maker.reasoning_tags, tokenizer)
+    splitting = joined([reasoning, *(one for one in splittings if one is not None)])
+    assert splitting is not None
+    splitter = splitting.splitter()
+    for token_id, mark in splitter.marks.items():
+        text = text.replace(tokenizer.decode([token_id], skip_special_tokens=False), mark)
+    found: dict[str, str] = {}
+    for run in (*(run for char in text for run in splitter.feed(char)), *splitter.flush()):
+        kind, piece = (run.call.name, run.text) if isinstance(run, PartDelta) and run.call else run  # type: ignore[misc]
+        if kind is not PartKind.DROPPED:
+            found[kind] = found.get(kind, "") + piece
+    return found
+
+
+def test_thoughts_answers_and_calls_of_hunyuan() -> None:
+    call = "<tool_calls><tool_call>now\n```json\n{}\n```</tool_call></tool_calls>"
+    for thought in ("<think>\nA sum.\n</think>\n", "<think>\n\n</think>\n"):
+        found = {"reasoning": "A sum."} if "sum" in thought else {}
+        assert parts_of("Hunyuan", f"{thought}<answer>\nFour.\n</answer>") == {**found, "text": "Four."}
+        assert parts_of("Hunyuan", f"{thought}<answer>{call}</answer>") == {**found, "now": "{}"}
+    # The prompt has an empty thought then.
+    assert parts_of("Hunyuan", "<answer>\nFour.\n</answer>", enable_thinking=False) == {"text": "Four."}
+    assert parts_of("Hunyuan", f"<answer>\n{call}\n</answer>", enable_thinking=False) == {"now": "{}"}
+    assert parts_of("Hunyuan", "<answer>\nFour.\n</answer>") == {"text": "<answer>\nFour.\n</answer>"}
+
+
+def test_thoughts_and_calls_of_apertus() -> None:
+    thought, call = "<|inner_prefix|>I look.<|inner_suffix|>", '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>'
+    for text, expected in (
+        (thought + call, {"reasoning": "I look.", "now": "{}"}),
+        (f"{thought}Four.", {"reasoning": "I look.", "text": "Four."}),
+        (call, {"now": "{}"}),
+    ):
+        assert parts_of("Apertus", text, enable_thinking=True) == expected
