@@ -42,6 +42,8 @@ KNOWN_TAGS = (
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi-VL
     ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
+# Templates with this word mark all parts of a response; the format of Solar Open's calls separates its thoughts.
+_MARKS_ALL_PARTS = "<|tool_call:begin|>"
 # A word on a line of its own that a model writes behind the opening tag.
 LABELS = {"<|channel>": "thought"}
 # Tokens that a model writes within thoughts, so that they end no turn: Seed-OSS states how much of its budget is left.
@@ -76,6 +78,8 @@ class ReasoningTags:
         A pair that the vocabulary cannot write counts as unknown.
         """
         sources = list(templates)
+        if any(_MARKS_ALL_PARTS in source for source in sources):
+            return None
         added = tokenizer.added_tokens
         mentioned = [tags for tags in KNOWN_TAGS if any(tag in source for source in sources for tag in tags)]
         for start, end in (*mentioned, *(tags for tags in KNOWN_TAGS if added.keys() >= {*tags})):

@@ -36,13 +36,14 @@ from pagewick.text.tool_calls.pythonic import PYTHONIC
 from pagewick.text.tool_calls.qwen_coder import QWEN_3_CODER
 from pagewick.text.tool_calls.seed_oss import SEED_OSS
 from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
+from pagewick.text.tool_calls.solar import SOLAR_OPEN
 from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST,
-    APERTUS, INTERNLM, PLAIN_JSON,
+    APERTUS, INTERNLM, SOLAR_OPEN, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -81,6 +82,7 @@ ALIASES: Mapping[str, str] = {
 # A format is the first one all of whose words are in a template.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    (SOLAR_OPEN, ("<|tool_call:begin|>",)),
     (SEED_OSS, ("<seed:tool_call>",)),
     (LFM_2, ("<|tool_list_start|>",)),
     (LFM_2, ("<|tool_call_start|>",)),

@@ -277,6 +277,14 @@ def internlm_arguments(calls: Sequence[Call]) -> str:
     return "".join(f"<|action_start|> <|plugin|>\n{dumped(one)}<|action_end|>" for one in enveloped(calls))
 
 
+def solar(calls: Sequence[Call]) -> str:
+    blocks = [
+        f"<|tool_call:begin|>a1b2c3d4e{place}<|tool_call:name|>{name}<|tool_call:args|>{dumped(given)}<|tool_call:end|>"
+        for place, (name, given) in enumerate(calls)
+    ]
+    return f"<|tool_calls|>{''.join(blocks)}"
+
+
 def plain_list(calls: Sequence[Call]) -> str:
     return dumped(enveloped(calls))
 
