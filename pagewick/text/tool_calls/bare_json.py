@@ -1,4 +1,7 @@
-"""JSON without a marker, at the beginning of a response: Llama 3, where a token may precede it, and any other model."""
+"""JSON without a marker, at the beginning of a response.
+
+Llama 3, where a token may precede it; xLAM, where it is a list; and any other model.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,16 @@ def _written(calls: Sequence[WrittenCall]) -> str:
     return "; ".join(envelope(call, arguments_key="parameters") for call in calls)
 
 
+def _written_list(calls: Sequence[WrittenCall]) -> str:
+    return f"[{', '.join(map(envelope, calls))}]"
+
+
 def _exact_starts(offer: ToolOffer) -> list[str]:
     return [f"{{{_named(tool)}" for tool in offer.tools]
+
+
+def _list_starts(offer: ToolOffer) -> list[str]:
+    return [f'[{{"name": {json.dumps(tool.name)}, "arguments": ' for tool in offer.tools]
 
 
 def _named(tool: Tool) -> str:
@@ -61,11 +72,20 @@ def _call(writer: GrammarWriter, tool: Tool) -> str:
     if not writer.offer.has_form:
         openings = [writer.word(f"{{{before}{_named(tool)}") for before in ("", _KIND)]
         return f'({" | ".join(openings)}) {writer.arguments(tool)} "}}"'
-    if writer.offer.form == "text":
-        return writer.envelope(tool, arguments="parameters")
-    # Longer texts would hide the tokens of the form from the lexer.
-    opening = writer.words("{", '"name"', ": ", json.dumps(tool.name), ", ", '"parameters"', ": ")
+    return _object(writer, "parameters", tool)
+
+
+def _object(writer: GrammarWriter, key: str, tool: Tool, before: str = "") -> str:
+    words = [*[before] * bool(before), "{", '"name"', ": ", json.dumps(tool.name), ", ", f'"{key}"', ": "]
+    # Texts as long as possible keep calls apart from text, but would hide the tokens of JSON from the lexer.
+    opening = writer.words(*words) if writer.offer.form == "json" else writer.word("".join(words))
     return f'{opening} {writer.arguments(tool)} "}}"'
+
+
+def _list_grammar(writer: GrammarWriter) -> str:
+    first, other = (writer.call(partial(_object, writer, "arguments", before=before)) for before in ("[", ""))
+    more = f"({writer.word(', ')} {other})*" if writer.offer.is_parallel else ""
+    return writer.grammar(f'{first} {more} "]"', (), start=_start(writer.names))
 
 
 def _grammar(writer: GrammarWriter, *openers: str) -> str:
@@ -94,6 +114,15 @@ LLAMA_3 = CallFormat(
     openers=(_PYTHON_TAG,),
     starts=lambda _: ("{",),
     exact_starts=_exact_starts,
+    json_spacing=_SPACING,
+)
+XLAM = CallFormat(
+    "xlam",
+    read=_read,
+    written=_written_list,
+    grammar=_list_grammar,
+    starts=lambda _: ("{", "[", "```json"),
+    exact_starts=_list_starts,
     json_spacing=_SPACING,
 )
 PLAIN_JSON = CallFormat(

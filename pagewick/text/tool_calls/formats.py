@@ -12,7 +12,7 @@ from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.part_splitter import PartSplitter, Splitting
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.apertus import APERTUS
-from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
+from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON, XLAM
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
 from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2
@@ -43,7 +43,7 @@ _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST,
-    APERTUS, INTERNLM, SOLAR_OPEN, PLAIN_JSON,
+    APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -114,6 +114,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HERMES, ("<tool_call>",)),
     (PYTHONIC, ("<|python_start|>",)),
     (PYTHONIC, ("<|header_start|>", "tools")),
+    (XLAM, ("make calls in a single JSON array",)),
     (LLAMA_3, ("<|start_header_id|>", '"parameters":')),
     (LLAMA_3, ("<|python_tag|>",)),
     (GLM_4, ("[gMASK]", "<|observation|>")),

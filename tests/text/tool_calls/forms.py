@@ -285,6 +285,10 @@ def solar(calls: Sequence[Call]) -> str:
     return f"<|tool_calls|>{''.join(blocks)}"
 
 
+def xlam(calls: Sequence[Call]) -> str:
+    return f"[{', '.join(map(dumped, enveloped(calls)))}]"
+
+
 def plain_list(calls: Sequence[Call]) -> str:
     return dumped(enveloped(calls))
 

@@ -1,4 +1,4 @@
-"""Hunyuan, Apriel, Apertus, InternLM, Nemotron-4, EXAONE and Trinity: their templates, and what their models write."""
+"""Hunyuan, Apriel, Apertus, InternLM, Nemotron-4, xLAM, EXAONE, Trinity: their templates, and what models write."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pagewick.text.tool_calls.formats import format_named, format_of
 from tests.text.tool_calls.families import CALLS, OFFER
 from tests.text.tool_calls.forms import nemotron_4
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
+from tests.text.tool_calls.test_grammars import accepts
 from tests.text.tool_calls.test_prompts_with_tools import ASK, CALLED, TOOLS, encoder, prompt, result
 
-APERTUS, FENCED, LISTED, INTERNLM, HERMES = (
-    BY_FAMILY[name] for name in ("apertus", "hunyuan", "hunyuan_list", "internlm", "hermes")
+APERTUS, FENCED, LISTED, INTERNLM, HERMES, XLAM = (
+    BY_FAMILY[name] for name in ("apertus", "hunyuan", "hunyuan_list", "internlm", "hermes", "xlam")
 )
 
 
@@ -30,6 +31,7 @@ APERTUS, FENCED, LISTED, INTERNLM, HERMES = (
         ("{%- set tool_calls_token = '<|tools_prefix|>' -%}", "apertus"),
         ("<|im_start|>assistant ... <|action_start|><|plugin|>", "internlm"),
         ("'<extra_id_0>System' ... '\\n<tool> ' + tool | tojson + ' </tool>' ... <extra_id_1>Tool", "nemotron4"),
+        ("<|start_header_id|> ... make calls in a single JSON array: ... <|eot_id|>", "xlam"),
         ("<|tool_declare|> ... <tool_call> ... <tool_result>", "hermes"),  # K-EXAONE
         ("<|im_start|>system ... <tool_call>\n", "hermes"),  # Trinity
     ],
@@ -143,3 +145,13 @@ def test_thoughts_and_calls_of_apertus() -> None:
         (call, {"now": "{}"}),
     ):
         assert parts_of("Apertus", text, enable_thinking=True) == expected
+
+
+def test_no_call_of_xlam_evades_the_grammar() -> None:
+    """With an optional call, all that would be read as a call is one that the grammar guides."""
+    wrong = '{"city": "x", "days": "three"}'
+    one = f'{{"name": "get_weather", "arguments": {wrong}}}'
+    for text in (one, f"[{one}]", f"[ {one} ]", f"```json\n[{one}]\n```", f'[{{"id": 1, {one[1:]}]'):
+        assert read(XLAM, text, is_guided=True).parsed and not accepts(XLAM, OFFER, text)
+    for text in ("[1, 2]", "[]", '[{"a": 1}]', "No tool is suitable."):
+        assert accepts(XLAM, OFFER, text) and read(XLAM, text, is_guided=True).shown == text
