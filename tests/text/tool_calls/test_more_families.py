@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from llguidance import LLMatcher
 
 from pagewick.outputs import PartDelta, PartKind
+from pagewick.text.grammars.grammar import Grammar, whole_grammar
+from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.grammars.vocabulary import make_vocabulary
 from pagewick.text.part_splitter import joined
-from pagewick.text.reasoning import Reasoning
+from pagewick.text.reasoning import Reasoning, Stage
 from pagewick.text.tool_calls.formats import format_named, format_of
 from tests.text.tool_calls.families import CALLS, OFFER
 from tests.text.tool_calls.forms import nemotron_4
@@ -33,7 +37,8 @@ APERTUS, FENCED, LISTED, INTERNLM, HERMES, XLAM = (
         ("'<extra_id_0>System' ... '\\n<tool> ' + tool | tojson + ' </tool>' ... <extra_id_1>Tool", "nemotron4"),
         ("<|start_header_id|> ... make calls in a single JSON array: ... <|eot_id|>", "xlam"),
         ("<|tool_declare|> ... <tool_call> ... <tool_result>", "hermes"),  # K-EXAONE
-        ("<|im_start|>system ... <tool_call>\n", "hermes"),  # Trinity
+        ("<|im_start|>system ... <tool_call>\n", "hermes"),  # Trinity Mini
+        ("<|im_start|> <tool_call>\n<function=f>\n<parameter=a>\n", "qwen3_coder"),  # Trinity Large Thinking
     ],
 )
 def test_the_format_of_a_template(source: str, name: str) -> None:
@@ -155,3 +160,24 @@ def test_no_call_of_xlam_evades_the_grammar() -> None:
         assert read(XLAM, text, is_guided=True).parsed and not accepts(XLAM, OFFER, text)
     for text in ("[1, 2]", "[]", '[{"a": 1}]', "No tool is suitable."):
         assert accepts(XLAM, OFFER, text) and read(XLAM, text, is_guided=True).shown == text
+
+
+def test_a_thought_of_apertus_has_no_calls() -> None:
+    """The grammar of a request with tools allows a call's first token only behind the thought."""
+    maker, tokenizer = encoder("Apertus")
+    (form,) = maker.part_formats
+    assert maker.reasoning_tags is not None
+    vocabulary = make_vocabulary(tokenizer, tokenizer.vocab_size)
+    lark = form.grammar(OFFER, GrammarLimits())
+    assert lark is not None
+    grammar = whole_grammar(Grammar(lark), Reasoning(maker.reasoning_tags, Stage.AWAITED))
+    call = '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>'
+    for text, is_allowed in (
+        (f"<|inner_prefix|>I look.<|inner_suffix|>{call}", True),
+        (call, True),
+        (f"<|inner_prefix|>I look.{call}", False),
+    ):
+        made = LLMatcher(vocabulary, grammar)
+        assert not made.is_error(), made.get_error()
+        token_ids = tokenizer.encode_pieces(["", text])
+        assert (made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()) is is_allowed
