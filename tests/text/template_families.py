@@ -355,7 +355,7 @@ FAMILIES = [
         arguments="given",
         calls=True,
     ),
-    Family(  # 0.5B to 7B, and A13B
+    Family(  # 0.5B to 7B
         "Hunyuan",
         "hunyuan",
         "<|startoftext|>Be brief.<|extra_4|>Hi<|extra_0|>Hello.<|eos|><|startoftext|>And?<|extra_0|>",

@@ -1,4 +1,4 @@
-"""InternLM 2 and 3: JSON between tokens, the second of which says that a plugin is called and no interpreter."""
+"""InternLM: JSON between tokens, the second of which says that a plugin is called and no interpreter."""
 
 from __future__ import annotations
 
