@@ -42,7 +42,7 @@ def make_tekken(content: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[
     spelled = [token.decode("latin-1").translate(CHAR_OF_LATIN_1) for token in tokens]
     vocabulary = {token: count + rank for rank, token in enumerate(spelled)}
     vocabulary |= {name: token_id for token_id, name in names.items()}
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, list(_merges(spelled)), ignore_merges=True))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, list(merges_of(spelled)), ignore_merges=True))
     words = pre_tokenizers.Split(Regex(settings["pattern"]), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -53,7 +53,7 @@ def make_tekken(content: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[
     return backend, {"add_bos_token": "bos_token" in roles, **roles}
 
 
-def _merges(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+def merges_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of tokens that make another, in the order of the latter: the first that fits is merged first."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Reads a tokenizer from a model directory: the vocabulary in one of five formats, and its configuration.
+"""Reads a tokenizer from a model directory: the vocabulary in one of six formats, and its configuration.
 
 The configuration is `tokenizer_config.json` and older files beside it. The rules are those of transformers'
 AutoTokenizer, so that both give the same ids. No code from the directory is executed.
@@ -20,6 +20,7 @@ from tokenizers.processors import Sequence, TemplateProcessing
 from pagewick.errors import ModelLoadError
 from pagewick.text.gguf_tokenizer import gguf_templates, gguf_tokenizer
 from pagewick.text.guarded import guarded
+from pagewick.text.kimi import TIKTOKEN_FILE, make_kimi
 from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
@@ -46,7 +47,7 @@ _ROBERTA = "RobertaTokenizer"
 # Old and new name of the list of further special tokens.
 _MORE_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 # In the order in which they are looked for.
-_FILES = ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", "vocab.json", VOCABULARY_FILE)
+_FILES = ("tokenizer.json", TEKKEN_FILE, "tokenizer.model", TIKTOKEN_FILE, "vocab.json", VOCABULARY_FILE)
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 
 
@@ -69,8 +70,8 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
     """Read a tokenizer, its configuration, from older files if necessary, and the tokens that end a sequence, if known.
 
     path: a directory, a GGUF file, which has its own, or one of a tokenizer's files. In a directory, looks for
-    tokenizer.json, then tekken.json (Mistral's), tokenizer.model (SentencePiece), vocab.json with merges.txt, and
-    vocab.txt (BERT's).
+    tokenizer.json, then tekken.json (Mistral's), tokenizer.model (SentencePiece), tiktoken.model (Kimi's), vocab.json
+    with merges.txt, and vocab.txt (BERT's).
     Raises ModelLoadError if there is none of them, or if one is unusable.
     """
     if path.suffix == GGUF_SUFFIX and path.is_file():
@@ -90,12 +91,15 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
     elif file.suffix == ".json" and file.name != "vocab.json":
         backend = _from_json(file)
         set_normalizer(backend, config)
+    elif file.name == TIKTOKEN_FILE:
+        _check_size(file)
+        backend = guarded(lambda: make_kimi(file.read_bytes(), config), file)
     elif file.suffix == ".model":
         backend = _from_sentencepiece(file, config)
     elif file == directory / "vocab.json" or file == directory:
         raise ModelLoadError(
-            f"{directory} has no tokenizer.json, no tekken.json, no tokenizer.model, no vocab.txt, and no vocab.json "
-            "with merges.txt; use a model that has one of them, or write it with transformers: "
+            f"{directory} has no tokenizer.json, no tekken.json, no tokenizer.model, no tiktoken.model, no vocab.txt, "
+            "and no vocab.json with merges.txt; use a model that has one of them, or write it with transformers: "
             f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
         )
     else:

@@ -35,6 +35,7 @@ _METADATA_PATTERNS: Final = (
     "tokenizer*.json",
     "tekken.json",
     "tokenizer.model",
+    "tiktoken.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -46,7 +47,8 @@ _METADATA_PATTERNS: Final = (
 )
 # A tokenizer is read from the first of these groups whose files all exist (pagewick/text/tokenizer_files.py).
 _TOKENIZERS: Final = (
-    ("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",),
+    ("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("tiktoken.model",), ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
 )  # fmt: skip
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")

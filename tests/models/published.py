@@ -327,6 +327,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "DeepSeek-V2.5": _DEEPSEEK_V2,
     "DeepSeek-R1": _DEEPSEEK_V3,
+    "Kimi-K2-Instruct": {
+        **_DEEPSEEK_V3, "bos_token_id": 163584, "eos_token_id": 163585, "first_k_dense_replace": 1,
+        "max_position_embeddings": 131072, "model_type": "kimi_k2", "n_group": 1, "n_routed_experts": 384,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "rope_theta": 50000.0,
+        "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "routed_scaling_factor": 2.827, "topk_group": 1, "vocab_size": 163840,
+    },
     "Moonlight-16B-A3B": {
         **_DEEPSEEK_V3, "hidden_size": 2048, "intermediate_size": 11264, "moe_intermediate_size": 1408, "n_group": 1,
         "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,

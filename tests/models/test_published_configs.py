@@ -109,6 +109,8 @@ FACTS = {
     "1: silu 12288, 59: 6 of 160 x 1536 + 3072 | 163840 |",
     "DeepSeek-R1": "61 128 1536/512 128+64 128 | yarn 64@10000 in pairs | all | sequential rms 1e-06 | "
     "3: silu 18432, 58: 8 of 256 x 2048 + 2048 | 163840 |",
+    "Kimi-K2-Instruct": "61 64 1536/512 128+64 128 | yarn 64@50000 in pairs | all | sequential rms 1e-06 | "
+    "1: silu 18432, 60: 8 of 384 x 2048 + 2048 | 131072 |",
     "Moonlight-16B-A3B": "27 16 None/512 128+64 128 | default 64@50000 in pairs | all | sequential rms 1e-05 | "
     "1: silu 11264, 26: 6 of 64 x 1408 + 2816 | 8192 |",
     "starcoder": f"40 48/1x128 | none | all | sequential layer 1e-05 | plain gelu 24576 | 8192 | {_BIGCODE_END}, fused",

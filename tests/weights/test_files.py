@@ -148,12 +148,13 @@ def test_files_that_are_a_tokenizer() -> None:
     for names in (
         ["tokenizer.json"],
         ["tekken.json"],
+        ["tiktoken.model"],
         ["tokenizer.model"],
         ["vocab.json", "merges.txt"],
         ["vocab.txt"],
     ):
         assert files.has_tokenizer(["config.json", *names])
-    assert not files.has_tokenizer(["tokenizer_config.json", "vocab.json", "tiktoken.model"])
+    assert not files.has_tokenizer(["tokenizer_config.json", "vocab.json", "qwen.tiktoken"])
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja"])
