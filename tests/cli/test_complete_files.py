@@ -298,9 +298,28 @@ def test_a_full_disk_is_answered_with_what_the_command_can_do(asked: list[BatchR
 
 def test_a_file_that_is_not_text(asked: list[BatchRequest], tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"fine\n" + b"\xff\xfe" * 9)
-    for option in ("--file", "--batch"):
-        assert "is not UTF-8" in complete(option, str(tmp_path / "x")).stderr
-        assert "<stdin> is not UTF-8" in complete(option, "-", stdin=(tmp_path / "x").read_bytes()).stderr
+    assert "is not UTF-8" in complete("--file", str(tmp_path / "x")).stderr
+    assert "<stdin> is not UTF-8" in complete("--file", "-", stdin=(tmp_path / "x").read_bytes()).stderr
+
+
+@pytest.mark.parametrize("is_stdin", [True, False])
+def test_a_line_of_a_batch_that_is_not_utf8_does_not_stop_the_others(
+    asked: list[BatchRequest], tmp_path: Path, is_stdin: bool
+) -> None:
+    content = b'{"prompt": "x"}\n{"prompt": "Gr\xfc\xdfe"}\n{"prompt": "y"}\n'
+    (tmp_path / "in.jsonl").write_bytes(content)
+    name = "-" if is_stdin else str(tmp_path / "in.jsonl")
+    result = complete("--batch", name, "--output", str(tmp_path / "out"), stdin=content if is_stdin else None)
+    assert result.exit_code == 1 and "2 answered, 1 failed" in result.stderr
+    found = records(tmp_path / "out")
+    assert found["line-2"]["error"] == {"code": "invalid_line", "message": "the line is not UTF-8; convert it"}
+    assert {found[name]["error"] for name in ("line-1", "line-3")} == {None}
+
+
+def test_a_batch_in_another_encoding_is_refused_as_a_whole(asked: list[BatchRequest]) -> None:
+    result = complete("--batch", "-", stdin='{"prompt": "x"}\n'.encode("utf-16"))
+    assert (result.exit_code, asked) == (1, [])
+    assert result.stderr == "error: the batch is not UTF-8; convert it first\n"
 
 
 @pytest.mark.parametrize(

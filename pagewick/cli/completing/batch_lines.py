@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewick.cli.text_input import is_decoded
+from pagewick.errors import ConfigError
+
 CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
 # Names in a line that are not fields of a request.
 _ENVELOPE = ("custom_id", "method", "url", "body")
@@ -56,14 +59,19 @@ BatchResult = BatchResponse | BatchMistake
 def read_batch(lines: Iterable[str], defaults: Mapping[str, Any]) -> Iterator[BatchLine]:
     """Yield a request or a mistake for every line that is not empty. defaults: fields for bodies that lack them.
 
-    A line without a custom_id is named by its number, from 1: "line-7".
+    A line without a custom_id is named by its number, from 1: "line-7". Raises ConfigError if the first line is not
+    UTF-8: the file has another encoding, such as UTF-16, then, and no line can be read.
     """
     for number, line in enumerate(lines, start=1):
+        if number == 1 and not is_decoded(line):
+            raise ConfigError("the batch is not UTF-8; convert it first")
         if line.strip():
             yield _parse_line(line, f"line-{number}", defaults)
 
 
 def _parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
+    if not is_decoded(line):
+        return BatchMistake(name, "the line is not UTF-8; convert it")
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -89,7 +89,8 @@ def run_batch_file(
 
     resumes: lines that have a response in the output are left out; those that have an error there are repeated.
     """
-    with opened_text(name) as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
+    opened = opened_text(name, keeps_bytes=True)
+    with opened as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
         lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
             return _run(config, lines, target, format_result, on_finished, is_ordered=False)
