@@ -59,7 +59,7 @@ def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]
             raise _unknown(file, f"{key} is not a flag", key, visible)
         if key in options and all(isinstance(option, ForeignOption) for option in elsewhere):
             values[key] = value
-    return {options[key].name or "": _plain(file, key, value, options[key].multiple) for key, value in values.items()}
+    return {options[key].name or "": _plain(file, key, value, options[key]) for key, value in values.items()}
 
 
 def _command_named(name: str) -> click.Command:
@@ -81,6 +81,10 @@ def _options_by_key(command: click.Command) -> dict[str, click.Option]:
 
 def _unknown(file: Path, what: str, key: str, known: Iterable[str]) -> click.UsageError:
     known = list(known)
+    if key == "config":
+        return click.UsageError(
+            f"{file}: a file cannot name another one; give its path in PAGEWICK_CONFIG or --config."
+        )
     if (positive := key.removeprefix("no-")) != key and positive in known:
         return click.UsageError(f"{file}: {what}; write {positive} = false.")
     near = difflib.get_close_matches(key, known, n=1)
@@ -89,30 +93,39 @@ def _unknown(file: Path, what: str, key: str, known: Iterable[str]) -> click.Usa
 
 def _normal_keys(file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     """Raises click.UsageError for two spellings of one key; TOML itself refuses the same one twice."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if _normal(key) in found:
-            raise click.UsageError(f"{file}: {_normal(key)} is given twice (once as {key}); leave one out.")
-        found[_normal(key)] = value
-    return found
+    spellings: dict[str, str] = {}
+    for key in table:
+        name = _normal(key)
+        if (other := spellings.get(name)) is not None:
+            spelling = key if key != name else other
+            raise click.UsageError(f"{file}: {name} is given twice (once as {spelling}); leave one out.")
+        spellings[name] = key
+    return {name: table[key] for name, key in spellings.items()}
 
 
 def _normal(key: str) -> str:
     return key.lstrip("-").replace("_", "-")
 
 
-def _plain(file: Path, key: str, value: Any, is_many: bool) -> Any:
-    """Return a value as click takes it: as text, so that it is checked as on the command line; a boolean as it is.
+def _plain(file: Path, key: str, value: Any, option: click.Option) -> Any:
+    """Return a value as click takes it: as text, so that it is checked as on the command line; a switch's as it is.
 
     Raises click.UsageError for a list or a table where one value belongs, and for one value in place of a list.
     """
-    if not is_many:
+    if not option.multiple:
         if isinstance(value, list | dict):
             what = "list" if isinstance(value, list) else "table"
             raise click.UsageError(f"{file}: {key} takes one value, not a {what}.")
-        return value if isinstance(value, bool) else str(value)
+        return _plain_one(value, option)
     if not isinstance(value, list):
         raise click.UsageError(f"{file}: {key} takes a list: write it in [ ].")
     if any(isinstance(one, list | dict) for one in value):
         raise click.UsageError(f"{file}: {key} takes a list of single values.")
-    return [_plain(file, key, one, is_many=False) for one in value]
+    return [_plain_one(one, option) for one in value]
+
+
+def _plain_one(value: Any, option: click.Option) -> Any:
+    if not isinstance(value, bool):
+        return str(value)
+    # Where a number is wanted, click would take true for 1.
+    return value if option.is_flag or isinstance(option, ForeignOption) else str(value).lower()
