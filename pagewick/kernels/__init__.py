@@ -5,6 +5,8 @@ the native library, `triton` has kernels for GPUs, `fused` takes PyTorch's own. 
 `options`, weights and caches in the layout of a backend in `matrix` and `kv_cache`.
 """
 
+# Not for this module: torch would import numpy itself, and swallow a Ctrl-C meanwhile, with half of numpy left out.
+import numpy as np  # noqa: F401
 import torch
 from torch import Tensor
 

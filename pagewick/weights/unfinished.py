@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+# Not for this module: torch would import numpy itself, and swallow a Ctrl-C meanwhile, with half of numpy left out.
+import numpy as np  # noqa: F401
 import torch
 from safetensors import safe_open
 from torch import Tensor

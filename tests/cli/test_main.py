@@ -57,6 +57,27 @@ def test_every_command_shows_its_help_without_torch(name: str) -> None:
     assert ("--max-num-batched-tokens" in result.stdout) is isinstance(command, EngineCommand)
 
 
+@pytest.mark.parametrize(
+    "command", ["complete -p x", "chat", "quantize pagewick-demo -o x.gguf", "convert pagewick-demo x --to gptq"]
+)
+def test_ctrl_c_during_the_imports_is_not_lost(command: str, tmp_path: Path) -> None:
+    """torch clears every error of an import of numpy that it makes itself, a KeyboardInterrupt, too."""
+    code = (
+        "import sys\n"
+        "from pagewick.cli import cli\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': sys.exit(3)\n"
+        "        if name == 'numpy': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"cli({command.split()}, prog_name='pagewick')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, input="hi\n", capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr.strip()) == (1, "Aborted!")
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert run("--version").output == f"pagewick, version {pagewick.__version__}\n"
 
