@@ -6,8 +6,9 @@ import difflib
 import errno
 import importlib
 import os
+import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -73,6 +74,9 @@ class LazyGroup(click.Group):
         except click.NoSuchOption as error:
             command = next((_COMMAND_OF_FLAG[flag] for flag in given if flag in _COMMAND_OF_FLAG), "serve")
             ctx.fail(f"{error.option_name} comes after a command: pagewick {command} {error.option_name} ...")
+        # --help and --version print here.
+        except OSError as error:
+            _end_with(ctx, error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -88,10 +92,14 @@ class LazyGroup(click.Group):
             show_error(error)
             ctx.exit(1)
         except OSError as error:
-            if error.filename is None and error.errno not in _DISK_FULL:
-                raise
-            show_error(_error_of(error))
-            ctx.exit(1)
+            _end_with(ctx, error)
+
+
+def _end_with(ctx: click.Context, error: OSError) -> NoReturn:
+    if error.filename is None and error.errno not in _DISK_FULL:
+        raise error
+    show_error(_error_of(error))
+    ctx.exit(1)
 
 
 def _error_of(error: OSError) -> PagewickError:
@@ -140,6 +148,18 @@ def cli() -> None:
     """Pagewick runs and serves large language models."""
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null in place of stdin, stdout and stderr if the caller has closed them, as `>&-` does.
+
+    Python leaves them None then, and the next file that is opened would get their number, and what C code prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number is that of the stream.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def main() -> None:
     """Run the `pagewick` command; the exit status is 0, 1 (an error) or 2 (a wrong command line)."""
+    open_standard_streams()
     cli(prog_name="pagewick")

@@ -78,6 +78,29 @@ def test_ctrl_c_during_the_imports_is_not_lost(command: str, tmp_path: Path) -> 
     assert (result.returncode, result.stderr.strip()) == (1, "Aborted!")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("complete -p - <&-", 2, "nothing to complete"),
+        ("chat --url http://127.0.0.1:1/v1 <&- >&-", 1, "cannot connect"),
+        ("--version >&-", 0, ""),
+        ("--help >/dev/full", 1, "error: cannot write the output: No space left on device"),
+    ],
+)
+def test_streams_may_be_closed_or_full(arguments: str, status: int, words: str) -> None:
+    command = f"exec {sys.executable} -m pagewick {arguments}"
+    result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == status
+    assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_closed_streams_hold_the_numbers_of_no_other_file(tmp_path: Path) -> None:
+    code = "from pagewick.cli import open_standard_streams as f; f(); assert open('x', 'w').fileno() > 2"
+    command = f'exec {sys.executable} -c "{code}" <&- >&-'
+    result = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert run("--version").output == f"pagewick, version {pagewick.__version__}\n"
 
