@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import WeightBytes, check_description, check_models
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.log import get_logger
 from pagewick.number_formats import MARLIN
 from pagewick.weights.description import GGUF, Description, describe, is_gguf, weights_kind
@@ -58,13 +60,28 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
         result = "the weights are quantized to it" if found.quantization else "the weights keep their levels"
         logger.info("Marlin's layout is for CUDA kernels; --quantization marlin is int4 here, and %s", result)
     if config.tokenizer is not None:
-        found = replace(found, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
+        with _named("--tokenizer"):
+            found = replace(found, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
     if config.speculative_model is not None:
-        found = replace(found, speculative_model=str(find(config.speculative_model)))
-    if config.adapter_paths:
-        paths = {name: str(local_adapter(path, config.hub, token)) for name, path in config.adapter_paths.items()}
+        with _named("--speculative-model"):
+            found = replace(found, speculative_model=str(find(config.speculative_model)))
+    paths = dict[str, str]()
+    for name, path in config.adapter_paths.items():
+        with _named(f"--lora-modules {name}" if name else "--lora"):
+            paths[name] = str(local_adapter(path, config.hub, token))
+    if paths:
         found = replace(found, lora=paths.pop("", None), lora_modules=tuple("=".join(one) for one in paths.items()))
     return found
+
+
+@contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Put the flag before the message of an error, which would seem to be about the model itself."""
+    try:
+        yield
+    except ModelLoadError as error:
+        error.args = (f"{flag}: {error}",)
+        raise
 
 
 def local_adapter(name: str, hub: str = DEFAULT_HUB, token: str | None = None) -> Path:

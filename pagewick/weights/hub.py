@@ -41,6 +41,7 @@ from pagewick.weights.hub_settings import (
     is_commit,
 )
 from pagewick.weights.progress import Progress, format_bytes
+from pagewick.weights.web_addresses import is_address, name_of
 
 if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
@@ -266,6 +267,14 @@ def parse_id(model: str, revision: str | None, hub: str, weight_file: str | None
     path = path_of(model)
     if path.is_file():
         raise ModelLoadError(f"{model} is a file\n  give the directory with config.json: {path.parent}")
+    if is_address(model):
+        name = name_of(model)
+        fix = (
+            f"give {name}"
+            if name
+            else "download it, and give its directory or GGUF file, or an id on a hub: owner/name"
+        )
+        raise ModelNotFoundError(f"{model[:80]} is an address, not a model\n  {fix}")
     named = _GGUF_ID.fullmatch(model)
     # A directory of that name makes it a path with a mistake in it.
     if named is not None and not model.startswith(_PATH_STARTS) and not Path(model.partition("/")[0]).is_dir():

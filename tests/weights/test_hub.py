@@ -136,6 +136,23 @@ class TestLocal:
         assert message.startswith(f"there is no directory {model}, and Hugging Face ids are owner/name\n  {advice}")
         assert hub.requests == []
 
+    @pytest.mark.parametrize(
+        ("model", "fix"),
+        [
+            ("https://huggingface.co/Qwen/Qwen3-0.6B", "give Qwen/Qwen3-0.6B"),
+            ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main?x=1", "give Qwen/Qwen3-0.6B"),
+            ("https://hf.co/a/b-GGUF/blob/main/sub/b-Q8_0.gguf?download=true", "give a/b-GGUF/sub/b-Q8_0.gguf"),
+            ("hf.co/a/b-GGUF:Q4_K_M", "give a/b-GGUF:Q4_K_M"),
+            ("https://modelscope.cn/models/a/b", "give a/b --hub modelscope"),
+            ("https://example.com/a/b.gguf", "download it, and give its directory or GGUF file"),
+            ("https://huggingface.co/", "download it"),
+        ],
+    )
+    def test_an_address_in_place_of_an_id(self, hub: Any, model: str, fix: str) -> None:
+        first, second = fails(ModelNotFoundError, model).splitlines()
+        assert (first, second.startswith(f"  {fix}")) == (f"{model} is an address, not a model", True)
+        assert hub.requests == []
+
     def test_the_owner_of_a_cached_model_is_certain(self, hub: Any) -> None:
         hub.add(MODEL, small_model())
         resolve_model(MODEL)
