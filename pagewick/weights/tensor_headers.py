@@ -204,10 +204,14 @@ def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorIn
         raise _damaged(where, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _damaged(where, "its header is not a JSON object")
-    header.pop("__metadata__", None)
+    texts = header.pop("__metadata__", None) or {}
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise _damaged(where, "its __metadata__ is not an object of texts")
     data_bytes = size - _LENGTH_BYTES - length
     tensors = [_tensor(name, entry, data_bytes, where) for name, entry in header.items()]
-    return sorted(tensors, key=lambda tensor: header[tensor.name]["data_offsets"])
+    tensors.sort(key=lambda tensor: header[tensor.name]["data_offsets"])
+    _check_places([(one.name, *header[one.name]["data_offsets"]) for one in tensors], data_bytes, where)
+    return tensors
 
 
 def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
@@ -259,6 +263,18 @@ def describe_numbers(tensors: Iterable[TensorInfo]) -> str:
     return ", ".join(
         f"{label} ({format_bytes(stored)}) as {format_bytes(in_memory)}" for label, (stored, in_memory) in sizes.items()
     )
+
+
+def _check_places(places: Iterable[tuple[str, int, int]], data_bytes: int, where: str) -> None:
+    """Refuse tensors that overlap, and bytes that belong to none, as the library does. places: name, start, stop."""
+    end = 0
+    for name, start, stop in places:
+        if start != end:
+            what = "overlaps another tensor" if start < end else "has a hole before it"
+            raise _damaged(where, f"{name} lies at [{start}, {stop}], and {what}")
+        end = stop
+    if end != data_bytes:
+        raise _damaged(where, f"its tensors end at {end}, and there are {data_bytes} bytes")
 
 
 def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:

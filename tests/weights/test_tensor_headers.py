@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pagewick.errors import ModelLoadError
@@ -71,7 +71,19 @@ MALFORMED = {
     "backwards": header(entry(offsets=[24, 0]), 24),
     "three offsets": header(entry(offsets=[0, 12, 24]), 24),
     "another size than its shape": header(entry(offsets=[0, 20]), 24),
+    "a hole": header(entry(offsets=[4, 28]), 28),
+    "bytes of no tensor": header(entry(offsets=[0, 24]), 28),
+    "an overlap": header(entry() | {"b": entry()["a"]}, 24),
+    "a list of texts": header(entry() | {"__metadata__": ["pt"]}, 24),
+    "a text that is a number": header(entry() | {"__metadata__": {"format": 1}}, 24),
 }
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_the_library_refuses_it_too(name: str, tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(MALFORMED[name])
+    with pytest.raises((SafetensorError, OSError)):
+        safe_open(tmp_path / "w.safetensors", framework="np")
 
 
 @pytest.mark.parametrize("name", MALFORMED)
