@@ -17,6 +17,7 @@ from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.images.addresses import is_data
 from pagewick.images.sources import ImageSource, is_source
 from pagewick.models.config import architecture_of
+from pagewick.models.end_tokens import eos_token_ids as check_end_tokens
 from pagewick.models.registry import read_config
 from pagewick.option_checks import flag_of
 from pagewick.other_names import ALIASES
@@ -128,6 +129,8 @@ def load_text(
     place = path if config.tokenizer is None else Path(config.tokenizer)
     tokenizer = Tokenizer.from_directory(place, eos_token_ids)
     model_config, generation_config = read_configs(path)
+    # The engine reads them; a wrong one is found before it starts, and by `pagewick doctor`.
+    check_end_tokens(model_config, generation_config)
     try:
         default_params = default_sampling_params(generation_config)
     except ModelLoadError as error:

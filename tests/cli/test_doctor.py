@@ -230,6 +230,7 @@ def test_what_an_encoder_does(
     [
         ("chat_template.jinja", "{% for %}", "the chat template is not valid: "),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json is wrong: temperature must be"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "generation_config.json: eos_token_id is 'x'"),
         ("generation_config.json", "{", "generation_config.json is not valid JSON"),
         ("tokenizer.json", "{}", "tokenizer.json is not a usable tokenizer"),
     ],
