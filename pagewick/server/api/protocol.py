@@ -233,6 +233,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """Number of log-probabilities; None if the request asks for none, as it does with llama.cpp's n_probs 0."""
         return self.logprobs if self.logprobs is not None else self.n_probs or None
 
+    def names(self) -> dict[str, str]:
+        """Return TextRequest.names."""
+        return {"messages": "prompt", **super().names()}
+
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises InvalidRequestError or ContextLengthError."""
         given = self.prompt

@@ -113,6 +113,12 @@ def test_prompts_times_choices_are_limited(http: httpx.Client) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.parametrize("prompt", ["x" * 100_000, "<|im_end|>" * 600])
+def test_an_error_about_a_long_prompt_names_its_field(http: httpx.Client, prompt: str) -> None:
+    error = http.post("/v1/completions", json={"prompt": prompt}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_failing_prompt_fails_the_request_and_aborts_the_others(
     server: Server, http: httpx.Client, stream: bool
