@@ -171,6 +171,8 @@ def test_chat_passes_tools_and_template_variables(open_llm: Open) -> None:
     assert output.prompt.endswith("<think>\n\n</think>\n\n")
     (bare,) = llm.chat(messages, add_generation_prompt=False)
     assert bare.prompt == "<|im_start|>user\nhello<|im_end|>\n"
+    with pytest.raises(InvalidRequestError, match=r"tools\[0\] must be an object with a function; got 'look_up'"):
+        llm.chat(messages, tools=["look_up"])  # type: ignore[list-item]
     with pytest.raises(InvalidRequestError, match="must not set tools"):
         llm.chat(messages, chat_template_kwargs={"tools": tools})
 

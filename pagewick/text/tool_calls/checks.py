@@ -33,6 +33,10 @@ def checked_offer(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None 
 
 def _checked_name(tool: Mapping[str, Any], where: str) -> str:
     """Check one tool; return its name."""
+    # The server's requests have objects; callers in Python may pass anything.
+    if not isinstance(tool, Mapping):
+        place = where.removesuffix(".function")
+        raise InvalidRequestError(f"{place} must be an object with a function; got {str(tool)[:80]!r}", param=place)
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequestError(f"{where} must be an object with a name", param=where)
