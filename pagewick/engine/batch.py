@@ -14,6 +14,11 @@ import msgspec
 from pagewick.engine.messages import ImageInput, TokenLogprobs
 from pagewick.sampling_params import SamplingParams
 
+NOT_NUMBERS = (
+    "the model computed logits that are not numbers for this request: a weight is not finite, or the numbers are too "
+    "large for --dtype; try --dtype float32, or download the model again"
+)
+
 
 class SlotSampling(msgspec.Struct, array_like=True, dict=True):
     """How the tokens of a slot are sampled. The sampler caches values derived from it in __dict__, which is not sent.

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pagewick.engine.batch import SlotResult, StreamResults
+from pagewick.engine.batch import NOT_NUMBERS, SlotResult, StreamResults
 from pagewick.engine.device_copies import download
 from pagewick.engine.sampling.sampler import TokenScores
 from pagewick.engine.streams import DeviceStream, Event
 from pagewick.errors import InvalidRequestError
 
-_NOT_NUMBERS = "the model computed logits that are not numbers for this request"
 _NONE_ALLOWED = (
     "no token was allowed next: allowed_token_ids, bad_words, min_tokens and the constraint together leave none; "
     "loosen one of them"
@@ -102,6 +101,6 @@ def fail(result: SlotResult, *, is_poisoned: bool) -> None:
     """Store an error in a result. is_poisoned: logits were not numbers; else the request allowed no token."""
     result.is_poisoned = is_poisoned
     if is_poisoned:
-        result.error = _NOT_NUMBERS
+        result.error = NOT_NUMBERS
     else:
         result.error, result.error_kind = _NONE_ALLOWED, InvalidRequestError.__name__

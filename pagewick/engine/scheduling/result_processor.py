@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StreamResults
+from pagewick.engine.batch import NOT_NUMBERS, SlotResult, SlotWork, StepOutput, StreamResults
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
 from pagewick.engine.scheduling import beam_search
@@ -98,8 +98,7 @@ class ResultProcessor:
     def _process(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
         # Without sampling nothing else notices that logits are not numbers.
         if result.prompt_logprobs and any(math.isnan(one.logprob) for one in result.prompt_logprobs):
-            error = "the model computed logits that are not numbers for this request"
-            result = SlotResult(error=error, is_poisoned=True)
+            result = SlotResult(error=NOT_NUMBERS, is_poisoned=True)
         seq.num_tokens_in_flight -= work.num_tokens
         seq.num_unknown_tokens -= work.is_sampled
         process = self._process_candidates if seq.owner.is_beam_search else self._process_tokens

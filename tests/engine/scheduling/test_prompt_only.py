@@ -107,7 +107,7 @@ def test_prompt_logprobs_that_are_not_numbers_are_an_error_and_serve_nobody() ->
     simulation.runner.submit = poisoned  # type: ignore[method-assign]
     simulation.live["r1"].job.choices[0].finish_reason = "error"
     (delta,) = simulation.run()["r1"]
-    assert delta.error is not None and "not numbers" in delta.error
+    assert delta.error is not None and "not numbers" in delta.error and "try --dtype float32" in delta.error
     simulation.add(PROMPT, max_tokens=1)
     assert simulation.run()["r2"][0].num_cached_tokens == 0
 
