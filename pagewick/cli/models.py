@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import time
@@ -22,9 +23,25 @@ from pagewick.weights.cached_models import CachedModel
 from pagewick.weights.progress import format_bytes
 
 DAY_SECONDS = 86400
+# Names of these commands in other programs.
+OTHER_NAMES = {"rm": "remove", "delete": "remove", "ls": "list", "download": "pull", "get": "pull", "show": "path"}
 
 
-@click.group()
+class _Group(click.Group):
+    """Names the command that is meant by another program's name, or by a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self.commands and not name.startswith("-"):
+            near = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, self.commands, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(self.commands)}."
+            ctx.fail(f"No such command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group)
 def command() -> None:
     """List, download and remove models on this disk."""
 
