@@ -26,7 +26,7 @@ from pagewick.cli.benchmarking.checks import (
 )
 from pagewick.cli.benchmarking.measurement import Runs, Spread
 from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
-from pagewick.cli.benchmarking.saved import compare, load_report, save_report
+from pagewick.cli.benchmarking.saved import check_replaceable, compare, load_report, save_report
 from pagewick.cli.benchmarking.workload import Workload, run_workload
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
@@ -200,6 +200,8 @@ def command(
     for path, flag in ((save, "--save"), (options["plot"], "--plot")):
         if path is not None and str(path) != "-":
             check_output(path, flag)
+    if save is not None:
+        check_replaceable(save)
     if is_workload(options):
         outcome = _bench_workload(config, _workload_of(config, options, batch), shape, repeats, options)
     else:

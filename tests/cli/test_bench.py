@@ -171,6 +171,16 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(
     assert (result.exit_code, result.stderr, opened) == (1, expected, [])
 
 
+@pytest.mark.parametrize("content", ["notes", "[]", '{"a": 1}'])
+def test_a_result_replaces_no_file_of_another_kind(opened: list[tuple[Any, ...]], content: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(content)
+    result = CliRunner().invoke(cli, ["bench", "--save", str(tmp_path / "x")])
+    assert (result.exit_code, opened, (tmp_path / "x").read_text()) == (1, [], content)
+    assert result.stderr.endswith(
+        "x exists, and is not a result of bench --save; remove it, or choose another --save\n"
+    )
+
+
 @pytest.mark.parametrize("flag", ["--save", "--plot"])
 def test_a_result_is_printed_before_its_file_is_written(
     opened: list[tuple[Any, ...]], flag: str, tmp_path: Path

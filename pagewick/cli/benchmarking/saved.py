@@ -23,6 +23,18 @@ def save_report(path: Path, report: Mapping[str, Any]) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --save") from None
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise ConfigError for a file that is not a report of any version: the user may have taken another name for it."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or "pagewick" not in report:
+        raise ConfigError(f"{path} exists, and is not a result of bench --save; remove it, or choose another --save")
+
+
 def load_report(path: Path) -> dict[str, Any]:
     """Read a report that save_report wrote. Raises ConfigError."""
     try:
