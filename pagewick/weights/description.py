@@ -8,7 +8,13 @@ from typing import Any, Final
 
 from pagewick.errors import ModelNotFoundError
 from pagewick.weights.dense_tensors import checkpoint_tensors
-from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, GGUF_SUFFIX, read_json_object
+from pagewick.weights.files import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    GGUF_SUFFIX,
+    read_json_object,
+)
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.module_files import ModuleFiles
@@ -57,8 +63,6 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if is_gguf(path):
         checkpoint = open_gguf(path)
         return checkpoint.config, generation_config(checkpoint.values)
-    if not (path / CONFIG_NAME).exists():
-        raise ModelNotFoundError(_explain_no_config(path))
     advice = path / GENERATION_CONFIG_NAME
     return directory_config(path), read_json_object(advice) if advice.exists() else {}
 
@@ -66,8 +70,10 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def directory_config(directory: Path) -> dict[str, Any]:
     """Return config.json of a directory, with what files beside it say about packed weights and about embeddings.
 
-    Raises ModelLoadError.
+    Raises ModelNotFoundError if there is none, ModelLoadError if it is unusable.
     """
+    if not (directory / CONFIG_NAME).exists():
+        raise ModelNotFoundError(_explain_no_config(directory))
     return with_modules(read_config(directory), ModuleFiles.of_directory(directory))
 
 
@@ -86,6 +92,10 @@ def is_gguf(path: Path) -> bool:
 
 def _explain_no_config(directory: Path) -> str:
     """The message for a directory without config.json; it proposes a model in a directory below, if there is one."""
+    if (directory / ADAPTER_CONFIG_NAME).is_file():
+        return (
+            f"{directory} holds a LoRA adapter, not a model\n  give its model, and the adapter with --lora {directory}"
+        )
     inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
     hint = (
         f"did you mean {inner[0].parent}?"

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from pagewick.errors import ModelLoadError
 
+ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
 CONFIG_NAME: Final = "config.json"
 GENERATION_CONFIG_NAME: Final = "generation_config.json"
 SINGLE_NAME: Final = "model.safetensors"

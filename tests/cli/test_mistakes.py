@@ -71,6 +71,7 @@ MISTAKES = [
     complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{gelu}"),
     complete("damaged GGUF file", "{here}/model.gguf", "not a usable GGUF file", "download or copy it again"),
     complete("empty directory", "{empty}", "{empty} is not a model directory", "no config.json", "give a directory"),
+    complete("adapter, not a model", "{adapter}", "holds a LoRA adapter", "give its model", "--lora {adapter}"),
     complete("directory of directories", "{here}/outer", "did you mean {here}/outer/inner?"),
     complete("unknown repository", "some/model", "has no model some/model", "check the spelling"),
     complete("gated repository", "some/gated", "gated", "accept them at", "set HF_TOKEN"),
@@ -213,6 +214,8 @@ def write_world(here: Path) -> None:
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     index = json.dumps({"weight_map": dict(zip("ab", names, strict=True))}).encode()
     (here / "empty").mkdir()
+    (here / "adapter").mkdir()
+    (here / "adapter" / "adapter_config.json").write_text("{}")
     write_model(here / "outer" / "inner")
     write_model(here / "mamba", config={"architectures": ["MambaForCausalLM"]})
     write_model(here / "gelu", config={"hidden_act": "mish"})

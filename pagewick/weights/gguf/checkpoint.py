@@ -22,7 +22,7 @@ from pagewick.weights.gguf.vision import VisionFile
 _MAX_PARTS: Final = 10_000
 _MAX_ROPE_FACTORS: Final = 4096
 # general.type of files that hold no model, and their contents.
-_OTHER_TYPES: Final = {
+OTHER_TYPES: Final = {
     "adapter": "a LoRA adapter",
     "mmproj": "the vision part of a model",
     "imatrix": "an importance matrix",
@@ -203,7 +203,7 @@ def read_part(read: Read, tensor: GgufTensor) -> Sequence[float]:
 
 
 def _check_is_model(values: Mapping[str, Any], where: str) -> None:
-    kind = values.get("general.type", "model")
+    kind = str(values.get("general.type", "model"))
     kind = _OTHER_ARCHITECTURES.get(str(values.get("general.architecture")), kind)
-    if kind in _OTHER_TYPES:
-        raise ModelLoadError(f"{where} holds {_OTHER_TYPES[kind]}, not a model\n  give the file of the model itself")
+    if kind in OTHER_TYPES:
+        raise ModelLoadError(f"{where} holds {OTHER_TYPES[kind]}, not a model\n  give the file of the model itself")

@@ -8,10 +8,10 @@ from typing import Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights.description import is_gguf
-from pagewick.weights.files import GGUF_SUFFIX, name_some, refuse_special_files
+from pagewick.weights.files import ADAPTER_CONFIG_NAME, GGUF_SUFFIX, name_some, refuse_special_files
 from pagewick.weights.hub import DEFAULT_HUB, hub_settings, open_repository, parse_id, path_of
 
-CONFIG_NAME: Final = "adapter_config.json"
+CONFIG_NAME: Final = ADAPTER_CONFIG_NAME
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
 
 

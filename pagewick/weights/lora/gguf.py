@@ -20,6 +20,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES
+from pagewick.weights.gguf.checkpoint import OTHER_TYPES
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from pagewick.weights.gguf.source import separate_halves
 from pagewick.weights.lora.adapter import Adapter, digest_of, paired
@@ -72,7 +73,11 @@ def _architecture_of(header: GgufHeader, path: Path) -> GgufArchitecture:
     values = header.values
     kind = values.get("general.type", "model")
     if kind != "adapter" or values.get("adapter.type") != "lora":
-        held = f"an adapter of the type {values.get('adapter.type')!r}" if kind == "adapter" else f"a {kind}"
+        held = (
+            f"an adapter of the type {values.get('adapter.type')!r}"
+            if kind == "adapter"
+            else OTHER_TYPES.get(str(kind), f"a {kind}")
+        )
         raise ModelLoadError(f"{path} holds {held}, not a LoRA adapter")
     alpha = values.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):

@@ -222,6 +222,8 @@ def test_the_scale_of_a_gguf_file(tmp_path: Path, alpha: float | None, scale: fl
     ("given", "complaint"),
     [
         ({"keys": {"general.type": "model"}}, r"holds a model, not a LoRA adapter"),
+        ({"keys": {"general.type": "imatrix"}}, r"holds an importance matrix, not a LoRA adapter"),
+        ({"keys": {"general.type": [5]}}, r"holds a \[5\], not a LoRA adapter"),
         ({"keys": {"adapter.type": "ia3"}}, r"holds an adapter of the type 'ia3', not a LoRA adapter"),
         ({"keys": {"adapter.alora.invocation_tokens": [5]}}, r"is an activated LoRA adapter"),
         ({"tensors": {"blk.0.attn_v.weight": np.ones((4, 4))}}, r"tensors beside the factors lora_a and lora_b: blk"),
