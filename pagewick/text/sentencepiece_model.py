@@ -26,6 +26,7 @@ _MODEL_TYPES = {_UNIGRAM: "unigram", _BPE: "bpe", _WORD: "word", _CHAR: "char"}
 
 # Set in a unit of a charsmap that ends a text.
 _LEAF = 1 << 31
+_MAX_REPLACEMENT_BYTES = 128
 
 _Value = int | bytes
 
@@ -239,6 +240,9 @@ def charsmap_damage(charsmap: bytes) -> str:
         replacements.decode()
     except UnicodeDecodeError:
         return "the replacements are not UTF-8"
+    # Those of Unicode have at most 33 bytes; each may take the place of a single one.
+    if (longest := max(map(len, replacements.split(b"\0")))) > _MAX_REPLACEMENT_BYTES:
+        return f"a replacement has {longest:,} bytes, more than {_MAX_REPLACEMENT_BYTES}"
     units = struct.unpack_from(f"<{num_bytes // 4}I", charsmap, 4)
     for index, unit in enumerate(units):
         if unit & _LEAF:

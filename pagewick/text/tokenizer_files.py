@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from pagewick.weights.gguf.vocabulary import end_token_ids
 # The largest vocabularies in use need about 35 MB of JSON.
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_CONFIG_BYTES = 16 * 2**20
+# Llama 2's normalizer may make a text 12 times as long, in bytes: it puts U+2581 before it and in place of spaces. With
+# a few replacements that multiply, a hostile one would make more than any memory holds of one word.
+_MAX_GROWTH = 1024
 SPECIAL_TOKEN_NAMES = (
     "bos_token",
     "eos_token",
@@ -166,10 +170,25 @@ def _from_tekken(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _check_normalizer(rules: Mapping[str, Any]) -> None:
-    for part in rules.get("normalizers", []):
-        _check_normalizer(part)
-    if rules["type"] == "Precompiled" and (damage := charsmap_damage(base64.b64decode(rules["precompiled_charsmap"]))):
-        raise ValueError(f"its rules of normalisation: {damage}")
+    """Raise ValueError for rules of normalisation that the library cannot apply to every text."""
+    if (growth := _growth(rules)) > _MAX_GROWTH:
+        raise ValueError(f"its normalizer may make a text {growth:,} times as long, and the limit is {_MAX_GROWTH:,}")
+
+
+def _growth(rules: Mapping[str, Any]) -> int:
+    """Return an upper limit of how many times as long, in bytes, a text may become by its replacements."""
+    growth = math.prod(_growth(part) for part in rules.get("normalizers", []))
+    match rules:
+        case {"type": "Precompiled", "precompiled_charsmap": table}:
+            if damage := charsmap_damage(base64.b64decode(table)):
+                raise ValueError(f"its rules of normalisation: {damage}")
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": new}:
+            growth = max(1, -(-len(new.encode()) // max(1, len(old.encode()))))
+        # A regular expression may match the empty text between any two characters. A prefix stands before each part of
+        # a text between two special tokens.
+        case {"type": "Replace", "content": new} | {"type": "Prepend", "prepend": new}:
+            growth = 1 + len(new.encode())
+    return growth
 
 
 def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from tokenizers import decoders
+from tokenizers import Regex, decoders, normalizers
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.tokenizer import Tokenizer
@@ -93,6 +93,39 @@ def test_a_malformed_list_of_tokens_is_a_clear_error(tmp_path: Path, listed: Any
     (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}), encoding="utf-8")
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not a usable tokenizer"):
         Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [normalizers.Replace("a", "a" * 1025)],
+        [normalizers.Replace(Regex("$"), "b" * 1024)],
+        [normalizers.Prepend("a" * 1024)],
+        [normalizers.Replace("a", "a" * 11)] * 3,
+        [
+            normalizers.Sequence([normalizers.Replace("ab", "a" * 66)]),
+            normalizers.Lowercase(),
+            normalizers.Prepend("a" * 31),
+        ],
+    ],
+)
+def test_a_normalizer_that_makes_far_longer_texts_is_refused(
+    tmp_path: Path, steps: list[normalizers.Normalizer]
+) -> None:
+    backend = byte_level([])
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ModelLoadError, match=r"its normalizer may make a text 1,\d{3} times as long, and the limit is 1,024"
+    ):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_normalizer_may_make_longer_texts(tmp_path: Path) -> None:
+    backend = byte_level([])
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁" * 80)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.from_directory(tmp_path).encode("a b", add_special_tokens=False)) == 2 + 3 * 81
 
 
 @pytest.mark.parametrize("decoder", [decoders.Strip(" ", 0, 1), decoders.CTC()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import struct
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import normalizers
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.detokenizer import Detokenizer
-from pagewick.text.sentencepiece_model import SentencePieceModel
+from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
 from pagewick.text.tokenizer import Tokenizer
 from tests.text.tokenizers.hostile import CORPUS, HOSTILE, random_texts
 
@@ -197,3 +198,10 @@ def test_damaged_rules_in_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelLoadError, match=r"unit 0 leads out of the table"):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_rules_of_normalisation_with_a_long_replacement_are_refused() -> None:
+    table = bytes(1024)
+    assert charsmap_damage(struct.pack("<I", 1024) + table + b"\0" + b"x" * 128 + b"\0") == ""
+    damage = charsmap_damage(struct.pack("<I", 1024) + table + b"\0" + b"x" * 129 + b"\0")
+    assert damage == "a replacement has 129 bytes, more than 128"
