@@ -95,6 +95,8 @@ def command(
     texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
     texts = [text for text in texts if text]
     given = [name for name, value in (("--prompts or -p", texts), ("--file", file), ("--batch", batch)) if value]
+    if not given and " " in config.model:
+        raise click.UsageError(f"{config.model[:80]!r} stands where a model does; a prompt comes after -p.")
     if not given:
         raise click.UsageError(
             'nothing to complete; add --prompts "first | second", -p - (which reads stdin), --file or --batch.'

@@ -112,7 +112,9 @@ def read_chunks(text: Path, tokenizer: Tokenizer, chunk_size: int) -> list[list[
     chunks = [start + token_ids[first : first + size] for first in range(0, len(token_ids), size)]
     chunks = [chunk for chunk in chunks if len(chunk) >= LEAST_CHUNK]
     if not chunks:
-        raise ConfigError(f"{text} has {len(token_ids)} tokens, and at least {LEAST_CHUNK} are needed")
+        raise ConfigError(
+            f"{text} has {len(token_ids)} tokens, and at least {LEAST_CHUNK} are needed; give a longer text"
+        )
     return chunks
 
 

@@ -230,7 +230,7 @@ def test_texts_are_read_in_pieces(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     assert read_chunks(path, tokenizer, 200) == chunks
     path.write_text("too short")
-    with pytest.raises(ConfigError, match=r"has \d tokens, and at least 65 are needed"):
+    with pytest.raises(ConfigError, match=r"has \d tokens, and at least 65 are needed; give a longer text"):
         read_chunks(path, tokenizer, 200)
     path.write_bytes(b"\xff\xfe" * 100)
     with pytest.raises(ConfigError, match=r"cannot read .*\n  give a file of UTF-8 text"):

@@ -148,6 +148,7 @@ MISTAKES = [
     Mistake("unknown command", ("sevre",), ("No such command 'sevre'", "did you mean serve?")),
     Mistake("no command", ("--port", "8000"), ("--port comes after a command", "pagewick serve --port")),
     Mistake("nothing to complete", ("complete",), ("nothing to complete", "--prompts")),
+    Mistake("prompt without its flag", ("complete", "What is it?"), ("stands where a model does", "after -p")),
     Mistake("engine flags for a server", ("chat", "--url", "http://127.0.0.1:9/v1", "-q", "q4_k_m"),
             ("-q has no effect with --url", "leave it out")),
     complete("revision of a model on this disk", "{gelu}", "--revision has no effect", "on this disk", "leave it out",
