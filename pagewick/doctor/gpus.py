@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -159,6 +160,9 @@ def look_at_torch() -> TorchView:
     """Import torch and ask it. Its warnings are recorded, not shown."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # torch would import numpy itself, and swallow a Ctrl-C meanwhile.
+        with contextlib.suppress(ImportError, OSError):
+            import numpy as np  # noqa: F401
         try:
             import torch
         except (ImportError, OSError) as error:

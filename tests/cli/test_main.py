@@ -58,7 +58,8 @@ def test_every_command_shows_its_help_without_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["complete -p x", "chat", "quantize pagewick-demo -o x.gguf", "convert pagewick-demo x --to gptq"]
+    "command",
+    ["complete -p x", "chat", "quantize pagewick-demo -o x.gguf", "convert pagewick-demo x --to gptq", "doctor"],
 )
 def test_ctrl_c_during_the_imports_is_not_lost(command: str, tmp_path: Path) -> None:
     """torch clears every error of an import of numpy that it makes itself, a KeyboardInterrupt, too."""
