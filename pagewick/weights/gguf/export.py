@@ -98,7 +98,11 @@ class Export:
                 stored = quantize_rows(kind, rows, importance)
             except ModelLoadError as error:
                 reason = error.__cause__ or error
-                raise ModelLoadError(f"{tensor.name}: {reason}\n  choose the type bf16, or f32") from None
+                is_finite = bool(rows.isfinite().all())
+                fix = (
+                    "choose the type bf16, or f32" if is_finite else "the weights are damaged: download the model again"
+                )
+                raise ModelLoadError(f"{tensor.name}: {reason}\n  {fix}") from None
         return stored.flatten().view(torch.uint8).numpy().data
 
 

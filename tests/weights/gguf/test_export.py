@@ -339,7 +339,8 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "complaint"),
     [
-        (float("nan"), "q4_0", "not finite.*\n  choose the type bf16, or f32$"),
+        (float("nan"), "q4_0", "not finite.*\n  the weights are damaged: download the model again$"),
+        (1e9, "q4_0", "not finite or above 2.28.*\n  choose the type bf16, or f32$"),
         (1e5, "f16", "too large for float16\n  choose the type bf16$"),
     ],
 )
