@@ -278,6 +278,9 @@ def test_a_conversation_is_saved_as_a_request_and_loaded(
     commands.message_of(f"/save {path}")
     assert len(json.loads(path.read_text())["messages"]) == 5
     assert list(tmp_path.iterdir()) == [path]
+    path.write_text(json.dumps([message("user", "hi")]))
+    commands.message_of(f"/load {path}")
+    assert said[-1] == f"Loaded 1 message from {path}."
 
 
 def test_a_conversation_is_saved_as_markdown(conversation: Conversation, tmp_path: Path) -> None:

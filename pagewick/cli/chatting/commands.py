@@ -156,7 +156,8 @@ class Commands:
     def _load(self, name: str) -> None:
         path = _path(name, "load")
         self._conversation.load(path)
-        self._say(f"Loaded {len(self._conversation.messages)} messages from {path}.")
+        number = len(self._conversation.messages)
+        self._say(f"Loaded {number} message{'s' * (number != 1)} from {path}.")
 
     def _exit(self, _: str) -> None:
         raise LeaveChat
