@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict, read_model, refusal
 from pagewick.errors import ModelLoadError, ModelNotFoundError, PagewickError
+from pagewick.log import printable
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import model_tensors
 from pagewick.quantization.plan import QuantizationPlan, plan_quantization
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
 
 # Endings of files that hold weights or list them; the code that reads weights refuses some of these, with a reason.
+_MAX_NAME_CHARS: Final = 80
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 
@@ -99,7 +101,8 @@ class Checkpoint:
         if self.model_config is not None:
             return self.model_config.architecture
         names = self.config.get("architectures") or [self.config.get("model_type")]
-        return str(names[0] if isinstance(names, list) and names else names)
+        # A line break in a name would forge lines of the report.
+        return printable(str(names[0] if isinstance(names, list) and names else names)[:_MAX_NAME_CHARS])
 
 
 def quantized_at_load(checkpoint: Checkpoint, mix: str) -> Checkpoint:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewick.errors import ModelLoadError, PagewickError
+from pagewick.log import printable
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import known_as, nearest_to, read_config
 
@@ -30,7 +31,7 @@ def read_model(config: Mapping[str, Any]) -> tuple[ModelConfig | None, Verdict]:
         architecture = architecture_of(config)
         if known_as(architecture) is None:
             kind = config.get("model_type")
-            named = f"{architecture} (model_type {kind})" if isinstance(kind, str) else architecture
+            named = f"{architecture} (model_type {printable(kind[:80])})" if isinstance(kind, str) else architecture
             nearest = nearest_to(architecture)
             fix = f"the nearest that runs: {nearest}" if nearest else ""
             return None, Verdict(False, f"{named} is not supported yet", nearest, fix)

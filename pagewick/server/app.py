@@ -62,8 +62,8 @@ _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
     "/v1/responses/": "responses run in the foreground only; close the connection of one to cancel it",
-    "/v1/audio/": "sound is not supported yet: this server only generates text",
-    "/v1/images/": "this server only generates text; models that read images find them in the messages of a chat",
+    "/v1/audio/": "sound is not supported yet: models here read text and images, and write text",
+    "/v1/images/": "images are not made here; models that read some find them in the messages of a chat",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
     "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",

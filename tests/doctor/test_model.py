@@ -159,6 +159,15 @@ class TestDirectories:
         assert f"{len(tensors)} tensors, stored as F32, {format_bytes(num_bytes)}" in model_text(report)
         assert describe(checkpoint, parse_cluster("8xH200"), Wishes()).problems == report.problems
 
+    def test_a_name_with_line_breaks_forges_no_lines(self, tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        forged = "Llama\nok       all is well"
+        for names in ({"architectures": [forged]}, {"architectures": ["Lllama9ForCausalLM"], "model_type": forged}):
+            (tmp_path / "config.json").write_text(json.dumps(config | names))
+            text = model_text(described(open_checkpoint(str(tmp_path), {})))
+            assert r"Llama\nok" in text and not any(line.startswith("ok ") for line in text.splitlines())
+
     def test_entries_that_are_missing_are_named(self, tmp_path: Path) -> None:
         write_checkpoint("llama", tmp_path)
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
