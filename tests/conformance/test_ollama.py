@@ -95,7 +95,11 @@ def test_a_prompt_and_a_raw_one(ollama_caller: Caller) -> None:
     assert "".join(piece.response for piece in ollama_caller.pieces("generate", **fields)) == whole.response
     raw = ollama_caller.call("generate", **{**fields, "raw": True, "options": {**GREEDY, "num_predict": 3}})
     assert raw.eval_count <= 3 and raw.prompt_eval_count < whole.prompt_eval_count
-    form = {"type": "object", "properties": {"port": {"type": "integer"}}, "required": ["port"]}
+    form = {
+        "type": "object",
+        "properties": {"port": {"type": "integer", "minimum": 1, "maximum": 65535}},
+        "required": ["port"],
+    }
     made = ollama_caller.call("generate", format=form, **fields)
     assert made.response.startswith("{") and '"port"' in made.response
     assert ollama_caller.call("generate", model=MODEL).done_reason == "load"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.conformance.callers import Caller, error_of
 from tests.conformance.servers import MODEL, Server
@@ -94,7 +94,8 @@ def test_point_81_parse(caller: Caller) -> None:
     """The client makes the text and the arguments of calls into pydantic models, streamed or not."""
 
     class Answer(BaseModel):
-        port: int
+        # Within bounds, since the model might go on with a number up to the end of the context.
+        port: Annotated[int, Field(ge=1, le=65535)]
 
     fields: dict[str, Any] = {"model": MODEL, "input": "Which port?", "text_format": Answer, "temperature": 0}
     parsed = caller.call("responses.parse", **fields)

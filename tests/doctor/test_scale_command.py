@@ -146,7 +146,7 @@ class TestModelsThatCannotBePlanned:
 
     @pytest.mark.parametrize(
         ("text", "words"),
-        [("{", "is not valid JSON"), ("[]", "does not hold a JSON object"), (None, "config.json is missing")],
+        [("{", "is not valid JSON"), ("[]", "does not hold a JSON object"), (None, "it has no config.json")],
     )
     def test_files_that_cannot_be_read(self, text: str | None, words: str, model: str) -> None:
         path = Path(model, "config.json")

@@ -229,7 +229,7 @@ def test_generation_config(tmp_path: Path, safetensors_bytes: Build) -> None:
 def test_config_is_needed(tmp_path: Path, safetensors_bytes: Build) -> None:
     write(tmp_path, model_safetensors=safetensors_bytes({"a": ("F32", [1], floats(1))}))
     (tmp_path / "config.json").unlink()
-    assert "config.json is missing" in fails(tmp_path)
+    assert "it has no config.json" in fails(tmp_path)
 
 
 @pytest.mark.parametrize(

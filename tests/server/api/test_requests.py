@@ -71,7 +71,6 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/responses/resp_1/cancel", "responses run in the foreground only"),
         ("/v1/audio/speech", "sound is not supported yet"),
         ("/v1/batches", "pagewick complete --batch FILE"),
-        ("/api/chat", "with a base URL that ends in /v1"),
         ("/completion", "send POST /v1/completions"),
     ],
 )
