@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -378,6 +379,25 @@ def test_a_seed_that_was_chosen_is_compared(servers: list[StandInServer], tmp_pa
     assert bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--save", str(path)).exit_code == 0
     assert differences() == []
     assert differences("--seed", "0") == ["The workload differs: seed was drawn and is 0"]
+
+
+def test_an_earlier_result_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result"
+    save_report(path, {"metrics": {"speed": None}})
+    (tmp_path / "link").symlink_to(path)
+    save_report(tmp_path / "link", {"metrics": {}})
+    before = path.read_text()
+    write = Path.write_text
+
+    def write_some(self: Path, text: str, **how: Any) -> int:
+        write(self, text[:9], **how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write_some)
+    with pytest.raises(ConfigError, match=r"cannot write .*result: No space left on device"):
+        save_report(tmp_path / "link", {"metrics": {"speed": None}})
+    assert path.read_text() == before and (tmp_path / "link").is_symlink()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"result", "link"}
 
 
 def test_a_comparison_by_hand(tmp_path: Path) -> None:
