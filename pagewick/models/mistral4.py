@@ -45,6 +45,8 @@ def read_mistral4_text(entries: Entries) -> ModelConfig:
     if "rope_scaling" not in entries:
         entries = entries.without_null(("rope_parameters",)).filled({"rope_parameters": _ROPE})
     entries = entries.filled(_USUAL)
+    entries.demand("scoring_func", "softmax", "softmax")
+    entries.demand("sliding_window", None, None)
     num_experts = entries.size("n_routed_experts", 128)
     routing = {
         "top_k": entries.size("num_experts_per_tok", 4, most=num_experts),

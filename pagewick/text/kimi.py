@@ -29,16 +29,17 @@ def make_kimi(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer
 
     Raises any exception for content that is malformed, and for the file of another tokenizer.
     """
-    name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
     if name != _CLASS:
         raise ValueError(
             f"it does not say how text is split, and tokenizer_class is {name or 'not given'}, not Kimi's {_CLASS}; "
             "use a model that has a tokenizer.json"
         )
-    lines = map(bytes.split, content.splitlines())
-    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-    if not ranks or sorted(ranks.values()) != list(range(len(ranks))):
-        raise ValueError(f"its tokens are not numbered from 0 to {len(ranks) - 1}")
+    ranks = dict(_token_and_rank(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        raise ValueError("its tokens are not numbered from 0")
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise ValueError(f"it has no token for the byte {missing[0]}")
     spelled = [token.decode("latin-1").translate(CHAR_OF_LATIN_1) for token in sorted(ranks, key=ranks.__getitem__)]
     listed = config.get("added_tokens_decoder") or {}
     special = [listed.get(str(token_id), {}) for token_id in range(len(ranks), len(ranks) + _NUM_SPECIAL)]
@@ -46,6 +47,8 @@ def make_kimi(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer
         entry.get("content", f"<|reserved_token_{token_id}|>") for token_id, entry in enumerate(special, len(ranks))
     ]
     vocabulary = {token: rank for rank, token in enumerate([*spelled, *names])}
+    if len(vocabulary) != len(spelled) + _NUM_SPECIAL:
+        raise ValueError("a special token of tokenizer_config.json has the text of another token")
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, list(merges_of(spelled)), ignore_merges=True))
     backend.pre_tokenizer = PRE_TOKENIZERS["kimi-k2"].make()
     backend.decoder = decoders.ByteLevel()
@@ -56,3 +59,11 @@ def make_kimi(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer
         ]
     )
     return backend
+
+
+def _token_and_rank(number: int, line: bytes) -> tuple[bytes, int]:
+    try:
+        token, rank = line.split()
+        return base64.b64decode(token, validate=True), int(rank)
+    except ValueError:
+        raise ValueError(f"line {number} is not a token in base64 and its rank") from None

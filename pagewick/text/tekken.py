@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from pagewick.text.token_spelling import CHAR_OF_LATIN_1
 
 TEKKEN_FILE: Final = "tekken.json"
+_MAX_TOKEN_BYTES: Final = 1024
 # Entry of tokenizer_config.json -> the token that has this part in every such file.
 _ROLES: Final = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -54,9 +55,14 @@ def make_tekken(content: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[
 
 
 def merges_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of tokens that make another, in the order of the latter: the first that fits is merged first."""
+    """Yield the pairs of tokens that make another, in the order of the latter: the first that fits is merged first.
+
+    Raises ValueError for a token that is longer than those of any model: its pairs would take hours.
+    """
+    if (longest := max(map(len, tokens), default=0)) > _MAX_TOKEN_BYTES:
+        raise ValueError(f"a token has {longest:,} bytes, and the limit is {_MAX_TOKEN_BYTES:,}")
     ranks = {token: rank for rank, token in enumerate(tokens)}
     for token in tokens:
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))

@@ -211,7 +211,7 @@ def _rope(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
     if rope.kind in ("yarn", "longrope"):
         found["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     if rope.kind == "yarn":
-        found |= _yarn(rope, is_latent=isinstance(model.attention, MlaConfig))
+        found |= _yarn(rope, is_mistral4=model.architecture == "Mistral4ForCausalLM")
     if rope.kind == "llama3":
         plain = inverse_frequencies(dataclasses.replace(rope, kind="default"))
         return found, {"rope_freqs.weight": tuple((plain / inverse_frequencies(rope)).tolist())}
@@ -222,11 +222,11 @@ def _rope(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
     return found, {}
 
 
-def _yarn(rope: RopeConfig, *, is_latent: bool) -> dict[str, Any]:
+def _yarn(rope: RopeConfig, *, is_mistral4: bool) -> dict[str, Any]:
     found = {"rope.scaling.yarn_beta_fast": rope.beta_fast, "rope.scaling.yarn_beta_slow": rope.beta_slow}
-    if rope.query_beta:
-        # Where attention has latents, files have a tenth of the number, as those of DeepSeek.
-        part = 0.1 if is_latent else 1.0
+    if rope.query_beta or is_mistral4:
+        # Mistral 4's files have a tenth of the number, as those of DeepSeek, and readers take 0.1 for no key.
+        part = 0.1 if is_mistral4 else 1.0
         scales = {"attention.temperature_scale": rope.query_beta}
         return found | scales | {"rope.scaling.yarn_log_multiplier": part * rope.mscale_all_dim}
     if rope.mscale_all_dim:

@@ -25,7 +25,7 @@ from pagewick.server.api.operation import Operation, describes, handler_and_oper
 from pagewick.server.api.responses import ModelCard, ModelList
 from pagewick.server.api.sse import run_while_connected
 from pagewick.server.app import ErrorBoundary, api_routes, guarded, server_routes
-from pagewick.server.errors import ApiError, api_error
+from pagewick.server.errors import ERROR_CODE, ApiError, api_error
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.body import read_body
 from pagewick.server.lifecycle import RETRY_AFTER_S, Lifecycle
@@ -36,7 +36,7 @@ from pagewick.server.router.ollama import OllamaModels
 from pagewick.server.router.opening import Opening
 from pagewick.server.router.pool import LoadFailedError, ModelPool
 from pagewick.server.settings import ServerSettings
-from pagewick.server.telemetry.http_metrics import COUNTED_BELOW, HttpMetrics
+from pagewick.server.telemetry.http_metrics import COUNTED_BELOW, LATE_STATUS, HttpMetrics
 from pagewick.server.telemetry.metric_sums import families_of, rendered, summed
 from pagewick.server.telemetry.metrics import HttpCounts, process_registry
 from pagewick.server.telemetry.request_log import RefusalLog
@@ -124,12 +124,11 @@ class Forward:
         try:
             async with opening.pings():
                 loaded = await run_while_connected(request, _within(LOAD_WAIT_S, pool, model))
-        except ClientDisconnect:
-            raise
         except Exception as error:
             if not opening.is_begun:
                 raise
-            await opening.fail(api_error(error))
+            # Starlette cannot answer a response that has begun.
+            await self._end(opening, error, scope)
             return
         try:
             inner = _with_plain_body(scope, body)
@@ -137,7 +136,18 @@ class Forward:
             scope[COUNTED_BELOW] = True
             await loaded.app(inner, _Replay(body, receive), opening.send)
         finally:
+            scope[LATE_STATUS] = opening.late_status
             pool.release(model)
+
+    async def _end(self, opening: Opening, error: Exception, scope: Scope) -> None:
+        """End a stream whose model could not be loaded, unless its client has left."""
+        failure = api_error(error)
+        scope[LATE_STATUS], scope[ERROR_CODE] = failure.status, failure.code
+        if isinstance(error, ClientDisconnect):
+            return
+        if not isinstance(error, ApiError):
+            _logger.error("a model could not be loaded for a stream", exc_info=error)
+        await opening.fail(failure)
 
     def _framing(self, asked: _Asked) -> DialectFraming | None:
         """Return the framing of the stream that the request asks for; None if it asks for none."""
@@ -236,7 +246,8 @@ def _load_error(model: Routed, failure: Exception) -> ApiError:
     """Return the response to requests for a model that could not be loaded. It names no reason, nor a path."""
     message = f"the model {model.name!r} could not be loaded; the server's log says why"
     if isinstance(failure, EngineDeadError | NotEnoughMemoryError):
-        # Another attempt may succeed.
+        # Another attempt may succeed. The reasons of an engine's end name no path either.
+        message = f"{message.partition(';')[0]}: {failure}" if isinstance(failure, EngineDeadError) else message
         headers = {"retry-after": str(int(pool.RETRY_AFTER_S))}
         return ApiError(503, message, type="service_unavailable_error", code="model_load_failed", headers=headers)
     headers = {"x-should-retry": "false"}

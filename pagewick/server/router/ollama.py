@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -13,7 +15,7 @@ from starlette.routing import Route
 
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_response import json_response
-from pagewick.server.api.ollama.catalog import ModelFiles, described, listed, running
+from pagewick.server.api.ollama.catalog import NEVER, ModelFiles, described, listed, running
 from pagewick.server.api.ollama.dialect import OLLAMA, pulled
 from pagewick.server.api.ollama.fields import OLLAMA_FIELDS, ModelRequest
 from pagewick.server.api.ollama.responses import ModelDescription, ModelTags, PullStatus, RunningModels
@@ -22,6 +24,8 @@ from pagewick.server.guard.body import read_body
 from pagewick.server.router.models import Routed, RoutedModels
 from pagewick.server.settings import ServerSettings
 
+# A longer time is no date.
+MAX_IDLE_S = 1e9
 _ABOUT_MODELS = replace(OLLAMA, errors=(404,))
 
 
@@ -54,7 +58,8 @@ class OllamaModels:
         """List the models that are loaded."""
         loaded = [(model, model.loaded.info) for model in self._models.pool.models if model.loaded is not None]
         files = await self._files([model for model, _ in loaded])
-        return json_response(RunningModels([running(model.name, files[model.name], info) for model, info in loaded]))
+        entries = [running(model.name, files[model.name], info, _expires_at(model)) for model, info in loaded]
+        return json_response(RunningModels(entries))
 
     @describes(replace(_ABOUT_MODELS, request=ModelRequest, response=ModelDescription))
     async def show(self, request: Request) -> Response:
@@ -82,3 +87,12 @@ class OllamaModels:
             configured = self._models.entry_of(model).config.model
             paths[model.name] = configured if model.loaded is None else model.loaded.info.model_path
         return await asyncio.to_thread(lambda: {name: ModelFiles.of(Path(path)) for name, path in paths.items()})
+
+
+def _expires_at(model: Routed) -> str:
+    """Return when a loaded model is unloaded if no further request comes; NEVER if it stays."""
+    if model.idle_s is None:
+        return NEVER
+    unused_s = 0.0 if model.num_in_flight else time.monotonic() - model.used_at
+    left = timedelta(seconds=min(MAX_IDLE_S, max(0.0, model.idle_s - unused_s)))
+    return (datetime.now(UTC) + left).isoformat().replace("+00:00", "Z")

@@ -26,6 +26,7 @@ class Opening:
 
     def __init__(self, framing: DialectFraming | None, interval_s: float, send: Send) -> None:
         self.is_begun = False
+        self.late_status: int | None = None  # of an error after the beginning
         self._framing = framing
         self._interval_s = interval_s
         self._send = send
@@ -52,7 +53,8 @@ class Opening:
         if not self.is_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":
-            self._error = None if message["status"] == 200 else bytearray()
+            if message["status"] != 200:
+                self._error, self.late_status = bytearray(), message["status"]
         elif self._error is None:
             await self._send(message)
         else:
@@ -63,6 +65,7 @@ class Opening:
     async def fail(self, error: ApiError) -> None:
         """End a response that has begun with an error."""
         assert self._framing is not None, "only a stream begins with pings"
+        self.late_status = error.status
         await self._end(self._framing.error_body(error))
 
     async def _ping_until(self, is_over: asyncio.Event, framing: DialectFraming) -> None:

@@ -20,6 +20,8 @@ OTHER = "other"
 NO_HANDLER = "none"
 # Key in a request's scope: whether another HttpMetrics, that of a model, counts its refusal.
 COUNTED_BELOW = "pagewick.counted_below"
+# Entry of a scope: the status of an error that came after a stream had begun with 200.
+LATE_STATUS = "pagewick.late_status"
 # Bodies of errors above this size are not searched for a code.
 _MAX_ERROR_BYTES = 64 * 2**10
 
@@ -69,7 +71,7 @@ class HttpMetrics:
         finally:
             method, handler = method_of(scope), handler_of(scope)
             # ErrorBoundary answers errors that are raised before a response has begun.
-            status = 500 if status is None else status
+            status = scope.get(LATE_STATUS) or (500 if status is None else status)
             self._metrics.respond(method, handler, status, time.monotonic() - began)
             is_refused = status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED
             if is_refused and not scope.get(COUNTED_BELOW):

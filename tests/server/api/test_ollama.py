@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,11 @@ def test_results_answer_the_calls_before_them() -> None:
     assert Api().chat(messages=messages, tools=[ADD]).status_code == 200
     one_more = [*messages, {"role": "tool", "content": "nothing left"}]
     assert "messages[5].tool_call_id" in error_of(Api().chat(messages=one_more, tools=[ADD]))
+    # The former name of the tool's name.
+    for message in messages:
+        if "tool_name" in message:
+            message["name"] = message.pop("tool_name")
+    assert messages_of([OllamaMessage(**_structs(message)) for message in messages], reads_images=False) == made
     given: list[dict[str, Any]] = [
         *HELLO,
         {"role": "assistant", "tool_calls": [{"id": "mine", "function": {"name": "time", "arguments": "{}"}}]},
@@ -290,8 +296,11 @@ def test_vectors_of_texts() -> None:
     assert api.post("/api/embeddings", prompt="one").json() == {"embedding": [3.0, 4.0]}
     long = "word " * MAX_MODEL_LEN
     assert api.post("/api/embed", input=long).status_code == 200
-    assert "maximum context length" in error_of(api.post("/api/embed", input=long, truncate=False))
+    too_long = error_of(api.post("/api/embed", input=long, truncate=False))
+    assert "maximum context length" in too_long and "set truncate." in too_long
     assert "input[1] is empty" in error_of(api.post("/api/embed", input=["a", ""]))
+    assert "input is empty" in error_of(api.post("/api/embed", input=""))
+    assert "prompt is empty" in error_of(api.post("/api/embeddings", prompt=""))
 
 
 def test_names_may_end_with_latest() -> None:
@@ -321,10 +330,16 @@ def test_the_model_is_listed_and_described(tmp_path: Path) -> None:
 def test_the_size_of_a_model_is_that_of_its_files(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"m-Q8_0-0000{number}-of-00002.gguf").write_bytes(b"x" * number)
-        (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(b"x" * 10 * number)
+        (tmp_path / f"[m]-0000{number}-of-00002.gguf").write_bytes(b"x" * 2 * number)
     (tmp_path / "other.gguf").write_bytes(b"x" * 7)
+    (tmp_path / "late.gguf").write_bytes(b"x")
+    os.utime(tmp_path / "late.gguf", (1e11, 1e11))
+    # The loader reads one of these files.
+    for name in ("model", "consolidated"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"x" * 30)
     expected = {
         "m-Q8_0-00001-of-00002.gguf": (3, "gguf"),
+        "[m]-00001-of-00002.gguf": (6, "gguf"),
         "other.gguf": (7, "gguf"),
         "": (30, "safetensors"),
         "missing": (0, ""),
@@ -332,3 +347,4 @@ def test_the_size_of_a_model_is_that_of_its_files(tmp_path: Path) -> None:
     for path, size_and_format in expected.items():
         files = ModelFiles.of(tmp_path / path)
         assert (files.size, files.format) == size_and_format
+    assert ModelFiles.of(tmp_path / "late.gguf").modified_at

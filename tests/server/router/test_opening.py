@@ -49,7 +49,7 @@ def test_the_application_goes_on_with_a_response_that_has_begun() -> None:
     sent.clear()
     for message in (HEAD, EVENT):
         asyncio.run(opening.send(message))
-    assert sent == [EVENT]
+    assert sent == [EVENT] and opening.late_status is None
 
 
 @pytest.mark.parametrize("framing", [OPENAI_EVENTS, None])
@@ -80,6 +80,7 @@ def test_an_error_is_the_last_event(framing: EventFraming, beginning: bytes, key
         else:
             asyncio.run(opening.fail(ERROR))
         (event,) = sent
+        assert opening.late_status == ERROR.status
         assert event["body"].startswith(beginning) and event["body"].endswith(b"\n\n") and not event["more_body"]
         found.append(json.loads(event["body"].removeprefix(beginning)))
     assert found[0] == found[1] and found[0]["error"][key] in (ERROR.code, ERROR.message)

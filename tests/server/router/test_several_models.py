@@ -170,6 +170,27 @@ def test_streams_get_pings_while_their_model_loads(http: httpx.Client, address: 
             assert stream.get_final_message().usage.output_tokens == 3
 
 
+def test_a_client_that_leaves_after_a_ping_leaves_no_error_in_the_log(
+    http: httpx.Client, server: tuple[str, int, Path]
+) -> None:
+    counted = r'^http_requests_total{.*handler="/v1/chat/completions".*status="499"} (\S+)$'
+
+    def num_left() -> float:
+        return sum(map(float, re.findall(counted, http.get("/metrics").text, re.MULTILINE)))
+
+    http.post("/models/unload", json={"model": "second"})
+    before = num_left()
+    body = {"model": "second", "messages": QUESTION, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert next(response.iter_raw()).startswith(b": ping")
+    for _ in range(100):
+        if num_left() > before:
+            break
+        time.sleep(0.05)
+    assert num_left() == before + 1
+    assert "Traceback" not in server[2].read_text()
+
+
 def test_ollamas_clients_find_all_models_and_load_the_one_they_name(http: httpx.Client, address: str) -> None:
     client = ollama.Client(host=address)
     before = loaded(http)

@@ -76,7 +76,8 @@ def test_tokens_are_those_of_tiktoken(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"tokenizer_class": "QWenTokenizer"}, "tokenizer_class is QWenTokenizer, not Kimi's"),
-        ({"tokenizer_class": None}, "tokenizer_class is None|not given"),
+        ({"tokenizer_class": None}, "tokenizer_class is not given"),
+        ({"added_tokens_decoder": {str(len(ranks())): {"content": "a"}}}, "has the text of another token"),
         ({"added_tokens_decoder": {"0": {"content": "x"}}}, "listed with the id 0"),
     ],
 )
@@ -86,9 +87,25 @@ def test_other_files_are_refused(changes: dict[str, Any], complaint: str, tmp_pa
         Tokenizer.from_directory(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["YQ== 0\nYg== 2\n", "YQ==\n", "? 0\n", "YQ== x\n", ""])
-def test_malformed_files_are_refused(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("YQ== 0\n\nYg== 2\n", "not numbered from 0"),
+        ("YQ== 0\nYg==\n", "line 2 is not a token"),
+        ("? 0\n", "line 1 is not a token"),
+        ("YQ== x\n", "line 1 is not a token"),
+        ("YQ== 0\n", "no token for the byte 0"),
+        ("", "no token for the byte 0"),
+    ],
+)
+def test_malformed_files_are_refused(content: str, complaint: str, tmp_path: Path) -> None:
     write(tmp_path, ranks())
     (tmp_path / "tiktoken.model").write_text(content)
-    with pytest.raises(ModelLoadError, match=r"tiktoken\.model"):
+    with pytest.raises(ModelLoadError, match=rf"tiktoken\.model.*{complaint}"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_tokens_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, {**{bytes([byte]): byte for byte in range(256)}, b"ab" * 40_000: 256}, added_tokens_decoder={})
+    with pytest.raises(ModelLoadError, match=r"a token has 80,000 bytes, and the limit is 1,024"):
         Tokenizer.from_directory(tmp_path)

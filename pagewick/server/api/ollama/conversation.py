@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,10 @@ class MadeCall(Struct, kw_only=True):
 
 
 class OllamaMessage(Struct, kw_only=True):
-    """thinking: the model's thoughts. images: files in base64. tool_name, tool_call_id: the call that this answers."""
+    """thinking: the model's thoughts. images: files in base64.
+
+    tool_name, tool_call_id: the call that this answers. name: former name of tool_name.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -39,6 +43,12 @@ class OllamaMessage(Struct, kw_only=True):
     tool_calls: list[MadeCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def called(self) -> str | None:
+        """The name of the tool that this answers."""
+        return self.tool_name or self.name
 
 
 def is_continued(messages: Sequence[OllamaMessage]) -> bool:
@@ -57,7 +67,7 @@ def messages_of(
     none.
     """
     made: list[dict[str, Any]] = []
-    open_calls: dict[str, str] = {}  # names of calls without a result, by id
+    calls = _OpenCalls()
     for place, message in enumerate(messages):
         plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
@@ -67,14 +77,13 @@ def messages_of(
             plain["content"] = _with_images(message, where, reads_images=reads_images)
         if message.tool_calls:
             plain["tool_calls"] = [_call(call, f"call_{place}_{i}") for i, call in enumerate(message.tool_calls)]
-            open_calls |= {call["id"]: call["function"]["name"] for call in plain["tool_calls"]}
+            for call in plain["tool_calls"]:
+                calls.add(call["id"], call["function"]["name"])
         if message.role == "tool":
-            answered = message.tool_call_id or _first_open(open_calls, message.tool_name)
-            if answered is not None:
+            if (answered := calls.take(message.tool_call_id, message.called)) is not None:
                 plain["tool_call_id"] = answered
-                open_calls.pop(answered, None)
-            if message.tool_name:
-                plain["name"] = message.tool_name
+            if message.called:
+                plain["name"] = message.called
         made.append(plain)
     return made
 
@@ -86,8 +95,26 @@ def _call(call: MadeCall, made_id: str) -> dict[str, Any]:
     return {"id": call.id or made_id, "type": "function", "function": function}
 
 
-def _first_open(open_calls: dict[str, str], name: str | None) -> str | None:
-    return next((call_id for call_id, called in open_calls.items() if name in (None, called)), None)
+class _OpenCalls:
+    """The calls that have no result yet. Each is looked at a few times, however many there are."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._in_order: dict[str | None, deque[str]] = defaultdict(deque)  # by name; None: all
+
+    def add(self, call_id: str, name: str) -> None:
+        self._ids.add(call_id)
+        for key in (None, name):
+            self._in_order[key].append(call_id)
+
+    def take(self, call_id: str | None, name: str | None) -> str | None:
+        """Return the id that a result has, or else that of the first open call of this name; None: of any."""
+        waiting = self._in_order[name or None]
+        while call_id is None and waiting:
+            first = waiting.popleft()
+            call_id = first if first in self._ids else None
+        self._ids.discard(call_id or "")
+        return call_id
 
 
 def _with_images(message: OllamaMessage, where: str, *, reads_images: bool) -> list[dict[str, Any]]:

@@ -205,7 +205,8 @@ class OllamaEmbedRequest(ModelFields, kw_only=True):
         """Make the core's request. Raises InvalidRequestError."""
         texts = [self.input] if isinstance(self.input, str) else self.input
         check_count("input", len(texts), MAX_INPUTS)
-        return embedding_request(texts, self.params(), "input", is_cut=self.truncate is not False)
+        name = "input" if isinstance(self.input, str) else "input[]"
+        return embedding_request(texts, self.params(), name, is_cut=self.truncate is not False)
 
 
 class OllamaEmbeddingsRequest(ModelFields, kw_only=True):
@@ -232,13 +233,14 @@ class ModelRequest(Struct, kw_only=True):
 
 
 def embedding_request(texts: list[str], params: PoolingParams, name: str, *, is_cut: bool) -> PromptsRequest:
-    """Return the core's request for vectors of texts. name: the client's name of the field that has them."""
+    """Return the core's request for vectors of texts. name: the client's name of one, `[]` for its place in a list."""
     for place, text in enumerate(texts):
         if not text:
-            raise InvalidRequestError(f"{name}[{place}] is empty; give a text", param=name)
+            where = name.replace("[]", f"[{place}]")
+            raise InvalidRequestError(f"{where} is empty; give a text", param=where)
     return PromptsRequest(
         sampling={"max_tokens": 0, "temperature": 0.0, "seed": 0},
-        names={"prompt": name, "prompt[]": f"{name}[]"},
+        names={"prompt": name.removesuffix("[]"), "prompt[]": name, "truncate_prompt_tokens": "truncate"},
         truncate_prompt_tokens=-1 if is_cut else None,
         prompts=texts,
         pooling=params,

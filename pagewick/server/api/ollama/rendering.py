@@ -79,17 +79,16 @@ class OllamaResponse:
     form: Form
 
     async def whole(self) -> OllamaChat | OllamaText:
-        pieces, whole = _Pieces(self.form), Piece()
-
-        def add(delta: ChoiceDelta) -> None:
-            for piece in pieces.of(delta):
-                whole.text += piece.text
-                whole.thinking += piece.thinking
-                whole.calls += piece.calls
-                whole.logprobs += piece.logprobs
-
+        pieces, made = _Pieces(self.form), list[Piece]()
         async with self.generation:
-            await self.generation.pass_to(Listener(add))
+            await self.generation.pass_to(Listener(lambda delta: made.extend(pieces.of(delta))))
+        whole = Piece(
+            # Joined at once: to add to a text that something else refers to copies all of it.
+            "".join(piece.text for piece in made),
+            "".join(piece.thinking for piece in made),
+            [call for piece in made for call in piece.calls],
+            [token for piece in made for token in piece.logprobs],
+        )
         return self.form.object(whole, **self.ending())
 
     async def chunks(self) -> AsyncGenerator[Following | OllamaChat | OllamaText]:
@@ -125,7 +124,7 @@ class _Pieces:
     def __init__(self, form: Form) -> None:
         self._form = form
         self._call: ToolCall | None = None
-        self._arguments = ""
+        self._arguments: list[str] = []
         self._positions: list[PositionLogprobs] = []
 
     def of(self, delta: ChoiceDelta) -> list[Piece]:
@@ -147,15 +146,15 @@ class _Pieces:
     def _piece(self, part: PartDelta) -> Piece:
         if part.call is not None:
             self._call = part.call
-            self._arguments += part.text
+            self._arguments.append(part.text)
             return Piece()
         return Piece(thinking=part.text) if part.kind is PartKind.REASONING else Piece(part.text)
 
     def _take_call(self) -> Piece:
         assert self._call is not None
-        function = OllamaFunction(self._call.index, self._call.name, read_input(self._arguments))
+        function = OllamaFunction(self._call.index, self._call.name, read_input("".join(self._arguments)))
         call = OllamaCall(self._call.call_id, function)
-        self._call, self._arguments = None, ""
+        self._call, self._arguments = None, []
         return Piece(calls=[call])
 
 
