@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.log import get_logger
 from pagewick.number_formats import MARLIN
 from pagewick.weights.description import GGUF, Description, describe, is_gguf, weights_kind
+from pagewick.weights.files import GGUF_SUFFIX, INDEX_NAME, needs_index, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.choice import complete_models
 from pagewick.weights.gguf.vision_choice import vision_of
@@ -101,6 +103,24 @@ def weight_bytes(config: EngineConfig) -> int:
         return 0
     num_ranks = config.tensor_parallel_size
     return num_ranks * WeightBytes.of(config, num_ranks, check_models(config)).all
+
+
+def weight_files(model: Path) -> list[Path]:
+    """Return the files that the loader reads weights from, of a directory or of a GGUF file with its other parts.
+
+    Empty if they are not on this disk, or not complete.
+    """
+    if model.suffix == GGUF_SUFFIX:
+        if (part := _PART_NUMBER.search(model.stem)) is None:
+            return [model]
+        beginning, count = model.stem[: part.start()], part[0].rpartition("-")[2]
+        return sorted(model.parent.glob(f"{glob.escape(beginning)}-?????-of-{count}{GGUF_SUFFIX}"))
+    try:
+        names = [entry.name for entry in model.iterdir()]
+        index = read_index(model / INDEX_NAME) if needs_index(names) else None
+        return [model / name for name in select_weights(names, index, str(model))]
+    except (ModelLoadError, OSError):
+        return []
 
 
 def models_in(directory: Path) -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import re
 from collections.abc import Mapping
@@ -15,17 +14,15 @@ from msgspec import UNSET
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.engine.model_info import ModelInfo
-from pagewick.errors import ModelLoadError
+from pagewick.local_models import weight_files
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.ollama.responses import ListedModel, ModelDescription, ModelDetails, RunningModel
 from pagewick.server.core.thinking import ThinkingModel
-from pagewick.weights.files import INDEX_NAME, needs_index, read_index, select_weights
 
 # When a model expires that stays loaded; Ollama, too, names a day that is far away.
 NEVER = "9999-12-31T23:59:59Z"
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_PART_NUMBER = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +36,8 @@ class ModelFiles:
     @classmethod
     def of(cls, path: Path) -> Self:
         """Look at a GGUF file, or a directory. A model that is not on this disk has no size."""
-        is_gguf = path.suffix == ".gguf"
-        if is_gguf and (parts := _PART_NUMBER.search(path.name)):
-            files = list(path.parent.glob(f"{glob.escape(path.name[: parts.start()])}-*-of-{parts[1]}.gguf"))
-        else:
-            files = [path] if is_gguf else _safetensors(path)
         try:
-            states = [file.stat() for file in files]
+            states = [file.stat() for file in weight_files(path)]
             newest = datetime.fromtimestamp(max((state.st_mtime for state in states), default=0), UTC)
         # A file may have a time that no calendar has.
         except (OSError, ValueError, OverflowError):
@@ -53,17 +45,7 @@ class ModelFiles:
         if not states:
             return cls()
         size = sum(state.st_size for state in states)
-        return cls(size, newest.isoformat().replace("+00:00", "Z"), "gguf" if is_gguf else "safetensors")
-
-
-def _safetensors(directory: Path) -> list[Path]:
-    """Return the files of weights that the loader would read."""
-    try:
-        names = [entry.name for entry in directory.iterdir()]
-        index = read_index(directory / INDEX_NAME) if needs_index(names) else None
-        return [directory / name for name in select_weights(names, index, str(directory))]
-    except (ModelLoadError, OSError):
-        return []
+        return cls(size, newest.isoformat().replace("+00:00", "Z"), "gguf" if path.suffix == ".gguf" else "safetensors")
 
 
 def listed(name: str, files: ModelFiles, info: ModelInfo | None) -> ListedModel:
