@@ -394,7 +394,7 @@ def test_an_earlier_result_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", write_some)
-    with pytest.raises(ConfigError, match=r"cannot write .*result: No space left on device"):
+    with pytest.raises(ConfigError, match=r"cannot write .*link: No space left on device"):
         save_report(tmp_path / "link", {"metrics": {"speed": None}})
     assert path.read_text() == before and (tmp_path / "link").is_symlink()
     assert {entry.name for entry in tmp_path.iterdir()} == {"result", "link"}

@@ -17,15 +17,15 @@ WARNING = "Not the same run: the machine may have been faster or slower then."
 def save_report(path: Path, report: Mapping[str, Any]) -> None:
     """Write a report. Raises ConfigError if that fails; an earlier report then stays as it was."""
     content = json.dumps({"format": FORMAT, "pagewick": pagewick.__version__, **report}, indent=2) + "\n"
-    path = path.resolve()
+    target = path.resolve()
     # A pipe or a device has no content to keep.
-    unfinished = path.with_name(f"{path.name}.unfinished") if path.is_file() else path
+    unfinished = target.with_name(f"{target.name}.unfinished") if target.is_file() else target
     try:
         unfinished.write_text(content, encoding="utf-8")
-        if unfinished != path:
-            unfinished.replace(path)
+        if unfinished != target:
+            unfinished.replace(target)
     except OSError as error:
-        if unfinished != path:
+        if unfinished != target:
             unfinished.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --save") from None
 
