@@ -387,13 +387,11 @@ def test_an_earlier_result_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "link").symlink_to(path)
     save_report(tmp_path / "link", {"metrics": {}})
     before = path.read_text()
-    write = Path.write_text
 
-    def write_some(self: Path, text: str, **how: Any) -> int:
-        write(self, text[:9], **how)
+    def is_full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", write_some)
+    monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(ConfigError, match=r"cannot write .*link: No space left on device"):
         save_report(tmp_path / "link", {"metrics": {"speed": None}})
     assert path.read_text() == before and (tmp_path / "link").is_symlink()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pagewick
+from pagewick.cli.replacing_file import replacing
 from pagewick.errors import ConfigError
 
 FORMAT = 1
@@ -18,15 +20,14 @@ def save_report(path: Path, report: Mapping[str, Any]) -> None:
     """Write a report. Raises ConfigError if that fails; an earlier report then stays as it was."""
     content = json.dumps({"format": FORMAT, "pagewick": pagewick.__version__, **report}, indent=2) + "\n"
     target = path.resolve()
-    # A pipe or a device has no content to keep.
-    unfinished = target.with_name(f"{target.name}.unfinished") if target.is_file() else target
     try:
-        unfinished.write_text(content, encoding="utf-8")
-        if unfinished != target:
-            unfinished.replace(target)
+        if target.is_file():
+            with replacing(target) as file:
+                os.fchmod(file.fileno(), target.stat().st_mode)
+                file.write(content.encode())
+        else:  # a pipe or a device, which stays, or nothing yet
+            target.write_text(content, encoding="utf-8")
     except OSError as error:
-        if unfinished != target:
-            unfinished.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --save") from None
 
 

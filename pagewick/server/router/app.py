@@ -127,7 +127,7 @@ class Forward:
         except Exception as error:
             if not opening.is_begun:
                 raise
-            # Starlette cannot answer a response that has begun.
+            # Whatever went wrong: Starlette cannot answer a response that has begun.
             await self._end(opening, error, scope)
             return
         try:

@@ -18,7 +18,7 @@ from pagewick.server.api.json_response import json_response
 from pagewick.server.api.ollama.catalog import NEVER, ModelFiles, described, listed, running
 from pagewick.server.api.ollama.dialect import OLLAMA, pulled
 from pagewick.server.api.ollama.fields import OLLAMA_FIELDS, ModelRequest
-from pagewick.server.api.ollama.responses import ModelDescription, ModelTags, PullStatus, RunningModels
+from pagewick.server.api.ollama.responses import ModelDescription, ModelTags, PullStatus, RunningModels, timestamp
 from pagewick.server.api.operation import describes
 from pagewick.server.guard.body import read_body
 from pagewick.server.router.models import Routed, RoutedModels
@@ -95,4 +95,4 @@ def _expires_at(model: Routed) -> str:
         return NEVER
     unused_s = 0.0 if model.num_in_flight else time.monotonic() - model.used_at
     left = timedelta(seconds=min(MAX_IDLE_S, max(0.0, model.idle_s - unused_s)))
-    return (datetime.now(UTC) + left).isoformat().replace("+00:00", "Z")
+    return timestamp(datetime.now(UTC) + left)

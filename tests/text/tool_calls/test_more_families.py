@@ -73,7 +73,7 @@ def test_objects_of_apertus_have_one_key(has_tokens: bool) -> None:
     for broken in ('[{"now": {}, "get_weather": {}}]', '[{"name": "now"}]', "[]", '[{"now": null}]', '{"now": {}}'):
         called, shown = read_list(broken)
         assert not called and shown.endswith(broken)
-    # What is complete is a call, whatever follows.
+    # A complete object is a call, whatever follows it.
     called, shown = read_list('[{"now": {}}, {"now": 1}]')
     assert called == ["now"] and shown
 
@@ -110,7 +110,7 @@ def test_results_of_hunyuan_stand_together() -> None:
 
 
 def parts_of(family: str, text: str, **variables: object) -> dict[str, str]:
-    """What a family's response to a question has: its thoughts, its text, and calls by their names."""
+    """Return the thoughts, the text and the names of the calls in a family's response to a question."""
     maker, tokenizer = encoder(family)
     assert maker.reasoning_tags is not None
     pieces = maker.render_chat([ASK], TOOLS, chat_template_kwargs=variables).pieces

@@ -17,7 +17,7 @@ from pagewick.engine.model_info import ModelInfo
 from pagewick.local_models import weight_files
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.api.ollama.responses import ListedModel, ModelDescription, ModelDetails, RunningModel
+from pagewick.server.api.ollama.responses import ListedModel, ModelDescription, ModelDetails, RunningModel, timestamp
 from pagewick.server.core.thinking import ThinkingModel
 
 # When a model expires that stays loaded; Ollama, too, names a day that is far away.
@@ -45,7 +45,7 @@ class ModelFiles:
         if not states:
             return cls()
         size = sum(state.st_size for state in states)
-        return cls(size, newest.isoformat().replace("+00:00", "Z"), "gguf" if path.suffix == ".gguf" else "safetensors")
+        return cls(size, timestamp(newest), "gguf" if path.suffix == ".gguf" else "safetensors")
 
 
 def listed(name: str, files: ModelFiles, info: ModelInfo | None) -> ListedModel:

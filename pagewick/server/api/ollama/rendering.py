@@ -26,6 +26,7 @@ from pagewick.server.api.ollama.responses import (
     OllamaFunction,
     OllamaText,
     TokenAlternative,
+    timestamp,
 )
 from pagewick.server.api.partial_json import read_input
 from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
@@ -188,8 +189,7 @@ class OllamaVectors:
 
 
 def now() -> str:
-    """Return the time in the form of RFC 3339."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return timestamp(datetime.now(UTC))
 
 
 def since(began: float) -> int:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+
+def timestamp(moment: datetime) -> str:
+    """Return a time of UTC in the form of RFC 3339."""
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 class OllamaError(Struct):
