@@ -127,9 +127,10 @@ def check_kernels(facts: Facts) -> list[Finding]:
     if facts.torch.version is None:
         return []
     if kernels.error:
-        return [problem("kernels", kernels.error, "unset PAGEWICK_CPU_ISA, or give one that is there")]
-    if facts.environ.get("PAGEWICK_NATIVE") == "0":
-        return [note("kernels", "off by PAGEWICK_NATIVE=0; plain PyTorch is used, which is slower", "unset it")]
+        variable = kernels.error.split(maxsplit=1)[0].rstrip(":")
+        return [problem("kernels", kernels.error, f"unset {variable}, or give it another value")]
+    if "PAGEWICK_NATIVE=" in kernels.status:
+        return [note("kernels", f"{kernels.status}; plain PyTorch is used, which is slower", "unset PAGEWICK_NATIVE")]
     if not kernels.is_built and kernels.compiler is None:
         fix = "install g++ or clang++, then: python -m pagewick.kernels.cpu.build"
         return [problem("kernels", "the native library is not built, and there is no C++ compiler", fix)]

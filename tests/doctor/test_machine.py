@@ -63,12 +63,16 @@ SEEDED: dict[str, tuple[Facts, str, str, tuple[str, ...]]] = {
         "problem", "kernels", ("GLIBC", "build"),
     ),
     "a library that is switched off": (
-        spoilt(kernels=GOOD.kernels.__class__(is_built=True), environ={"PAGEWICK_NATIVE": "0"}),
-        "note", "kernels", ("PAGEWICK_NATIVE=0",),
+        spoilt("kernels", is_on=False, status="native kernels off: PAGEWICK_NATIVE=0"),
+        "note", "kernels", ("PAGEWICK_NATIVE=0", "unset PAGEWICK_NATIVE"),
     ),
     "an unknown instruction set": (
         spoilt("kernels", is_on=False, error="PAGEWICK_CPU_ISA: instruction set 'sse9' is not available here"),
         "problem", "kernels", ("sse9", "unset PAGEWICK_CPU_ISA"),
+    ),
+    "a switch that says neither yes nor no": (
+        spoilt("kernels", is_on=False, error="PAGEWICK_NATIVE is 'nein'; set it to 0 or 1, or unset it"),
+        "problem", "kernels", ("nein", "unset PAGEWICK_NATIVE"),
     ),
     "a container's memory": (
         spoilt(limits=GroupLimits(memory=8 * GIB, memory_used=3 * GIB)),

@@ -81,11 +81,6 @@ def test_an_instruction_set_that_is_not_there_is_an_error(monkeypatch: pytest.Mo
         load()
 
 
-def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGEWICK_NATIVE", "0")
-    assert load() == (None, "PAGEWICK_NATIVE=0")
-
-
 def test_a_library_that_is_not_there_or_does_not_fit_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from pagewick.errors import ConfigError
 from pagewick.kernels.cpu.recorded_calls import current
 from pagewick.kernels.cpu.structs import ABI_VERSION, OPERATIONS, DType, Status
 from pagewick.kernels.options import AttentionMetadata
+from pagewick.kernels.switches import is_switched_on
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
 # The best come last.
@@ -138,7 +139,7 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def library() -> NativeLibrary | None:
-    """Return the native library, or None if it is off. Raises ConfigError for a wrong PAGEWICK_CPU_ISA."""
+    """Return the native library, or None if it is off. Raises ConfigError for a wrong environment variable."""
     return _loaded()[0]
 
 
@@ -150,8 +151,8 @@ def status() -> str:
 
 def load() -> tuple[NativeLibrary | None, str]:
     """Load the library as the environment says; return it, or None and the reason. Raises as library() does."""
-    if os.environ.get("PAGEWICK_NATIVE") == "0":
-        return None, "PAGEWICK_NATIVE=0"
+    if not is_switched_on("PAGEWICK_NATIVE"):
+        return None, f"PAGEWICK_NATIVE={os.environ['PAGEWICK_NATIVE']}"
     if not LIBRARY_PATH.exists():
         return None, f"{LIBRARY_PATH.name} not built; run `make install`"
     try:

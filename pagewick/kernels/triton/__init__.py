@@ -19,6 +19,7 @@ import torch
 
 from pagewick.kernels import batch_invariance
 from pagewick.kernels.dispatch import Backend, Function
+from pagewick.kernels.switches import is_switched_on
 from pagewick.kernels.triton import layouts
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -96,8 +97,8 @@ def supports(operation: str, device_kind: str, dtype: torch.dtype) -> bool:
 @functools.cache
 def why_off() -> str:
     """Say in one sentence why the kernels are off; nothing: they are on."""
-    if os.environ.get("PAGEWICK_TRITON") == "0":
-        return "PAGEWICK_TRITON=0"
+    if not is_switched_on("PAGEWICK_TRITON"):
+        return f"PAGEWICK_TRITON={os.environ['PAGEWICK_TRITON']}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed; PyTorch for CUDA brings it along: pip install 'pagewick[gpu]'"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
