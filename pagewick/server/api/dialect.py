@@ -72,6 +72,14 @@ class Dialect:
     def routes(self) -> list[Route]:
         raise NotImplementedError
 
+    @classmethod
+    def unloading(cls, path: str, body: bytes) -> Response | None:
+        """Return the response to a request that only asks to unload its model; None: it asks for something else.
+
+        Only a server with several models calls it, and unloads the model.
+        """
+        return None
+
     def shown_model(self, name: str | None) -> str:
         """Return the model's name in the response to a request that asked for `name`."""
         return self.models.shown(name, self.core.engine.info)

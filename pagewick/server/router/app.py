@@ -116,6 +116,11 @@ class Forward:
         asked = _asked_in(body)
         model = await self._find(asked.model, request.query_params.get("model"))
         pool = self._models.pool
+        unloading = None if self._dialect is None else self._dialect.unloading(request.url.path, body)
+        if unloading is not None:
+            await pool.unload(model, self._settings.shutdown_timeout)
+            await unloading(scope, receive, send)
+            return
         is_loaded = model.state in ("loaded", "loading")
         if not (is_loaded or self._models.entry_of(model).settings.models_autoload):
             message = f"the model {model.name!r} is not loaded; load it with POST /models/load"

@@ -211,6 +211,22 @@ def test_ollamas_clients_find_all_models_and_load_the_one_they_name(http: httpx.
     client._client.close()
 
 
+def test_ollamas_clients_unload_a_model(http: httpx.Client, address: str) -> None:
+    client = ollama.Client(host=address)
+    for unload in (
+        lambda: client.generate("second", keep_alive=0).done_reason,
+        lambda: client.chat("second", [], keep_alive="0s").done_reason,
+        lambda: http.post("/api/generate", json={"model": "second:latest", "keep_alive": 0}).json()["done_reason"],
+    ):
+        assert client.generate("second", keep_alive="5m").done_reason == "load"
+        assert "second" in loaded(http)
+        assert unload() == "unload"
+        assert "second" not in loaded(http)
+    assert client.generate("second", "hi", keep_alive=0, options={"num_predict": 1}).done_reason == "length"
+    assert "second" in loaded(http), "the server's flags decide what happens after a response"
+    client._client.close()
+
+
 def test_a_name_that_does_not_exist_and_none_at_all(http: httpx.Client, address: str) -> None:
     body: dict[str, Any] = {"messages": QUESTION}
     missing = http.post("/v1/chat/completions", json=body)

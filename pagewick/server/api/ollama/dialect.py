@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -26,6 +27,7 @@ from pagewick.server.api.ollama.fields import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    UnloadRequest,
 )
 from pagewick.server.api.ollama.rendering import Form, OllamaResponse, OllamaVectors, Piece, since
 from pagewick.server.api.ollama.responses import (
@@ -79,6 +81,17 @@ class OllamaApi(Dialect):
             Route("/api/pull", self.pull, methods=["POST"]),
             Route("/api/version", version, methods=["GET"]),
         ]
+
+    @classmethod
+    def unloading(cls, path: str, body: bytes) -> Response | None:
+        try:
+            wanted = msgspec.json.decode(body, type=UnloadRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None  # the handlers say what is wrong
+        if not wanted.only_unloads:
+            return None
+        form = Form(wanted.model or "", is_chat=path == "/api/chat")
+        return json_response(form.object(Piece(), done_reason="unload"))
 
     @describes(replace(_GENERATING, request=OllamaChatRequest, response=OllamaChat, chunk=OllamaChat))
     async def chat(self, request: Request) -> Response:

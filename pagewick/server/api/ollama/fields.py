@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -27,6 +28,8 @@ _REASONS = {
     "context": "is not supported: send the conversation to /api/chat, whose prefix is cached",
     **dict.fromkeys(("width", "height", "steps"), "needs a model that draws; this one writes text"),
 }
+# A duration of 0: a number of seconds, or one with a unit of Go's.
+_ZERO = re.compile(r"0+(\.0+)?(ns|us|\u00b5s|ms|s|m|h)?")
 # keep_alive: a model stays loaded as the server's settings say. insecure: nothing is downloaded.
 OLLAMA_FIELDS = KnownFields(
     unsupported={"template": ("",), "context": ([],), "width": (0,), "height": (0,), "steps": (0,)},
@@ -57,7 +60,7 @@ class Options(SamplingFields, kw_only=True):
 class ModelFields(Struct, kw_only=True):
     """model: a name of the model, with or without `:latest`; the default is the model that is served.
 
-    options: how to sample. keep_alive: no effect; a model stays loaded as the server's settings say.
+    options: how to sample. keep_alive: 0 without a prompt unloads a model of several; otherwise the settings decide.
     """
 
     model: str | None = None
@@ -186,6 +189,20 @@ class OllamaGenerateRequest(GeneratingFields, kw_only=True):
             messages=messages_of(messages, reads_images=reads_images, are_given=False),
             thinking=self.thinking(),
         )
+
+
+class UnloadRequest(Struct):
+    """The fields of a request to /api/chat or /api/generate that tell whether it only asks to unload the model."""
+
+    model: str | None = None
+    keep_alive: float | str | None = None
+    messages: Any = None
+    prompt: Any = None
+    images: Any = None
+
+    @property
+    def only_unloads(self) -> bool:
+        return not (self.messages or self.prompt or self.images) and bool(_ZERO.fullmatch(str(self.keep_alive)))
 
 
 class OllamaEmbedRequest(ModelFields, kw_only=True):
