@@ -12,8 +12,8 @@ from typing import Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents
-from pagewick.kernels.options import HeadOptions, Rotation
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents
+from pagewick.kernels.options import HeadOptions, Rotation, SelectedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,35 @@ class BoundLatents(Protocol):
         latents: Tensor,
         batch: AttentionBatch,
         absorb: Callable[[Tensor], Tensor],
+        selected: SelectedKeys | None = None,
         **options: Unpack[LatentOptions],
     ) -> Tensor:
         """Store latents [T, L + R], then attend with q [T, H, N + R]. Returns sums of latents [T, H, L].
 
         absorb: maps the part of the queries that does not rotate, [T, H, N], to the space of the latents, [T, H, L].
+        selected: the tokens that each token sees; None: all up to itself.
+        """
+        ...
+
+
+class BoundIndex(Protocol):
+    """One layer's index keys, bound to the layer's blocks."""
+
+    def forward(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        weights: Tensor,
+        batch: AttentionBatch,
+        *,
+        rotation: Rotation,
+        top_k: int,
+        latent_group: int,
+    ) -> SelectedKeys:
+        """Store keys [T, I], then choose for each token the top_k tokens that it sees, as kernels.select_keys does.
+
+        q: [T, H, I]; weights: [T, H] float32; neither q nor keys are rotated. latent_group: the cache group in whose
+        blocks the chosen tokens are looked up.
         """
         ...
 
@@ -143,3 +167,5 @@ class AttentionBackend(Protocol):
         ...
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> BoundLatents: ...
+
+    def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> BoundIndex: ...

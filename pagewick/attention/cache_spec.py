@@ -48,11 +48,19 @@ class KeptHeads:
 class KeptLatents:
     """A latent of every token, from which all heads compute keys and values, and the rotated key that they share.
 
-    Every rank keeps both for all heads. Sizes are in elements.
+    Every rank keeps both for all heads. Sizes are in elements. is_selective: each token sees a selection of the others.
     """
 
     latent_dim: int
     rope_dim: int
+    is_selective: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIndexKeys:
+    """A key of every token, by which others select it. Every rank keeps it. dim: its elements."""
+
+    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class KeptState:
     num_bytes: int
 
 
-Kept = KeptHeads | KeptLatents
+Kept = KeptHeads | KeptLatents | KeptIndexKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +158,13 @@ def attention_spec(
 
     dim_unit: the key and the value of a head are padded to a multiple of this number of elements. Latents serve as
     keys and as values, and are stored in value_dtype; a latent and the rotated key beside it are vectors of their own.
+    So are index keys.
     """
     kind, lookback, is_chunked = "full_attention", None, False
-    if isinstance(kept, KeptLatents):
+    if isinstance(kept, KeptIndexKeys):
+        kind, key_dtype = "index_keys", value_dtype
+        token_bytes = value_dtype.vector_bytes(kept.dim)
+    elif isinstance(kept, KeptLatents):
         kind, key_dtype = "latent", value_dtype
         token_bytes = value_dtype.vector_bytes(kept.latent_dim) + value_dtype.vector_bytes(kept.rope_dim)
     else:

@@ -11,12 +11,21 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBackend, AttentionBatch, GroupBatch, LatentOptions, Scoring
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
-from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
-from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents, native_spec
+from pagewick.errors import ConfigError
+from pagewick.kernels.kv_cache import LARGEST, KVCache, heads_cache, latent_cache, torch_dtype
+from pagewick.kernels.options import (
+    AttentionMetadata,
+    HeadLayout,
+    HeadOptions,
+    Rotation,
+    ScoreOptions,
+    SelectedKeys,
+)
 
-# Raise the number whenever the layout of latents in a block changes.
+# Raise the number whenever the layout of latents in a block changes, or that of index keys.
 _LATENT_LAYOUT = "latents 1"
+_INDEX_LAYOUT = "index keys 1"
 _CPU = torch.device("cpu")
 
 
@@ -34,7 +43,17 @@ class NativeBackend:
         self._device = device
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
-        layout = _LATENT_LAYOUT if isinstance(kept, KeptLatents) else kernels.kv_layout_version(self._device)
+        """Raises ConfigError for 8-bit latents of which tokens see a selection: blocks of one token have no scales."""
+        if isinstance(kept, KeptHeads):
+            layout = kernels.kv_layout_version(self._device)
+        else:
+            layout = _INDEX_LAYOUT if isinstance(kept, KeptIndexKeys) else _LATENT_LAYOUT
+            is_selective = isinstance(kept, KeptIndexKeys) or kept.is_selective
+            if is_selective and self._torch_dtype in LARGEST:
+                raise ConfigError(
+                    f"--kv-cache-dtype {self._cache_dtype} does not go with sparse attention; "
+                    "give auto, bfloat16, float16 or float32"
+                )
         return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
 
     def bind_heads(
@@ -57,6 +76,10 @@ class NativeBackend:
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> NativeLatents:
         cache, scales = latent_cache(blocks, self._torch_dtype, self._block_size, kept.latent_dim + kept.rope_dim)
         return NativeLatents(cache, scales, scoring, group)
+
+    def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> NativeIndex:
+        cache, _ = latent_cache(blocks, self._torch_dtype, self._block_size, kept.dim)
+        return NativeIndex(cache, group)
 
 
 class NativeHeads:
@@ -107,6 +130,7 @@ class NativeLatents:
         latents: Tensor,
         batch: AttentionBatch,
         absorb: Callable[[Tensor], Tensor],
+        selected: SelectedKeys | None = None,
         **options: Unpack[LatentOptions],
     ) -> Tensor:
         group = batch.groups[self._group]
@@ -114,9 +138,44 @@ class NativeLatents:
             q, latents, self._cache, group.slot_mapping, scales=self._scales, **options
         )
         q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
-        metadata = _metadata(group, batch, len(q))
+        cache, metadata = self._cache, _metadata(group, batch, len(q))
+        if selected is not None:
+            # Rows follow each other without gaps, so that each token is a block: decision 58.
+            cache = cache.view(-1, 1, cache.shape[-1])
+            metadata = AttentionMetadata(selected.slots, selected.counts, selected.starts, 1)
         return kernels.latent_attention(
-            q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale, scales=self._scales
+            q_latent, q_rope, cache, metadata, softmax_scale=self._scoring.softmax_scale, scales=self._scales
+        )
+
+
+class NativeIndex:
+    """BoundIndex over cache [num_blocks, block_size, I]."""
+
+    def __init__(self, cache: Tensor, group: int) -> None:
+        self._cache = cache
+        self._group = group
+
+    def forward(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        weights: Tensor,
+        batch: AttentionBatch,
+        *,
+        rotation: Rotation,
+        top_k: int,
+        latent_group: int,
+    ) -> SelectedKeys:
+        group = batch.groups[self._group]
+        kernels.store_index_keys(keys, self._cache, group.slot_mapping, rotation=rotation)
+        return kernels.select_keys(
+            q,
+            weights,
+            self._cache,
+            _metadata(group, batch, len(q)),
+            batch.groups[latent_group].block_tables,
+            rotation=rotation,
+            top_k=top_k,
         )
 
 

@@ -16,7 +16,16 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Final, Literal
 
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, KeptState, native_spec, state_spec
+from pagewick.attention.cache_spec import (
+    CacheSpec,
+    Kept,
+    KeptHeads,
+    KeptIndexKeys,
+    KeptLatents,
+    KeptState,
+    native_spec,
+    state_spec,
+)
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.doctor.findings import format_memory
 from pagewick.engine.step_memory import (
@@ -187,7 +196,10 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     for state in layer.states:
         yield KeptState(state.state_bytes(num_ranks))
     if layer.latent is not None:
-        yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim)
+        indexer = layer.latent.indexer
+        yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim, indexer is not None)
+        if indexer is not None and not indexer.is_shared:
+            yield KeptIndexKeys(indexer.head_dim)
     if isinstance(attention, AttentionConfig):
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)

@@ -115,6 +115,18 @@ class Rotation(NamedTuple):
     interleaved: bool = False
 
 
+class SelectedKeys(NamedTuple):
+    """The tokens that each of T tokens sees, as a batch of T sequences with one token in each block of the cache.
+
+    slots: [T, top_k] int32, block_id * block_size + offset of each of them, in their order. counts: [T] int32, how many
+    there are; what follows in a row is never read. starts: [T + 1] int32: 0, 1, 2, ... T.
+    """
+
+    slots: Tensor
+    counts: Tensor
+    starts: Tensor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorm:
     """The norm of each head of D numbers: normed * (weight + offset) + bias, in float32.

@@ -30,6 +30,7 @@ from pagewick.kernels.options import (
 )
 from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_full import full_attention, rotate_heads
+from pagewick.kernels.reference_index import select_keys, store_index_keys
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route, weighed
@@ -66,8 +67,8 @@ __all__ = [
     "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
     "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles",
-    "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "selective_scan", "short_convolution",
-    "sigmoid_gate", "soft_cap", "store_kv", "surprise", "xielu",
+    "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys", "selective_scan",
+    "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "surprise", "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.

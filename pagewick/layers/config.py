@@ -87,6 +87,22 @@ class QueryScaleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerConfig:
+    """How a layer with latent attention selects the tokens that each token sees (DeepSeek-V3.2, arXiv:2512.02556).
+
+    num_heads, head_dim: of the indexer. top_k: tokens that are selected. is_interleaved: as MlaConfig.rope_interleaved,
+    for the indexer's queries and keys, of which the first qk_rope_head_dim elements rotate. is_shared: the layer has no
+    indexer, and sees what the nearest layer before it that has one has selected.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    is_interleaved: bool
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig:
     """A latent attention. Names are Hugging Face's, except `num_heads`, which counts the heads of the whole model.
 
@@ -95,7 +111,8 @@ class MlaConfig:
     v_head_dim: elements of a value head.
     softmax_scale: factor of the scores; includes the square of YaRN's mscale if the model uses it.
     norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
-    rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2).
+    rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2). indexer: None: a
+    token sees all before it. With one, q_lora_rank is a number.
     """
 
     num_heads: int
@@ -108,6 +125,7 @@ class MlaConfig:
     norm_eps: float = 1e-6
     attention_bias: bool = False
     rope_interleaved: bool = True
+    indexer: IndexerConfig | None = None
 
     @property
     def qk_head_dim(self) -> int:

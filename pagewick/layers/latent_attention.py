@@ -12,9 +12,10 @@ from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.huge_memory import apart
 from pagewick.kernels.matrix import PerHeadLinear
-from pagewick.kernels.options import Rotation
+from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
+from pagewick.layers.indexer import Indexer
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.norm import RMSNorm
 from pagewick.layers.rotary import Angles, CosSin
@@ -63,15 +64,17 @@ class LatentAttention(nn.Module):
     """Self-attention: [T, hidden_size] -> [T, hidden_size].
 
     Each rank has some of the heads; the latents, and the weights that make them, are on every rank. The engine reads
-    `cache_spec` and calls `bind_cache` once.
+    `cache_spec` and calls `bind_cache` once. is_selective: each token sees a selection of those before it.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MlaConfig) -> None:
         super().__init__()
         self._config = config
-        self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim)
+        self.is_selective = config.indexer is not None
+        self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim, self.is_selective)
         self._backend = context.backend
         self._bound: BoundLatents | None = None
+        self._group = 0
         head_dim = config.qk_head_dim
         if config.q_lora_rank is None:
             heads = head_share(context, hidden_size, config.num_heads, head_dim)
@@ -83,6 +86,12 @@ class LatentAttention(nn.Module):
             self.q_a_layernorm = RMSNorm(context, config.q_lora_rank, config.norm_eps)
             heads = head_share(context, config.q_lora_rank, config.num_heads, head_dim)
             self.q_b_proj = Linear(context, f"{prefix}.q_b_proj", heads)
+        self.indexer: Indexer | None = None
+        # Not a submodule: it is another layer's.
+        self._lenders: tuple[Indexer, ...] = ()
+        if config.indexer is not None and not config.indexer.is_shared:
+            assert config.q_lora_rank is not None, "an indexer reads what queries are made from"
+            self.indexer = Indexer(context, f"{prefix}.indexer", hidden_size, config.q_lora_rank, config.indexer)
         self.kv_a_proj_with_mqa = ReplicatedLinear(
             context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, config.latent_size, bias=config.attention_bias
         )
@@ -107,15 +116,26 @@ class LatentAttention(nn.Module):
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
         scoring = Scoring(self.kv_b_proj.num_heads, self._config.softmax_scale)
         self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
+        self._group = group
+
+    def select_as(self, lender: Indexer) -> None:
+        """See what the indexer of an earlier layer selects. Called once, if this layer has none."""
+        self._lenders = (lender,)
 
     def forward(self, hidden_states: Tensor, angles: Angles | CosSin, batch: AttentionBatch) -> Tensor:
         """angles: those of qk_rope_head_dim / 2 pairs."""
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
+        selected: SelectedKeys | None = None
         if config.q_lora_rank is None:
             queries = self.q_proj(hidden_states, batch)
         else:
-            queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states, batch)), batch)
+            query_latents = self.q_a_layernorm(self.q_a_proj(hidden_states, batch))
+            queries = self.q_b_proj(query_latents, batch)
+            if self.indexer is not None:
+                selected = self.indexer(hidden_states, query_latents, angles, batch, self._group)
+            elif self._lenders:
+                selected = self._lenders[0].selected
         if isinstance(angles, Angles) and angles.q_factors is not None:
             # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
             queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))
@@ -124,6 +144,7 @@ class LatentAttention(nn.Module):
             self.kv_a_proj_with_mqa(hidden_states, batch),
             batch,
             self.kv_b_proj.queries.linear,
+            selected,
             norm_weight=self.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
             rotation=Rotation(*angles[:2], config.rope_interleaved),

@@ -29,7 +29,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ExtendedBlock
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
-from pagewick.models.mixers import DecoderAttention
+from pagewick.models.mixers import DecoderAttention, share_indexers
 from pagewick.models.parts import EncoderConfig
 from pagewick.models.vision.building import build_encoder
 
@@ -103,6 +103,7 @@ class DecoderStack(nn.Module):
                 lender = attentions[layer.lender]
                 assert isinstance(attention, DecoderAttention) and isinstance(lender, DecoderAttention)
                 attention.borrow_from(lender)
+        share_indexers(attentions)
         self.distance_bias: DistanceBias | None = None
         if encoder.num_distance_buckets:
             usual = [attention for attention in attentions if isinstance(attention, DecoderAttention)]

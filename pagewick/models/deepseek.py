@@ -11,15 +11,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
+from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig, RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.parts import MlpConfig, NameMap, NormConfig
+from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # The eps of the norms within attention; rms_norm_eps is that of the others.
@@ -137,10 +138,11 @@ def latent_model(
     is_interleaved: bool,
     default_eps: float = 1e-6,
     has_query_scaling: bool = False,
+    indexers: Sequence[IndexerConfig] = (),
 ) -> ModelConfig:
     """Read a model with latent attention in all layers. mlps: what each layer has behind it.
 
-    has_query_scaling: the file says how queries are scaled by their position.
+    has_query_scaling: the file says how queries are scaled by their position. indexers: one for each layer, or none.
     """
     rope_dim = entries.size("qk_rope_head_dim", 64)
     rope = read_rope(
@@ -151,10 +153,13 @@ def latent_model(
         interleaved=is_interleaved,
         has_query_scaling=has_query_scaling,
     )
+    attention = _attention(entries, rope)
+    attentions = [replace(attention, indexer=indexer) for indexer in indexers] or [attention] * len(mlps)
+    pairs = zip(attentions, mlps, strict=True)
     return reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
-        layers=reading.same_layers(len(mlps), _attention(entries, rope), mlps, rope),
+        layers=tuple(LayerConfig(attention=attention, mlp=mlp, rope=rope) for attention, mlp in pairs),
         names=(SHARED_EXPERTS,),
         ignored=later_layers(entries),
     )

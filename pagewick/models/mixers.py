@@ -208,6 +208,17 @@ def _head_norm(
     )
 
 
+def share_indexers(mixers: Iterable[nn.Module | None]) -> None:
+    """Let layers without an indexer, where others have one, see what the nearest before them selects."""
+    indexer = None
+    for mixer in mixers:
+        if isinstance(mixer, LatentAttention):
+            indexer = mixer.indexer or indexer
+            if mixer.is_selective and mixer.indexer is None:
+                assert indexer is not None, "the first layer has an indexer"
+                mixer.select_as(indexer)
+
+
 # The name of a layer's part in which tokens see each other.
 MIXER_NAMES: Final[dict[type, str]] = {
     AttentionConfig: "self_attn",

@@ -39,6 +39,7 @@ FULL: Final = "full_attention"
 LINEAR: Final = "linear_attention"
 SLIDING: Final = "sliding_attention"
 CHUNKED: Final = "chunked_attention"
+INDEXED: Final = "indexed_attention"
 _KINDS: Final = (FULL, SLIDING)
 
 
@@ -220,6 +221,8 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
 def _kind(layer: LayerConfig) -> str:
     if layer.state:
         return LINEAR
+    if layer.latent is not None and layer.latent.indexer is not None:
+        return INDEXED
     return CHUNKED if layer.is_chunked else _KINDS[layer.window is not None]
 
 

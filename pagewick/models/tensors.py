@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pagewick.layers.config import XIELU_SHAPES, MlaConfig, StateConfig
+from pagewick.layers.config import XIELU_SHAPES, IndexerConfig, MlaConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
@@ -226,6 +226,17 @@ class _Table:
         yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, whole(config.kv_lora_rank))
         values = heads.times(config.v_head_dim)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
+        if config.indexer is not None and config.q_lora_rank is not None and not config.indexer.is_shared:
+            yield from self._indexer(f"{path}.indexer", config.indexer, config.q_lora_rank)
+
+    def _indexer(self, path: str, config: IndexerConfig, q_lora_rank: int) -> Iterator[ModelTensor]:
+        """Yield the tensors of an indexer, all of which every rank has."""
+        hidden, keys = whole(self.config.hidden_size), whole(config.head_dim)
+        queries = whole(config.num_heads * config.head_dim)
+        yield from self._linear(f"{path}.wq_b", "attention", queries, whole(q_lora_rank))
+        yield from self._linear(f"{path}.wk", "attention", keys, hidden)
+        yield from self._norm(f"{path}.k_norm", config.head_dim, has_bias=True)
+        yield self._tensor(f"{path}.weights_proj.weight", "router", whole(config.num_heads), hidden)
 
     def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
         inner = self._cut(config.intermediate_size)

@@ -6,6 +6,7 @@ from pagewick.kernels.cpu import (
     attention,
     delta,
     elementwise,
+    index,
     logits,
     lora,
     matrix,
@@ -25,8 +26,8 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
 _FAMILIES = (
-    attention, delta, elementwise, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope, scan,
-    streams, truncation,
+    attention, delta, elementwise, index, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope,
+    scan, streams, truncation,
 )  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {

@@ -110,6 +110,20 @@ class GatherColumnsArgs(Structure):
     dtype: Int32
 
 @laid_out
+class StoreIndexArgs(Structure):
+    keys: Address; cos: Address; sin: Address; slot_mapping: Address; cache: Address; num_tokens: Int64; dim: Int64
+    rope_dim: Int64; key_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; dtype: Int32
+    cache_dtype: Int32; is_interleaved: Int32
+
+@laid_out
+class SelectKeysArgs(Structure):
+    q: Address; weights: Address; cos: Address; sin: Address; cache: Address; block_tables: Address
+    target_tables: Address; context_lens: Address; cu_seqlens_q: Address; slots: Address; counts: Address
+    starts: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; dim: Int64; rope_dim: Int64; q_stride: Int64
+    angle_stride: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
+    target_table_stride: Int64; top_k: Int64; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+
+@laid_out
 class ArgmaxArgs(Structure):
     logits: Address; token_ids: Address; values: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
 
@@ -279,10 +293,11 @@ OPERATIONS: dict[str, type[Structure]] = {
     "store_kv": StoreKvArgs, "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs,
     "fused_moe": FusedMoeArgs, "add_low_rank": AddLowRankArgs, "elementwise": ElementwiseArgs,
     "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
-    "latent_attention": LatentAttentionArgs, "gated_delta_net": DeltaArgs, "selective_scan": ScanArgs,
-    "short_convolution": ConvolutionArgs, "quantized_linear": QuantizedLinearArgs,
-    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
-    "quantize_weight": QuantizeWeightArgs, "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs,
-    "truncate_rows": TruncateArgs, "surprise": SurpriseArgs, "xielu": XieluArgs, "gaussian_top_k": GaussianTopKArgs,
-    "mix_streams": StreamsArgs, "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs
+    "latent_attention": LatentAttentionArgs, "store_index_keys": StoreIndexArgs, "select_keys": SelectKeysArgs,
+    "gated_delta_net": DeltaArgs, "selective_scan": ScanArgs, "short_convolution": ConvolutionArgs,
+    "quantized_linear": QuantizedLinearArgs, "pack_quantized_rows": PackQuantizedArgs,
+    "gather_quantized_rows": GatherQuantizedArgs, "quantize_weight": QuantizeWeightArgs,
+    "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs, "truncate_rows": TruncateArgs,
+    "surprise": SurpriseArgs, "xielu": XieluArgs, "gaussian_top_k": GaussianTopKArgs, "mix_streams": StreamsArgs,
+    "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs
 }

@@ -19,6 +19,7 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
                                 {"kv_bytes", test_kv_bytes},     {"mla", test_mla},
+                                {"index", test_index},
                                 {"delta", test_delta},           {"scan", test_scan},
                                 {"convolution", test_convolution},
                                 {"moe", test_moe},               {"streams", test_streams},

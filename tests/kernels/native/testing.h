@@ -161,6 +161,7 @@ void test_attention();
 void test_kv_bytes();
 void test_logits();
 void test_mla();
+void test_index();
 void test_delta();
 void test_scan();
 void test_convolution();

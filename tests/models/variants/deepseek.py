@@ -1,4 +1,7 @@
-"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers; Mistral 4."""
+"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers. Mistral 4.
+
+V3.2 and GLM-5.2: sparse attention, which selects fewer tokens than sequences have.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ V2 = {**LATENT, **EXPERTS}
 LITE = {**V2, "topk_method": "greedy", "routed_scaling_factor": 1.0}
 GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
+INDEXER = {"index_n_heads": 14, "index_head_dim": 18, "index_topk": 20}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
 
 VARIANTS = {
@@ -45,6 +49,19 @@ VARIANTS = {
         {**V3, "norm_topk_prob": False, "first_k_dense_replace": 0, "topk_group": 1,
          "num_experts_per_tok": 3},
         nulls=("q_lora_rank",), is_loose=True,
+    ),
+    "deepseek-v3.2": Variant(
+        "DeepseekV32",
+        {**V3, **INDEXER, "rms_norm_eps": 1e-6, **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0)},
+        is_loose=True,
+    ),
+    "glm-5.2": Variant(
+        "GlmMoeDsa",
+        {
+            **V3, **INDEXER, "index_topk": 13, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "shared", "full"],
+        },
+        is_loose=True,
     ),
     "mistral-4": Variant(
         "Mistral4",

@@ -37,6 +37,7 @@ struct AttentionKernels;
 struct MoeKernels;
 struct ElementwiseKernels;
 struct MlaKernels;
+struct IndexKernels;
 struct DeltaKernels;
 struct QuantizedKernels;
 struct QuantizerKernels;
@@ -55,6 +56,7 @@ struct Kernels {
   const MoeKernels* moe;
   const ElementwiseKernels* elementwise;
   const MlaKernels* mla;
+  const IndexKernels* index;
   const DeltaKernels* delta;
   const QuantizedKernels* quantized;
   const QuantizerKernels* quantizers;

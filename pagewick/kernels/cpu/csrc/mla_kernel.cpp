@@ -4,6 +4,7 @@
 #include "attention_keys.h"
 #include "attention_softmax.h"
 #include "kv_quantize.h"
+#include "latent_keys.h"
 #include "parallel.h"
 #include "rotation.h"
 #include "rows.h"
@@ -15,20 +16,6 @@ namespace {
 
 // Rows whose softmax is computed side by side.
 constexpr int64_t kRowsTogether = 8;
-// Elements that a row of keys is padded to: whole vectors of words of every type.
-constexpr int64_t kKeyUnit = 32;
-
-inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// The type in which the keys of a cache of type C are multiplied. fp16 has no dot-product instruction, so it becomes
-// float.
-template <class C>
-struct WorkOf : WideOf<C> {};
-template <>
-struct WorkOf<Float16> {
-  using type = float;
-};
-
 // Which keys the rows of a unit see: all keys up to their own position.
 struct RowSpan {
   int64_t first_position, num_heads, first_row, num_rows;
@@ -60,15 +47,6 @@ inline ScoreScale scale_of(const LatentAttentionArgs& args) {
   return ScoreScale(plain);
 }
 
-// target = source, with each number rounded as if it were stored as a Rounded.
-template <class Rounded, class Source, class Target>
-void copy_rounded(const Source* source, int64_t size, Target* target) {
-  const Rounded* type = nullptr;
-  for_vectors(0, size, [&](int64_t i, auto count) {
-    store_count(target + i, round_to(type, load_count(source + i, count())), count());
-  });
-}
-
 template <class T>
 void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, const State& state, T* out) {
   const int64_t size = args.latent_dim;
@@ -84,22 +62,6 @@ void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, c
 
 void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, const State& state) {
   with_type(args.dtype, [&](auto* type) { store_outputs(args, unit, state, static_cast<decltype(type)>(args.out)); });
-}
-
-// Packs rows [kPiece][dim] as the right-hand side of queries x keys: keys [dim / step][kPiece][step].
-template <class T>
-void pack_keys(const T* rows, int64_t dim, T* keys) {
-  constexpr int64_t step = kStep<T>;
-  const int64_t words = dim / step;
-  for (int64_t key = 0; key < kPiece; key += kLanes) {
-    for (int64_t word = 0; word < words; word += kLanes) {
-      Vec square[kLanes];
-      for (int i = 0; i < kLanes; ++i) memcpy(&square[i], rows + (key + i) * dim + word * step, sizeof(Vec));
-      transpose(square);
-      for (int i = 0; i < kLanes; ++i)
-        memcpy(keys + ((word + i) * kPiece + key) * step, &square[i], sizeof(Vec));
-    }
-  }
 }
 
 // Packs the first `size` elements of rows [kPiece][dim] as the right-hand side of probabilities x values:

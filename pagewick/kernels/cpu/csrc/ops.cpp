@@ -7,6 +7,7 @@
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
+#include "index.h"
 #include "kernels.h"
 #include "logits.h"
 #include "matrix.h"
@@ -37,6 +38,7 @@ namespace pagewick {
   extern const MoeKernels kMoe;                 \
   extern const ElementwiseKernels kElementwise; \
   extern const MlaKernels kMla;                 \
+  extern const IndexKernels kIndex;             \
   extern const DeltaKernels kDelta;             \
   extern const QuantizedKernels kQuantized;     \
   extern const QuantizerKernels kQuantizers;    \
@@ -53,6 +55,7 @@ namespace pagewick {
   using other::kConvolution;                \
   using other::kDelta;                      \
   using other::kElementwise;                \
+  using other::kIndex;                      \
   using other::kLogits;                     \
   using other::kMoe;                        \
   using other::kNorm;                       \
@@ -103,7 +106,7 @@ struct InstructionSet {
 #define PW_KERNELS(isa) PW_KERNELS_OF(isa, isa)
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,    \
+   &isa::kElementwise, &isa::kMla, &isa::kIndex, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,   \
    &isa::kScan, &isa::kConvolution, &isa::kStreams}
 
 // The best comes last.
@@ -172,6 +175,8 @@ const Operation kOperations[] = {
     PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
     PW_OPERATION(store_latent, StoreLatentArgs),
     PW_OPERATION(latent_attention, LatentAttentionArgs),
+    PW_OPERATION(store_index_keys, StoreIndexArgs),
+    PW_OPERATION(select_keys, SelectKeysArgs),
     PW_ADVANCING(gated_delta_net, DeltaArgs),
     PW_ADVANCING(selective_scan, ScanArgs),
     PW_ADVANCING(short_convolution, ConvolutionArgs),

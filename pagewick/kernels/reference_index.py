@@ -1,0 +1,78 @@
+"""The choice of the tokens that sparse attention sees, in plain PyTorch; a part of `reference`.
+
+DeepSeek-V3.2 (arXiv:2512.02556, section 2.1): an indexer with heads and keys of its own scores every earlier token, and
+attention sees the best of them. A score is the sum over the index heads of weight * max(0, query . key). The factors
+that the paper and its code multiply all scores with are left out, as they change no choice; so are the Hadamard
+transform and the rounding to 8 bits of the published code, which transformers leaves out as well.
+
+Dimensions: T tokens, B sequences, H index heads of I elements, of which the first R are rotated.
+"""
+
+import torch
+from torch import Tensor
+
+from pagewick.kernels.options import AttentionMetadata, Rotation, SelectedKeys
+from pagewick.kernels.reference_rope import rotate
+
+# Queries of a long prompt are scored in slices of this many tokens, which bounds the size of the scores.
+QUERY_SLICE = 64
+
+
+def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor, *, rotation: Rotation) -> None:
+    """Store the index keys of new tokens, rotated: keys [T, I], cache [num_blocks, block_size, I].
+
+    slot_mapping: [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing. Results are rounded once
+    from float32 to the cache's dtype.
+    """
+    stored = slot_mapping >= 0
+    slots = slot_mapping[stored]
+    rows = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), *rotation)[stored]
+    cache[slots // cache.shape[1], slots % cache.shape[1]] = rows.to(cache.dtype)
+
+
+def select_keys(
+    q: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    metadata: AttentionMetadata,
+    tables: Tensor,
+    *,
+    rotation: Rotation,
+    top_k: int,
+) -> SelectedKeys:
+    """Choose the tokens that each token of a ragged batch sees: all up to itself, or the top_k that score best.
+
+    q: [T, H, I], not yet rotated. weights: [T, H] float32. cache: index keys, as store_index_keys leaves them, in the
+    blocks of metadata. tables: [B, max_blocks] int32, the blocks of another cache with the same block_size, in which
+    the chosen tokens are to be found. Queries are rounded to the cache's dtype after their rotation; products and sums
+    are float32. Of equal scores, the earlier token's counts as better, and a score that is not a number as the worst.
+    A sequence's result does not depend on the other sequences.
+    """
+    num_tokens, dtype = len(q), torch.promote_types(q.dtype, torch.float32)
+    cos, sin, interleaved = rotation
+    turned = rotate(q.to(dtype), cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(cache.dtype).to(dtype)
+    slots = torch.zeros(num_tokens, top_k, dtype=torch.int32, device=q.device)
+    counts = torch.zeros(num_tokens, dtype=torch.int32, device=q.device)
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
+    block_size = cache.shape[1]
+    for b, context_len in enumerate(lengths):
+        for start in range(starts[b], starts[b + 1], QUERY_SLICE):
+            end = min(start + QUERY_SLICE, starts[b + 1])
+            num_keys = context_len - (starts[b + 1] - end)
+            block_ids = metadata.block_tables[b][: -(-num_keys // block_size)].long()
+            keys = cache[block_ids].flatten(0, 1)[:num_keys].to(dtype)
+            products = torch.einsum("qhd,kd->qhk", turned[start:end], keys).relu_()
+            scores = torch.einsum("qh,qhk->qk", weights[start:end].to(dtype), products)
+            hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)
+            hidden = hidden.triu(num_keys - (end - start) + 1)
+            scores = scores.nan_to_num(nan=float("-inf")).masked_fill(hidden, float("-inf"))
+            for token in range(start, end):
+                count = num_keys - (end - 1 - token)
+                best = torch.arange(count, device=q.device)
+                if count > top_k:
+                    order = scores[token - start, :count].sort(descending=True, stable=True).indices
+                    best = order[:top_k].sort().values
+                slots[token, : len(best)] = (tables[b][best // block_size] * block_size + best % block_size).int()
+                counts[token] = len(best)
+    return SelectedKeys(slots, counts, torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device))
+

@@ -1,0 +1,69 @@
+"""The indexer of sparse attention: selects the tokens that a token sees (DeepSeek-V3.2, arXiv:2512.02556)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pagewick.attention.backend import AttentionBatch, BoundIndex
+from pagewick.attention.cache_spec import CacheSpec, KeptIndexKeys
+from pagewick.kernels.options import Rotation, SelectedKeys
+from pagewick.layers.config import IndexerConfig
+from pagewick.layers.context import LayerContext
+from pagewick.layers.linear import ReplicatedLinear
+from pagewick.layers.moe import Router
+from pagewick.layers.norm import LayerNorm
+from pagewick.layers.rotary import Angles, CosSin
+
+_NORM_EPS = 1e-6
+
+
+class Indexer(nn.Module):
+    """Every rank has all of it, so that all ranks select the same tokens. Module names are checkpoint names.
+
+    The engine reads `cache_spec` and calls `bind_cache` once. selected: the result of the last call of `forward`.
+    """
+
+    selected: SelectedKeys | None = None
+
+    def __init__(
+        self, context: LayerContext, prefix: str, hidden_size: int, q_lora_rank: int, config: IndexerConfig
+    ) -> None:
+        super().__init__()
+        num_heads, head_dim = config.num_heads, config.head_dim
+        self._config = config
+        self._kept = KeptIndexKeys(head_dim)
+        self._backend = context.backend
+        self._bound: BoundIndex | None = None
+        self.wq_b = ReplicatedLinear(context, f"{prefix}.wq_b", q_lora_rank, num_heads * head_dim)
+        self.wk = ReplicatedLinear(context, f"{prefix}.wk", hidden_size, head_dim)
+        self.k_norm = LayerNorm(context, head_dim, _NORM_EPS, has_bias=True)
+        self.weights_proj = Router(context, f"{prefix}.weights_proj", hidden_size, num_heads)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return self._backend.cache_spec(self._kept)
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
+        self._bound = self._backend.bind_index(self._kept, blocks, group)
+
+    def forward(
+        self, hidden_states: Tensor, query_latents: Tensor, angles: Angles | CosSin, batch: AttentionBatch, group: int
+    ) -> SelectedKeys:
+        """Select tokens for [T, hidden_size]. group: the cache group of the latents.
+
+        query_latents: [T, q_lora_rank], from which the queries of attention are made as well.
+        """
+        assert self._bound is not None, "bind_cache comes first"
+        config = self._config
+        queries = self.wq_b(query_latents, batch)
+        self.selected = self._bound.forward(
+            queries.view(len(hidden_states), config.num_heads, config.head_dim),
+            self.k_norm(self.wk(hidden_states, batch)),
+            self.weights_proj(hidden_states, batch),
+            batch,
+            rotation=Rotation(*angles[:2], config.is_interleaved),
+            top_k=config.top_k,
+            latent_group=group,
+        )
+        return self.selected
