@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pagewick.errors import ConfigError
+
 # The native library pads keys and values to a multiple of this number of elements (kernels/kv_cache.py).
 _NATIVE_DIM_UNIT: Final = 16
 # The size of a block with scales is a multiple of this number of bytes, so that the scales can be aligned.
@@ -207,6 +209,14 @@ def native_spec(kept: Kept, block_size: int, cache_dtype: str, *, layout: str = 
     """Return the spec of NativeBackend's blocks. cache_dtype: a name in CACHE_DTYPES.
 
     layout depends on the native library, which needs torch; callers that do not compare layouts leave it empty.
+    Raises ConfigError for 8-bit numbers where tokens see a selection: kernels read selected tokens as blocks of one
+    token, which have no room for scales.
     """
     dtype = CACHE_DTYPES[cache_dtype]
+    is_selective = isinstance(kept, KeptIndexKeys) or (isinstance(kept, KeptLatents) and kept.is_selective)
+    if is_selective and dtype.num_scale_bytes:
+        raise ConfigError(
+            f"--kv-cache-dtype {cache_dtype} does not go with the sparse attention of this model; "
+            "give bfloat16, float16 or float32, or leave the flag out"
+        )
     return attention_spec(kept, block_size, dtype, dtype, layout=layout, dim_unit=_NATIVE_DIM_UNIT)

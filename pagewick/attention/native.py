@@ -12,8 +12,7 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBackend, AttentionBatch, GroupBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents, native_spec
-from pagewick.errors import ConfigError
-from pagewick.kernels.kv_cache import LARGEST, KVCache, heads_cache, latent_cache, torch_dtype
+from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import (
     AttentionMetadata,
     HeadLayout,
@@ -43,17 +42,10 @@ class NativeBackend:
         self._device = device
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
-        """Raises ConfigError for 8-bit latents of which tokens see a selection: blocks of one token have no scales."""
         if isinstance(kept, KeptHeads):
             layout = kernels.kv_layout_version(self._device)
         else:
             layout = _INDEX_LAYOUT if isinstance(kept, KeptIndexKeys) else _LATENT_LAYOUT
-            is_selective = isinstance(kept, KeptIndexKeys) or kept.is_selective
-            if is_selective and self._torch_dtype in LARGEST:
-                raise ConfigError(
-                    f"--kv-cache-dtype {self._cache_dtype} does not go with sparse attention; "
-                    "give auto, bfloat16, float16 or float32"
-                )
         return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
 
     def bind_heads(

@@ -45,7 +45,7 @@ def select_keys(
     q: [T, H, I], not yet rotated. weights: [T, H] float32. cache: index keys, as store_index_keys leaves them, in the
     blocks of metadata. tables: [B, max_blocks] int32, the blocks of another cache with the same block_size, in which
     the chosen tokens are to be found. Queries are rounded to the cache's dtype after their rotation; products and sums
-    are float32. Of equal scores, the earlier token's counts as better, and a score that is not a number as the worst.
+    are float32. Among equal scores, that of the earlier token counts as better; NaN counts as the worst score.
     A sequence's result does not depend on the other sequences.
     """
     num_tokens, dtype = len(q), torch.promote_types(q.dtype, torch.float32)
@@ -75,4 +75,3 @@ def select_keys(
                 slots[token, : len(best)] = (tables[b][best // block_size] * block_size + best % block_size).int()
                 counts[token] = len(best)
     return SelectedKeys(slots, counts, torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device))
-

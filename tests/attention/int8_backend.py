@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
-from pagewick.attention.cache_spec import CacheDtype, CacheSpec, Kept, KeptHeads, KeptLatents, attention_spec
+from pagewick.attention.backend import AttentionBatch, BoundIndex, LatentOptions, Scoring
+from pagewick.attention.cache_spec import (
+    CacheDtype,
+    CacheSpec,
+    Kept,
+    KeptHeads,
+    KeptIndexKeys,
+    KeptLatents,
+    attention_spec,
+)
 from pagewick.kernels.options import HeadLayout, HeadOptions
 from tests.kernels.paged import plain_cache
 
@@ -151,3 +159,6 @@ class Int8Backend:
         used = self.block_size * (kept.latent_dim + kept.rope_dim + 4)
         vectors = Vectors(blocks[:, :used], self.block_size, 1, kept.latent_dim + kept.rope_dim)
         return Int8Latents(kept, scoring, vectors, group)
+
+    def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> BoundIndex:
+        raise NotImplementedError("no model of these tests has an indexer")

@@ -12,12 +12,14 @@ from pagewick.attention.cache_spec import (
     CacheDtype,
     CacheSpec,
     KeptHeads,
+    KeptIndexKeys,
     KeptLatents,
     KeptState,
     attention_spec,
     native_spec,
     state_spec,
 )
+from pagewick.errors import ConfigError
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 
@@ -78,6 +80,19 @@ def test_a_latent_takes_no_more_than_its_elements(latent_dim: int, rope_dim: int
     spec = native_spec(KeptLatents(latent_dim, rope_dim), 32, "bfloat16")
     assert (spec.kind, spec.lookback) == ("latent", None)
     assert spec.block_bytes == 32 * (latent_dim + rope_dim) * 2
+
+
+def test_index_keys_take_a_group_of_their_own() -> None:
+    latents, keys = (native_spec(kept, 8, "float16") for kept in (KeptLatents(20, 4, True), KeptIndexKeys(24)))
+    assert latents.block_bytes == keys.block_bytes == 8 * 24 * 2
+    assert (keys.kind, keys.lookback) == ("index_keys", None) and latents != keys
+
+
+@pytest.mark.parametrize("kept", [KeptLatents(20, 4, True), KeptIndexKeys(24)])
+@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3"])
+def test_selected_tokens_have_no_scales(kept: KeptLatents | KeptIndexKeys, dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype} does not go with the sparse attention"):
+        native_spec(kept, 8, dtype)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 32])

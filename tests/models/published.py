@@ -327,6 +327,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "DeepSeek-V2.5": _DEEPSEEK_V2,
     "DeepSeek-R1": _DEEPSEEK_V3,
+    "DeepSeek-V3.2": {
+        **_DEEPSEEK_V3, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
+        "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+    },
     "Kimi-K2-Instruct": {
         **_DEEPSEEK_V3, "bos_token_id": 163584, "eos_token_id": 163585, "first_k_dense_replace": 1,
         "max_position_embeddings": 131072, "model_type": "kimi_k2", "n_group": 1, "n_routed_experts": 384,

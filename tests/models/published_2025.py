@@ -27,6 +27,20 @@ _GLM_47_FLASH: dict[str, Any] = {
     "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8,
     "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256, "vocab_size": 154880,
 }
+_GLM_52: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "attention_bias": False, "first_k_dense_replace": 3,
+    "hidden_act": "silu", "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32, "index_skip_topk_offset": 3,
+    "index_topk": 2048, "index_topk_freq": 4, "index_topk_pattern": None, "indexer_rope_interleave": True,
+    "indexer_types": ["shared" if layer > 2 and layer % 4 != 2 else "full" for layer in range(78)],
+    "intermediate_size": 12288, "kv_lora_rank": 512, "max_position_embeddings": 1048576,
+    "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "model_type": "glm_moe_dsa", "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 78, "num_key_value_heads": 64,
+    "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+    "rope_interleave": True, "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc",
+    "v_head_dim": 256, "vocab_size": 154880,
+}
 _OLMO2: dict[str, Any] = {
     "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
     "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
@@ -78,6 +92,7 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
     },
     "GLM-4.6": {**_GLM_45, "max_position_embeddings": 202752},
     "GLM-4.7-Flash": _GLM_47_FLASH,
+    "GLM-5.2": _GLM_52,
     "MiniMax-M2": {
         "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0, "attn_type_list": [1] * 62,
         "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536,
@@ -284,6 +299,8 @@ FACTS_2025 = {
     "GLM-4.5-Air": "46 96/8x128 | default 64@1e+06 | all | sequential rms 1e-05 | "
     "1: silu 10944, 45: 8 of 128 x 1408 + 1408 | 131072 | qkv bias",
     "GLM-4.6": f"{_GLM_45_FACTS} | 202752 | qkv bias, rms head norm",
+    "GLM-5.2": "78 64 2048/512 192+64 256 | default 64@8e+06 in pairs | all | sequential rms 1e-05 | "
+    "3: silu 12288, 75: 8 of 256 x 2048 + 2048 | 1048576 | 21 indexers 32x128 for 2048 in pairs",
     "GLM-4.7-Flash": "47 20 768/512 192+64 256 | default 64@1e+06 in pairs | all | sequential rms 1e-05 | "
     "1: silu 10240, 46: 4 of 64 x 1536 + 1536 | 202752 |",
     "MiniMax-M2": "62 48/8x128 | default 64@5e+06 | all | sequential rms 1e-06 | 8 of 256 x 1536 | 196608 | "

@@ -200,6 +200,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"q_lora_rank": None},
         {"rope_parameters.mscale_all_dim": 0.8},
     ],
+    "deepseek-v3.2": [{"index_topk": 9}],
+    "glm-5.2": [{"index_topk": 9}, {"mlp_layer_types": ["dense", "dense", "sparse"]}],
     "starcoder": [
         {"multi_query": False},
         {"scale_attn_weights": False},

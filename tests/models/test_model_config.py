@@ -14,6 +14,7 @@ from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.mistral import _MINISTRAL_ROPE
 from pagewick.models.parts import AttentionConfig, NameMap
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
+from tests.models.published import PUBLISHED
 
 VALID: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -238,6 +239,15 @@ def test_an_architecture_for_another_task_is_not_taken_for_a_misspelt_one(archit
     with pytest.raises(ModelLoadError, match=f"{architecture} is not supported: it .*{what}.* Pagewick only") as error:
         read_config({**VALID, "architectures": [architecture]})
     assert "nearest" not in str(error.value)
+
+
+def test_layers_with_an_indexer_by_their_frequency() -> None:
+    """GLM-5.2's file has both; in it, they agree."""
+    config = PUBLISHED["GLM-5.2"]
+    found = [read_config(one) for one in (config, {**config, "indexer_types": None})]
+    assert found[0].layers == found[1].layers
+    latents = [layer.latent for layer in read_config({**config, "indexer_types": None, "index_topk_freq": None}).layers]
+    assert not any(latent is None or latent.indexer is None or latent.indexer.is_shared for latent in latents)
 
 
 def test_names_are_replaced_in_order_and_by_whole_parts() -> None:

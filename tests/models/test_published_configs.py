@@ -14,7 +14,7 @@ from itertools import groupby
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import ConvolutionConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
+from pagewick.layers.config import ConvolutionConfig, IndexerConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
@@ -109,6 +109,8 @@ FACTS = {
     "1: silu 12288, 59: 6 of 160 x 1536 + 3072 | 163840 |",
     "DeepSeek-R1": "61 128 1536/512 128+64 128 | yarn 64@10000 in pairs | all | sequential rms 1e-06 | "
     "3: silu 18432, 58: 8 of 256 x 2048 + 2048 | 163840 |",
+    "DeepSeek-V3.2": "61 128 1536/512 128+64 128 | yarn 64@10000 in pairs | all | sequential rms 1e-06 | "
+    "3: silu 18432, 58: 8 of 256 x 2048 + 2048 | 163840 | 61 indexers 64x128 for 2048",
     "Kimi-K2-Instruct": "61 64 1536/512 128+64 128 | yarn 64@50000 in pairs | all | sequential rms 1e-06 | "
     "1: silu 18432, 60: 8 of 384 x 2048 + 2048 | 131072 |",
     "Moonlight-16B-A3B": "27 16 None/512 128+64 128 | default 64@50000 in pairs | all | sequential rms 1e-05 | "
@@ -213,6 +215,10 @@ def other(config: ModelConfig) -> str:
             found[-1] += "" if norm.has_weight else " plain"
         if attention.logit_soft_cap:
             found.append(f"caps {attention.logit_soft_cap:g} {config.logit_soft_cap:g}")
+    elif attention.indexer is not None:
+        indexer, num_own = attention.indexer, sum(not one.is_shared for one in indexers(config))
+        found.append(f"{num_own} indexers {indexer.num_heads}x{indexer.head_dim} for {indexer.top_k}")
+        found[-1] += " in pairs" if indexer.is_interleaved else ""
     rope = config.layers[0].rope
     if rope is not None and rope.query_beta:
         found.append(f"queries {rope.query_beta:g} from {rope.original_max_position_embeddings}")
@@ -221,6 +227,11 @@ def other(config: ModelConfig) -> str:
     if config.logit_scale != 1.0:
         found.append(f"factors {config.embedding_scale:g} {config.residual_scale:g} {config.logit_scale:g}")
     return ", ".join(found + ["head bias"] * config.head_bias)
+
+
+def indexers(config: ModelConfig) -> list[IndexerConfig]:
+    found = (layer.latent.indexer for layer in config.layers if layer.latent is not None)
+    return [indexer for indexer in found if indexer is not None]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -236,7 +236,7 @@ class Batch {
   Array<int32_t> cu_seqlens_;
 };
 
-// Of equal scores, the earlier tokens are better, and a score that is not a number is the worst.
+// Among equal scores, those of earlier tokens are better; NaN is the worst.
 void test_order() {
   begin_case("select_keys: equal scores and NaN");
   constexpr int64_t kKeys = 9, kTopK = 4;

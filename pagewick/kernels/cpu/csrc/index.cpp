@@ -28,7 +28,7 @@ struct TokenGroup {
   float* scores;
 };
 
-// Returns a number that is greater for a better key: of equal scores, the earlier key is better. NaN is the worst.
+// Returns a number that is greater for a better key. Among equal scores, that of the earlier key is better. NaN is the worst.
 uint64_t rank_of(float score, int64_t position) {
   const float value = score + 0.0f;  // one zero in place of two
   uint32_t bits;

@@ -55,10 +55,10 @@ class GeneratedToken(TokenAlternative):
 class LastFields(Struct, kw_only=True):
     """Fields that only the last object of a response has.
 
-    done_reason: load: only the model was asked for; unload: it has been unloaded. total_duration: from the request to the last token.
-    load_duration: 0, since the model was loaded before. prompt_eval_count: tokens of the prompt, those of the prefix
-    cache included. prompt_eval_duration: until the first token. eval_count: tokens of the response. eval_duration: from
-    the first token to the last.
+    done_reason: load: only the model was asked for; unload: it has been unloaded. total_duration: from the request to
+    the last token. load_duration: 0, since the model was loaded before. prompt_eval_count: tokens of the prompt, those
+    of the prefix cache included. prompt_eval_duration: until the first token. eval_count: tokens of the response.
+    eval_duration: from the first token to the last.
     """
 
     done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
