@@ -205,16 +205,23 @@ def state_spec(kept: KeptState, *, layout: str = "") -> CacheSpec:
     )
 
 
+def can_keep(kept: Kept, cache_dtype: str) -> bool:
+    """Whether NativeBackend keeps this in a dtype: 8-bit numbers not where tokens see a selection.
+
+    Kernels read selected tokens as blocks of one token, which have no room for scales.
+    """
+    is_selective = isinstance(kept, KeptIndexKeys) or (isinstance(kept, KeptLatents) and kept.is_selective)
+    return not (is_selective and CACHE_DTYPES[cache_dtype].num_scale_bytes)
+
+
 def native_spec(kept: Kept, block_size: int, cache_dtype: str, *, layout: str = "") -> CacheSpec:
     """Return the spec of NativeBackend's blocks. cache_dtype: a name in CACHE_DTYPES.
 
     layout depends on the native library, which needs torch; callers that do not compare layouts leave it empty.
-    Raises ConfigError for 8-bit numbers where tokens see a selection: kernels read selected tokens as blocks of one
-    token, which have no room for scales.
+    Raises ConfigError for a dtype that cannot be kept.
     """
     dtype = CACHE_DTYPES[cache_dtype]
-    is_selective = isinstance(kept, KeptIndexKeys) or (isinstance(kept, KeptLatents) and kept.is_selective)
-    if is_selective and dtype.num_scale_bytes:
+    if not can_keep(kept, cache_dtype):
         raise ConfigError(
             f"--kv-cache-dtype {cache_dtype} does not go with the sparse attention of this model; "
             "give bfloat16, float16 or float32, or leave the flag out"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.doctor.checkpoint import Checkpoint, quantized_at_load
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
@@ -23,6 +22,7 @@ from pagewick.doctor.plan import (
     Plan,
     Wishes,
     best_plan,
+    cache_dtypes,
     cache_groups,
     make_plan,
     sizes_that_fit,
@@ -167,7 +167,7 @@ def describe(
         formats=formats,
         kv_bytes={
             dtype: sum(group.bytes_per_token for group in cache_groups(model, cache_dtype=dtype))
-            for dtype in CACHE_DTYPES
+            for dtype in cache_dtypes(model)
         },
         plan=plan,
         scale=scale,
@@ -257,10 +257,10 @@ def _advice(
         ways.append("--dtype bfloat16, which takes half as much")
     if plan.fitting_context >= BLOCK_SIZE:
         ways.append(f"--max-model-len {plan.fitting_context}")
-        with_int8 = replace(plan.wishes, kv_cache_dtype="int8")
-        fitting = make_plan(model, lambda size: weights_of(size).total, plan.device, with_int8)
-        if plan.kv_cache_dtype != "int8" and not fitting.missing:
-            ways.append("--kv-cache-dtype int8, which takes half of bfloat16")
+        if plan.kv_cache_dtype != "int8" and "int8" in cache_dtypes(model):
+            with_int8 = replace(plan.wishes, kv_cache_dtype="int8")
+            if not make_plan(model, lambda size: weights_of(size).total, plan.device, with_int8).missing:
+                ways.append("--kv-cache-dtype int8, which takes half of bfloat16")
     if plan.device.kind == "cuda":
         if least := least_offload(model, weights_of(num_ranks), plan):
             ways.append(f"--num-experts-offload-per-rank {least}")

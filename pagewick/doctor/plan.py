@@ -17,12 +17,14 @@ from math import gcd
 from typing import Final, Literal
 
 from pagewick.attention.cache_spec import (
+    CACHE_DTYPES,
     CacheSpec,
     Kept,
     KeptHeads,
     KeptIndexKeys,
     KeptLatents,
     KeptState,
+    can_keep,
     native_spec,
     state_spec,
 )
@@ -189,6 +191,12 @@ def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) ->
         )
         for kept, count in groups.items()
     ]
+
+
+def cache_dtypes(model: ModelConfig) -> list[str]:
+    """Return the names in CACHE_DTYPES that the KV cache of a model may have."""
+    kept = {one for layer in model.layers for one in _kept(layer, 1) if not isinstance(one, KeptState)}
+    return [name for name in CACHE_DTYPES if all(can_keep(one, name) for one in kept)]
 
 
 def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:

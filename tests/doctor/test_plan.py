@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pagewick import LLM
+from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.attention.native import NativeBackend, default_block_size
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
@@ -244,3 +245,8 @@ class TestRanks:
 def test_a_context_longer_than_the_models() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 131073 is longer than the model's context of 131072"):
         make_plan(LLAMA, WEIGHTS, GPU, Wishes(max_model_len=131073))
+
+
+def test_a_cache_of_selected_tokens_has_no_dtype_with_scales() -> None:
+    assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-V3.2"])) == ["float32", "bfloat16", "float16"]
+    assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-R1"])) == list(CACHE_DTYPES)
