@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (also Lite) and DeepSeek-V3 with R1. Llama, except:
+"""DeepSeek-V2 (also Lite), DeepSeek-V3 with R1, and Kimi K2. Llama, except:
 
 - Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
 - YaRN: where the file has mscale_all_dim, scores are also scaled by its square.
@@ -20,6 +20,7 @@ from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig, RopeConf
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.multimodal import read_text_part
 from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
@@ -54,6 +55,11 @@ def read_deepseek_v2(entries: Entries) -> ModelConfig:
         "scaling": entries.positive("routed_scaling_factor", 1.0),
     }
     return _read(entries, routing, num_experts=num_experts, default_shared=2, is_interleaved=True)
+
+
+def read_kimi_multimodal(entries: Entries) -> ModelConfig:
+    """Kimi K2.5 and 2.6. The part that sees is not loaded."""
+    return read_text_part(entries, read_deepseek_v3)
 
 
 def read_deepseek_v3(entries: Entries) -> ModelConfig:

@@ -18,7 +18,7 @@ from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (
-    r"(model\.)?(vision_embedder|audio_tower|embed_audio)\..*",
+    r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*",
     TOWER_TENSORS,
     GEMMA4_TENSORS,
     VISION_TENSORS,

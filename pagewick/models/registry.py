@@ -85,6 +85,8 @@ ARCHITECTURES: Final = {
     "Cohere2ForCausalLM": "pagewick.models.cohere:read_cohere2",
     "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
+    "KimiK25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
+    "Kimi_K25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",

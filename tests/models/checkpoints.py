@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
@@ -37,6 +38,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     if config["model_type"] == "internlm3":
         # Llama's class computes it, and gives its own name.
         (directory / "config.json").write_text(json.dumps({**config, "architectures": ["InternLM3ForCausalLM"]}))
+    if config["model_type"] == "kimi_k25":
+        _restore_layers(directory / "model.safetensors")
     if config["model_type"].startswith("qwen") and "vision_config" in config:
         settings = {
             "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "temporal_patch_size": 2,
@@ -67,6 +70,13 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def _restore_layers(file: Path) -> None:
+    """Name the layers of Kimi K2.5's text part as published files do: transformers writes `blocks`, as of images."""
+    tensors = load_file(file)
+    save_file({name.replace("language_model.model.blocks", "language_model.model.layers"): tensor
+               for name, tensor in tensors.items()}, file)  # fmt: skip
 
 
 def auto_model(config: Any) -> Any:

@@ -27,7 +27,7 @@ from tests.models.checkpoints import auto_model
 from tests.models.variants import VARIANTS, Variant
 
 # Parts that are not loaded, unless the model reads images.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal")
+OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector")
 META = torch.device("meta")
 
 

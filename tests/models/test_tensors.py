@@ -82,6 +82,8 @@ VARIANT_OF = {
     "Exaone4ForCausalLM": "exaone-4-32b",
     "DeepseekV2ForCausalLM": "deepseek-v2",
     "DeepseekV3ForCausalLM": "deepseek-v3",
+    "KimiK25ForConditionalGeneration": "kimi-k2.5",
+    "Kimi_K25ForConditionalGeneration": "kimi-k2.5",
     "DeepseekV32ForCausalLM": "deepseek-v3.2",
     "GlmMoeDsaForCausalLM": "glm-5.2",
     "GPTBigCodeForCausalLM": "starcoder",
@@ -101,7 +103,7 @@ VARIANT_OF = {
     "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal")
+OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector")
 CPU = torch.device("cpu")
 
 
@@ -311,5 +313,5 @@ def test_every_architecture_is_here() -> None:
     known = {f"{variant.config}{task}" for variant in VARIANTS.values() for task in tasks}
     assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - {
         "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
-        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "KimiK25ForConditionalGeneration",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.variants.variant import Variant, rope
+from tests.models.variants.variant import COMMON, Variant, rope
 
 LATENT: dict[str, Any] = {
     "head_dim": None, "num_key_value_heads": 6, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12,
@@ -60,6 +60,18 @@ VARIANTS = {
         {
             **V3, **INDEXER, "index_topk": 13, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
             "mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "shared", "full"],
+        },
+        is_loose=True,
+    ),
+    "kimi-k2.5": Variant(
+        "Kimi_K25",
+        {
+            "text_config": {**COMMON, **V3, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1, **rope()},
+            "vision_config": {
+                "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "pos_emb_height": 4, "pos_emb_width": 4,
+            },
+            "tie_word_embeddings": False,
         },
         is_loose=True,
     ),
