@@ -22,6 +22,7 @@ from pagewick.layers.sparse_activation import deviations_below
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import filled_config, read_config
+from pagewick.weights.gguf.special_entries import INDEXERS
 
 Factors = dict[str, tuple[float, ...]]
 """Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
@@ -119,6 +120,9 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     found |= _linear_attention(config, model, architecture.harmless)
     if kind == "gemma3n":
         found |= _gemma3n(model)
+    if kind == "glm-dsa":
+        indexers = (layer.latent.indexer for layer in model.layers if layer.latent is not None)
+        found[INDEXERS] = [indexer is not None and not indexer.is_shared for indexer in indexers]
     rope, factors = _gemma4(model) if kind == "gemma4" else _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]

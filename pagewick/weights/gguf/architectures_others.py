@@ -14,6 +14,33 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 _HUNYUAN_NORMS: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 # general.architecture -> its meaning. `mistral3` that scales no queries is `llama`.
+# DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer.
+_SPARSE_ENTRIES: Final = {
+    **common.LATENT_ENTRIES,
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
+_SPARSE_REQUIRED: Final = (
+    *common.EXPERTS,
+    "attention.kv_lora_rank",
+    "attention.q_lora_rank",
+    "rope.dimension_count",
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    "attention.indexer.top_k",
+)
+_BY_SIGMOID: Final = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_SPARSE: Final = {
+    **common.GATED_MLP,
+    **common.LATENT,
+    **common.ROUTED,
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
+
 ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
     "hunyuan-dense": GgufArchitecture(
         name="HunYuanDenseV1ForCausalLM", has=common.BIAS, layer={**common.LAYER, **_HUNYUAN_NORMS}
@@ -120,5 +147,19 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
         constants={"q_lora_rank": None},
         layer={**common.GATED_MLP, **common.LATENT, **common.ROUTED},
         harmless=frozenset({"attention.temperature_scale"}),
+    ),
+    "deepseek32": GgufArchitecture(
+        name="DeepseekV32ForCausalLM",
+        entries=_SPARSE_ENTRIES,
+        required=_SPARSE_REQUIRED,
+        constants=_BY_SIGMOID,
+        layer=_SPARSE,
+    ),
+    "glm-dsa": GgufArchitecture(
+        name="GlmMoeDsaForCausalLM",
+        entries=_SPARSE_ENTRIES,
+        required=_SPARSE_REQUIRED,
+        constants=_BY_SIGMOID,
+        layer=_SPARSE,
     ),
 }

@@ -24,7 +24,8 @@ _NOT_LOADED: Final = re.compile(
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 # Mixtral's first files have a tensor for each expert, with its number.
 _NAME: Final = re.compile(
-    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.output|cls\.norm|shortconv\.(conv|in_proj|out_proj)|[a-z0-9_]+)"
+    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.(output|norm)|shortconv\.(conv|in_proj|out_proj)"
+    r"|indexer\.(attn_q_b|attn_k|k_norm|proj)|[a-z0-9_]+)"
     r"(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
     re.ASCII,
 )

@@ -20,6 +20,8 @@ _GEMMA3N_LAYERS_WITH_KEYS: Final = 20
 _MAVERICK_EXPERTS: Final = 128
 _MISTRAL4_BETA: Final = 0.1
 _WINDOW: Final = "attention.sliding_window"
+INDEXERS: Final = "attention.indexer.types"
+"""The key, without its architecture, of a list of flags: whether each layer has an indexer."""
 _SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Factors of rotary frequencies from here on mean that a pair does not turn.
@@ -202,6 +204,12 @@ def _mistral4(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {"rope_scaling": {**scaling, "llama_4_scaling_beta": beta}}
 
 
+def _glm_dsa(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Which layers have an indexer; files of models in which all have one may not say so."""
+    flags = metadata.of_layers(INDEXERS, found["num_hidden_layers"])
+    return {} if flags is None else {"indexer_types": ["full" if flag else "shared" for flag in flags]}
+
+
 def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """The numbers that llama.cpp has in its code. It tells models whose heads are normalised by their experts."""
     num_layers, num_experts = found["num_hidden_layers"], found.get("num_local_experts", 0)
@@ -233,6 +241,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "exaone-moe": _windows,
     "mistral3": _mistral3,
     "mistral4": _mistral4,
+    "glm-dsa": _glm_dsa,
     "llama4": _llama4,
     **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),

@@ -96,6 +96,14 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     # There is a key for one of YaRN's two mscales.
     "deepseek-v2": {**_LATENT, "q_lora_rank": 32, **rope("yarn", 100.0, **YARN, mscale=0.6, mscale_all_dim=0.6)},
     "deepseek-v3": {**_LATENT, "q_lora_rank": 32},
+    "deepseek-v3.2": {**_LATENT, "q_lora_rank": 32, "index_head_dim": 32},
+    "glm-5.2": {
+        **_LATENT,
+        "q_lora_rank": 32,
+        "index_head_dim": 32,
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
     "gpt-oss": {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
     "starcoder": {},
     "starcoder2-3b": {"sliding_window": None},

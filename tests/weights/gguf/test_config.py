@@ -226,3 +226,21 @@ def test_axes_of_images_do_not_matter_for_text(kind: str) -> None:
     with_axes = config_of({**keys, "rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 3}, kind)
     assert with_axes == config_of(keys, kind)
     assert not read_config(with_axes).architecture.endswith("ForConditionalGeneration")
+
+
+def test_layers_of_glm_5_with_an_indexer() -> None:
+    keys = {
+        "block_count": 4, "nextn_predict_layers": 1, "attention.q_lora_rank": 16, "attention.kv_lora_rank": 16,
+        "attention.key_length_mla": 24, "attention.value_length_mla": 16, "rope.dimension_count": 8,
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 1,
+        "attention.indexer.head_count": 4, "attention.indexer.key_length": 16, "attention.indexer.top_k": 9,
+    }  # fmt: skip
+    # The last flag is that of a layer which predicts later tokens.
+    config = config_of({**keys, "attention.indexer.types": [True, False, True, True]}, "glm-dsa")
+    assert config["indexer_types"] == ["full", "shared", "full"]
+    indexers = [layer.latent.indexer for layer in read_config(config).layers if layer.latent is not None]
+    assert [indexer is not None and indexer.is_shared for indexer in indexers] == [False, True, False]
+    # Files of GLM-5 and 5.1 do not say it.
+    assert "indexer_types" not in config_of(keys, "glm-dsa")
+    with pytest.raises(ModelLoadError, match=r"glm-dsa.attention.indexer.types is a list of 2, and must have one"):
+        config_of({**keys, "attention.indexer.types": [True, False]}, "glm-dsa")
