@@ -5,6 +5,7 @@
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
+#include "index.h"
 #include "logits.h"
 #include "matrix.h"
 #include "mla.h"
@@ -24,6 +25,7 @@ extern const AttentionKernels kAttention{};
 extern const ConvolutionKernels kConvolution{};
 extern const DeltaKernels kDelta{};
 extern const ElementwiseKernels kElementwise{};
+extern const IndexKernels kIndex{};
 extern const LogitsKernels kLogits{};
 extern const MatrixKernels kMatrix{};
 extern const MlaKernels kMla{};
