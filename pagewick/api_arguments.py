@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
@@ -290,7 +291,8 @@ def image_reader(config: EngineConfig, info: ModelInfo, tokenizer: Tokenizer) ->
     if (settings := image_settings(config)) is None:
         raise ModelLoadError(f"{config.model} has no preprocessor_config.json any more; download it again")
     token = tokenizer.decode([token_id], skip_special_tokens=False)
-    return ImageReader.of(settings, token_id, token, id_of=tokenizer.id_of)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return ImageReader.of(settings, token_id, token, id_of=tokenizer.id_of, encode=encode)
 
 
 def plain_token_ids(token_ids: Sequence[Any]) -> list[int]:

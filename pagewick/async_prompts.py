@@ -102,8 +102,9 @@ class AsyncPrompts:
     async def _read_images(self, tokens: PromptTokens, param: str) -> ModelInput:
         # One after the other: the images of a request with many must not hold up those of other requests.
         images = [
-            await self._threads.run(partial(self._prompts.read_image, one, param), is_image=True)
+            picture
             for one in tokens.images
+            for picture in await self._threads.run(partial(self._prompts.read_image, one, param), is_image=True)
         ]
         return ModelInput(tokens.token_ids, images)
 

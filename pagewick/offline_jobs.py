@@ -101,7 +101,7 @@ class JobMaker:
         return self._encoded(rendered.text, self._prompts.place_rendered(rendered), "messages")
 
     def _encoded(self, text: str | None, tokens: PromptTokens, param: str) -> EncodedPrompt:
-        images = [self._prompts.read_image(one, param) for one in tokens.images]
+        images = [picture for one in tokens.images for picture in self._prompts.read_image(one, param)]
         return EncodedPrompt(text, tokens.token_ids, images)
 
 

@@ -17,14 +17,13 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import Add, EngineRequest, ImageInput, RequestOptions, decode_to_engine, encode_frame
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ArgumentError, ContextLengthError, InvalidRequestError, ModelLoadError, UnsupportedError
-from pagewick.images.decoding import prepare
 from pagewick.images.sources import LoadedImage
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.image_prompts import ModelInput
 from pagewick.text_threads import TextThreads
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient, fake_engine
-from tests.images.pictures import file_of, noise
+from tests.images.pictures import file_of, noise, prepare
 from tests.images.reading_model import (
     FILES,
     NUM_TOKENS,
@@ -101,7 +100,7 @@ def test_images_are_counted_without_being_decoded(monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: Any) -> None:
         raise AssertionError("an image was decoded")
 
-    monkeypatch.setattr(LoadedImage, "picture", fail)
+    monkeypatch.setattr(LoadedImage, "pictures", fail)
     too_large = [user({"type": "image", "image": file_of(noise(90, 80))}, *[image_part(0)] * 60)]
 
     async def main() -> None:
@@ -119,9 +118,9 @@ def test_images_are_counted_without_being_decoded(monkeypatch: pytest.MonkeyPatc
 def test_images_are_decoded_beside_the_event_loop_two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, both, names = threading.Lock(), threading.Event(), []
     num_running, most = 0, 0
-    original = LoadedImage.picture
+    original = LoadedImage.pictures
 
-    def picture(self: LoadedImage, settings: Any) -> Any:
+    def pictures(self: LoadedImage, settings: Any) -> Any:
         nonlocal num_running, most
         with lock:
             num_running += 1
@@ -134,7 +133,7 @@ def test_images_are_decoded_beside_the_event_loop_two_at_once(monkeypatch: pytes
             num_running -= 1
         return original(self, settings)
 
-    monkeypatch.setattr(LoadedImage, "picture", picture)
+    monkeypatch.setattr(LoadedImage, "pictures", pictures)
 
     async def main() -> None:
         engine = reading_engine(FakeClient())

@@ -9,7 +9,7 @@ from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
-from pagewick.images.settings import MAX_IMAGES
+from pagewick.images.settings import MAX_PICTURES
 
 # A beam search reports all its tokens at once, at its end. In a message a log-probability takes up to 15 bytes and a
 # token 28; in memory they take ten times as much.
@@ -105,8 +105,8 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
         return
     if info.image_token_id is None:
         raise UnsupportedError("this model reads no images; leave them out", param="messages")
-    if len(request.images) > MAX_IMAGES:
-        message = f"the prompt has {len(request.images)} images; give at most {MAX_IMAGES}"
+    if len(request.images) > MAX_PICTURES:
+        message = f"the prompt has {len(request.images)} images and tiles; give at most {MAX_PICTURES}"
         raise InvalidRequestError(message, param="messages")
     end = 0
     for number, image in enumerate(request.images):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from pagewick.config import EngineConfig
@@ -29,3 +30,12 @@ def image_settings(config: EngineConfig) -> ImageSettings | None:
     else:
         return None
     return settings if config.max_image_pixels is None else settings.limited(config.max_image_pixels)
+
+
+def with_largest_picture(config: EngineConfig) -> EngineConfig:
+    """Return a config whose max_image_pixels are those of the largest picture: an image, or a tile of it.
+
+    Unchanged if the model's files have no settings. Raises as `image_settings`.
+    """
+    settings = image_settings(config)
+    return config if settings is None else replace(config, max_image_pixels=settings.largest_picture)

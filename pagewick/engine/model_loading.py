@@ -160,7 +160,7 @@ def _with_images(
         if collectives.rank == 0:
             logger.warning("images are refused: %s has no preprocessor_config.json; download it too", config.model)
         return config, model.without_vision(), None
-    config = replace(config, max_image_pixels=settings.max_pixels)
+    config = replace(config, max_image_pixels=settings.largest_picture)
     max_image_tokens(config, model)
     return config, model, settings
 

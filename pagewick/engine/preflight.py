@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.adapters import DEFAULT_MAX_RANK, num_adapters_of
+from pagewick.engine.image_settings import with_largest_picture
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
 from pagewick.errors import ConfigError, ModelLoadError, NotEnoughMemoryError
@@ -212,6 +213,8 @@ class WeightBytes:
                 num_bytes += kept
                 num_expert_bytes += kept if tensor.role == "expert" and model is models[0] else 0
         mixtures = models[0].config.mixtures
+        if models[0].config.fitted(models[0].names).vision is not None:
+            config = with_largest_picture(config)
         step = max(gpu_step_bytes(found.config, StepLimits.of(config, found.config), num_ranks) for found in models)
         quantizing = max(found.quantizing_bytes(num_ranks) for found in models)
         return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step, quantizing)

@@ -6,7 +6,7 @@ Nothing else here needs numpy and Pillow, so that a server that gets no images d
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.images.headers import Format, Header, check_num_pixels, measured
-from pagewick.images.settings import ImageSettings
+from pagewick.images.settings import ImageSettings, View
 
 # Rows of an image that are laid on white at once.
 _STRIP_ROWS = 256
@@ -52,14 +52,18 @@ _NOTES = (b"eXIf", b"Raw profile type", b"Exif", b"EXIF", b"xmp", b"XMP", b"http
 
 
 class Picture(NamedTuple):
-    """pixels: uint8 [height, width, 3], red, green and blue, resized, not normalized. num_tokens: its placeholders."""
+    """An image, or a tile of one, as a model reads it.
+
+    pixels: uint8 [height, width, 3], red, green and blue, resized, not normalized. num_tokens: its placeholders, with
+    the tokens between its rows.
+    """
 
     pixels: npt.NDArray[np.uint8]
     num_tokens: int
 
 
-def prepare(data: bytes, settings: ImageSettings) -> Picture:
-    """Decode a file, and resize the image for a model.
+def prepare(data: bytes, settings: ImageSettings) -> list[Picture]:
+    """Decode a file, and return the pictures that a model gets of the image.
 
     The image is turned upright and becomes red, green and blue; what is transparent becomes white.
     Raises InvalidRequestError for a damaged, truncated, animated, too large or too narrow image.
@@ -67,18 +71,33 @@ def prepare(data: bytes, settings: ImageSettings) -> Picture:
     header = measured(data)
     settings.resized(header.height, header.width)
     with _refusing_damage(f"its {header.format.value} file"):
-        return picture_of(_decoded(data, header), settings)
+        return pictures_of(_decoded(data, header), settings)
 
 
-def picture_of(image: Image.Image, settings: ImageSettings) -> Picture:
+def pictures_of(image: Image.Image, settings: ImageSettings) -> list[Picture]:
     """Do the same for an image of Pillow's, which may be a file that Pillow has not read yet."""
     check_num_pixels(image.height, image.width)
     settings.resized(image.height, image.width)
     with _refusing_damage("it"):
         image = _upright(image)
-        height, width = settings.resized(image.height, image.width)
-        resized = _rgb(image).resize((width, height), Image.Resampling(settings.resample))
-    return Picture(np.asarray(resized), settings.tokens_of(height, width))
+        views = settings.views(image.height, image.width)
+        seen = _seen(_rgb(image), views, Image.Resampling(settings.resample))
+    return [Picture(pixels, settings.tokens_of(*pixels.shape[:2])) for pixels in seen]
+
+
+def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling) -> list[npt.NDArray[np.uint8]]:
+    """Return the pixels of each view. Views that begin with the same sizes share the resized images."""
+    resized: dict[tuple[tuple[int, int], ...], Image.Image] = {(): image}
+    for view in views:
+        for number, (height, width) in enumerate(view.sizes):
+            if view.sizes[: number + 1] not in resized:
+                before = resized[view.sizes[:number]]
+                resized[view.sizes[: number + 1]] = before.resize((width, height), resample)
+    cut = []
+    for view in views:
+        top, left, height, width = view.box
+        cut.append(np.asarray(resized[view.sizes])[top : top + height, left : left + width])
+    return cut
 
 
 def is_turned(content: bytes | Image.Image) -> bool:

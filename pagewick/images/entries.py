@@ -59,6 +59,12 @@ class Entries:
             raise ModelLoadError(f"{name} in {self.source} is {height} x {width}; Pagewick knows squares only")
         return height
 
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ModelLoadError(f"{name} in {self.source} must be true or false; got {str(value)[:80]!r}; {FIX}")
+        return default if value is None else value
+
     def token(self, name: str, default: str) -> str:
         """Return the text of a token, which may be written as an object with its content."""
         value = self.values.get(name)

@@ -11,6 +11,8 @@ from pagewick.errors import ConfigError, InvalidRequestError
 
 # The most images of a request.
 MAX_IMAGES = 64
+# The most pictures of a request: its images, and the tiles of those that are cut.
+MAX_PICTURES = 4096
 # The longer side may be at most this many times the shorter one, as in Qwen's published processors.
 MAX_ASPECT_RATIO = 200
 
@@ -36,17 +38,43 @@ class Placeholder(NamedTuple):
         return f"{self.before}{token}{self.after}"
 
 
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class View(NamedTuple):
+    """A picture that a model gets of an image: all of it, or a tile.
+
+    sizes: the heights and widths to which the image is resized, one after the other. box: the part that is cut out of
+    the last of these. before: the text ahead of the tokens of the picture.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    box: Box
+    before: str = ""
+
+    @classmethod
+    def whole(cls, *sizes: tuple[int, int], before: str = "") -> Self:
+        """Return a view of all of the image."""
+        return cls(sizes, Box(0, 0, *sizes[-1]), before)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSettings(ABC):
     """How an image becomes patches.
 
     patch_size: side of a patch in pixels. merge_size: the encoder makes one token of a square with this number of
     patches per side. temporal_patch_size: number of frames of a patch; an image is repeated so often. min_pixels,
-    max_pixels: limits for the number of pixels of the resized image. mean, std: of red, green and blue, after the
-    multiplication of 8-bit values with rescale_factor.
-    row_end: the text of the token behind each row of an image's tokens but the last one, which image_end follows; both
-    are empty if the rows follow each other. resample: Pillow's number of the filter that resizes. placeholder: None if
-    templates write the token of images itself.
+    max_pixels: limits for the number of pixels of the resized image, if it is not cut into tiles. mean, std: of red,
+    green and blue, after the multiplication of 8-bit values with rescale_factor.
+    row_end: the text of the token behind each row of an image's tokens but the last one; empty if the rows follow each
+    other. image_end: the text behind all tokens of an image; one token, if there is a row_end. resample: Pillow's
+    number of the filter that resizes. placeholder: None if templates write the token of images itself.
     """
 
     patch_size: int
@@ -71,6 +99,21 @@ class ImageSettings(ABC):
     def row_break(self) -> int:
         """The number of tokens behind each row of an image's tokens."""
         return 1 if self.row_end else 0
+
+    @property
+    def depends_on_turning(self) -> bool:
+        """Whether an image may have other tokens than the same one that is turned by 90 degrees."""
+        return bool(self.row_end)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The tokens of the texts around pictures that a tokenizer must know."""
+        return ()
+
+    @property
+    def largest_picture(self) -> int:
+        """The number of pixels of the largest picture."""
+        return self.max_pixels
 
     @property
     def has_fixed_size(self) -> bool:
@@ -99,6 +142,13 @@ class ImageSettings(ABC):
             raise InvalidRequestError(message)
         return self._fitted(height, width)
 
+    def views(self, height: int, width: int) -> tuple[View, ...]:
+        """Return the pictures that the model gets of an image, in their order. Raises InvalidRequestError as `resized`.
+
+        The sides of each are multiples of token_side.
+        """
+        return (View.whole(self.resized(height, width)),)
+
     @abstractmethod
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         """Return what `resized` does, for an image that is not too narrow."""
@@ -119,18 +169,18 @@ class ImageSettings(ABC):
         return new_height, new_width
 
     def num_tokens(self, height: int, width: int) -> int:
-        """Return the number of tokens of an image whose file has this size, with those between its rows.
+        """Return the number of tokens of an image whose file has this size, with those between rows of a picture.
 
         Raises InvalidRequestError as `resized`.
         """
-        return self.tokens_of(*self.resized(height, width))
+        return sum(self.tokens_of(view.box.height, view.box.width) for view in self.views(height, width))
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Return the number of tokens of a resized image, with those between its rows."""
+        """Return the number of tokens of a picture, with those between its rows."""
         return height // self.token_side * (width // self.token_side + self.row_break)
 
     @property
     def max_tokens(self) -> int:
-        """The number of tokens of the largest image, with those between its rows."""
+        """The number of tokens of the largest image, with those between its rows and its tiles."""
         num_rows = math.isqrt(self.max_pixels) // self.token_side
         return self.max_pixels // self.token_side**2 + num_rows * self.row_break

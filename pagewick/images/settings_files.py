@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pagewick.errors import ModelLoadError
-from pagewick.images import gemma3_settings, gemma4_settings, pixtral_settings, qwen_settings
+from pagewick.images import gemma3_settings, gemma4_settings, lfm2_vl_settings, pixtral_settings, qwen_settings
 from pagewick.images.entries import FIX, Entries, SettingsFiles, read_object
 from pagewick.images.gemma3_settings import Gemma3Settings
 from pagewick.images.gemma4_settings import Gemma4Settings
+from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
@@ -24,6 +25,7 @@ _FAMILIES = {
     **dict.fromkeys(pixtral_settings.PROCESSORS, PixtralSettings.of),
     **dict.fromkeys(gemma3_settings.PROCESSORS, Gemma3Settings.of),
     **dict.fromkeys(gemma4_settings.PROCESSORS, Gemma4Settings.of),
+    **dict.fromkeys(lfm2_vl_settings.PROCESSORS, Lfm2VlSettings.of),
 }
 
 

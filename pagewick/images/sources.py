@@ -35,13 +35,13 @@ class LoadedImage(NamedTuple):
 
         return (self.width, self.height) if is_turned(self.content) else (self.height, self.width)
 
-    def picture(self, settings: ImageSettings) -> Picture:
-        """Decode and resize it. Raises InvalidRequestError as `prepare` does."""
-        from pagewick.images.decoding import picture_of, prepare
+    def pictures(self, settings: ImageSettings) -> list[Picture]:
+        """Decode it, and return what the model gets of it. Raises InvalidRequestError as `prepare` does."""
+        from pagewick.images.decoding import pictures_of, prepare
 
         if isinstance(self.content, bytes):
             return prepare(self.content, settings)
-        return picture_of(self.content, settings)
+        return pictures_of(self.content, settings)
 
 
 def is_source(value: object) -> TypeGuard[ImageSource]:

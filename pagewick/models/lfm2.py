@@ -1,4 +1,4 @@
-"""LFM2, LFM2 with experts (arXiv:2511.23404) and LFM3. Llama, except:
+"""LFM2, LFM2 with experts (arXiv:2511.23404), LFM2-VL, which reads images, and LFM3. Llama, except:
 
 - Most layers have a gated short convolution in place of attention.
 - In the others, queries and keys are normalised per head.
@@ -17,7 +17,9 @@ from pagewick.layers.config import ConvolutionConfig, MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.vision.merging_siglip_entries import with_lfm2_vl
 
 _CONVOLUTION: Final = "conv"
 _NAMES: Final = NameMap(
@@ -34,6 +36,8 @@ _NAMES: Final = NameMap(
         ("input_layernorm", "operator_norm"),
         ("post_attention_layernorm", "ffn_norm"),
         ("model.norm", "model.embedding_norm"),
+        # The text part of LFM2-VL.
+        ("language_model.norm", "language_model.embedding_norm"),
     )
 )
 _SANDWICH_NAMES: Final = NameMap(
@@ -64,6 +68,16 @@ def read_lfm2(entries: Entries) -> ModelConfig:
     entries = _renewed(entries)
     mlp = MlpConfig(intermediate_size=_inner_size(entries))
     return _read(entries, [mlp] * reading.read_num_layers(entries))
+
+
+def read_lfm2_vl(entries: Entries) -> ModelConfig:
+    """LFM2-VL and LFM2.5-VL: the text part is LFM2's."""
+    if entries.get("tie_embedding") is not None:
+        # An older name of the entry, which counts where a file has both.
+        entries = entries.replaced({"tie_word_embeddings": entries.flag("tie_embedding")})
+    kind = text_entries(entries).choice("model_type", ("lfm2", "lfm2_moe"), "lfm2")
+    read = read_lfm2 if kind == "lfm2" else read_lfm2_moe
+    return with_lfm2_vl(read_text_part(entries, read, is_tied=True), entries)
 
 
 def read_lfm2_moe(entries: Entries) -> ModelConfig:

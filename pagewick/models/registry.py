@@ -98,6 +98,7 @@ ARCHITECTURES: Final = {
     "FalconH1ForCausalLM": "pagewick.models.falcon_h1:read_falcon_h1",
     "Lfm2ForCausalLM": "pagewick.models.lfm2:read_lfm2",
     "Lfm2MoeForCausalLM": "pagewick.models.lfm2:read_lfm2_moe",
+    "Lfm2VlForConditionalGeneration": "pagewick.models.lfm2:read_lfm2_vl",
     "Lfm3ForCausalLM": "pagewick.models.lfm2:read_lfm3",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
     "Gemma3TextModel": "pagewick.models.gemma:read_embedding_gemma",

@@ -1,8 +1,9 @@
 """ImageReader: puts the images of a request into the places that its prompt has for them.
 
 A prompt has one placeholder token for each image. It is repeated as often as the image has tokens, in some models with
-another token behind each row of them. This follows from the size in the file's header alone: nothing is decoded for a
-prompt that is too long.
+another token behind each row of them. Some models get several pictures of an image, tiles and the whole; the tokens of
+each picture follow a text that names it. All of this follows from the size in the file's header alone: nothing is
+decoded for a prompt that is too long.
 
 Templates of some models write another token instead. A text then stands in its place, with the placeholder token in it.
 This comes before the prompt becomes tokens, because the ends of that text may form tokens with what is around it.
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
-from pagewick.images.settings import MAX_IMAGES, ImageSettings
+from pagewick.images.settings import MAX_IMAGES, MAX_PICTURES, ImageSettings, View
 from pagewick.images.sources import ImageSource, LoadedImage, load
 
 # The field of a prompt with images, in vLLM's words.
@@ -29,14 +31,14 @@ MAX_RESIZED_PIXELS = 2**26
 
 
 class ModelInput(NamedTuple):
-    """The tokens of a prompt, and the images that its placeholders stand for."""
+    """The tokens of a prompt, and the images that its placeholders stand for: each tile of an image is one."""
 
     token_ids: list[int]
     images: Sequence[ImageInput] = ()
 
     @property
     def short_token_ids(self) -> list[int]:
-        """The token ids with one placeholder for each image, for people who read the prompt."""
+        """The token ids with one placeholder for each picture, for people who read the prompt."""
         short, end = [], 0
         for one in self.images:
             short += self.token_ids[end : one.start + 1]
@@ -44,17 +46,34 @@ class ModelInput(NamedTuple):
         return short + self.token_ids[end:]
 
 
-class PlacedImage(NamedTuple):
-    """An image that is not decoded yet. number: its place in the request, from 1; the others: as in ImageInput.
+class PlacedPicture(NamedTuple):
+    """A picture of an image, whose `num_tokens` tokens begin `offset` tokens behind the image's first one.
 
-    width and height of the image itself are those of the file.
+    row_length: as in ImageInput.
+    """
+
+    offset: int
+    num_tokens: int
+    row_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image that is not decoded yet.
+
+    number: its place in the request, from 1. token_ids: all of its tokens, with those between and around its pictures.
+    start: the position of the first one in the prompt.
     """
 
     number: int
-    start: int
-    num_tokens: int
     image: LoadedImage
-    row_length: int = 0
+    token_ids: Sequence[int]
+    pictures: Sequence[PlacedPicture]
+    start: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class PromptTokens(NamedTuple):
@@ -67,8 +86,9 @@ class PromptTokens(NamedTuple):
 class ImageReader:
     """Reads the images of one model's requests; may be used by several threads at once.
 
-    settings: how the model wants its images. token_id: the placeholder token. token: its text, for errors. row_ends:
-    the tokens behind each row of placeholders but the last one, and behind that, if the settings name some.
+    settings: how the model wants its images. token_id: the placeholder token. token: its text. row_ends: the tokens
+    behind each row of placeholders but the last one, and behind that, if the settings name some. encode: returns the
+    tokens of the texts that the settings put around pictures; None if they put none there.
     """
 
     def __init__(
@@ -78,6 +98,7 @@ class ImageReader:
         token: str | None = None,
         *,
         row_ends: tuple[int, int] | None = None,
+        encode: Callable[[str], list[int]] | None = None,
     ) -> None:
         assert (row_ends is None) == (settings.row_break == 0), "the settings say whether rows are parted"
         assert token is not None or settings.placeholder is None, "the text around an image has its token in it"
@@ -85,6 +106,7 @@ class ImageReader:
         self._token_id = token_id
         self._token = token or f"token {token_id}"
         self._row_ends = row_ends
+        self._encode = encode
         self._written = None if (other := settings.placeholder) is None else other.written
         self._text = "" if other is None else other.around(self._token)
 
@@ -96,8 +118,9 @@ class ImageReader:
         token: str | None = None,
         *,
         id_of: Callable[[str], int | None] = lambda text: None,
+        encode: Callable[[str], list[int]] | None = None,
     ) -> Self:
-        """Return the reader of a model with these settings. id_of: finds the token with a text.
+        """Return the reader of a model with these settings. id_of: finds the token with a text. encode: see above.
 
         Raises ModelLoadError if the tokenizer lacks a token that the settings name.
         """
@@ -105,9 +128,9 @@ class ImageReader:
         if settings.row_break:
             ends = settings.row_end, settings.image_end
             row_ends = _known(ends[0], id_of, "parts the rows"), _known(ends[1], id_of, "parts the rows")
-        for text in () if settings.placeholder is None else settings.placeholder.tokens:
+        for text in (*settings.marks, *(() if settings.placeholder is None else settings.placeholder.tokens)):
             _known(text, id_of, "marks the places")
-        return cls(settings, token_id, token, row_ends=row_ends)
+        return cls(settings, token_id, token, row_ends=row_ends, encode=encode)
 
     def written_out(self, pieces: Sequence[str]) -> Sequence[str]:
         """Return the pieces of a prompt with images as the model reads them.
@@ -132,14 +155,11 @@ class ImageReader:
         for number, source in enumerate(sources, start=1):
             with _naming(number, param):
                 image = load(source)
-                # With rows that are parted, a tall image has more tokens than the same one lying on its side.
-                size = image.upright() if self._row_ends else (image.height, image.width)
-                height, width = self._settings.resized(*size)
-                num_tokens = self._settings.tokens_of(height, width)
-                row_length = width // self._settings.token_side if self._row_ends else 0
-                images.append(PlacedImage(number, 0, num_tokens, image, row_length))
+                size = image.upright() if self._settings.depends_on_turning else (image.height, image.width)
+                views = self._settings.views(*size)
+                images.append(self._placed(number, image, views))
             num_file_pixels += image.height * image.width
-            num_pixels += height * width
+            num_pixels += sum(view.box.height * view.box.width for view in views)
         num_tokens = sum(one.num_tokens for one in images)
         if num_tokens > max_len:
             raise ContextLengthError(
@@ -147,13 +167,45 @@ class ImageReader:
                 "fewer or smaller ones.",
                 param=param,
             )
-        for count, limit in ((num_file_pixels, MAX_FILE_PIXELS), (num_pixels, MAX_RESIZED_PIXELS)):
+        num_pictures = sum(len(one.pictures) for one in images)
+        for count, limit, what in (
+            (num_file_pixels, MAX_FILE_PIXELS, "pixels"),
+            (num_pixels, MAX_RESIZED_PIXELS, "pixels"),
+            (num_pictures, MAX_PICTURES, "tiles"),
+        ):
             if count > limit:
                 message = (
-                    f"the images of a request may have at most {limit} pixels; they have {count}. Make them smaller"
+                    f"the images of a request may have at most {limit} {what}; they have {count}. Make them smaller"
                 )
                 raise InvalidRequestError(message, param=param)
         return images
+
+    def _placed(self, number: int, image: LoadedImage, views: Sequence[View]) -> PlacedImage:
+        """Return an image with its tokens; it has no place yet. number: as in PlacedImage."""
+        token_ids: list[int] = []
+        pictures = []
+        ahead = self._ahead(views)
+        for view, before in zip(views, ahead, strict=False):
+            token_ids += before
+            height, width = view.box.height, view.box.width
+            row_length = width // self._settings.token_side if self._row_ends else 0
+            tokens = self._tokens(self._settings.tokens_of(height, width), row_length)
+            pictures.append(PlacedPicture(len(token_ids), len(tokens), row_length))
+            token_ids += tokens
+        return PlacedImage(number, image, token_ids + ahead[-1], pictures)
+
+    def _ahead(self, views: Sequence[View]) -> list[list[int]]:
+        """Return the tokens ahead of each view's, and those behind the last one's."""
+        end = "" if self._row_ends else self._settings.image_end
+        if not end and not any(view.before for view in views):
+            return [[] for _ in range(len(views) + 1)]
+        assert self._encode is not None, "these settings have texts around pictures"
+        # All at once: neighbouring characters may form one token.
+        token_ids = self._encode("".join(view.before + self._token for view in views) + end)
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self._token_id]
+        assert len(places) == len(views), "the texts have no placeholders of their own"
+        begins, ends = [0, *(place + 1 for place in places)], [*places, len(token_ids)]
+        return [token_ids[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def placed(
         self,
@@ -192,8 +244,8 @@ class ImageReader:
         for one in images:
             place = token_ids.index(self._token_id, position)
             whole += token_ids[position:place]
-            placed.append(one._replace(start=len(whole)))
-            whole += self._tokens(one)
+            placed.append(replace(one, start=len(whole)))
+            whole += one.token_ids
             position = place + 1
         whole += token_ids[position:]
         return PromptTokens(whole, placed)
@@ -205,22 +257,32 @@ class ImageReader:
             return self._token
         return f"{self._written} in a text, and {self._token} among token ids"
 
-    def _tokens(self, image: PlacedImage) -> list[int]:
+    def _tokens(self, num_tokens: int, row_length: int) -> list[int]:
+        """Return the tokens of a picture."""
         if self._row_ends is None:
-            return [self._token_id] * image.num_tokens
+            return [self._token_id] * num_tokens
         row_end, image_end = self._row_ends
-        row = [*[self._token_id] * image.row_length, row_end]
-        return [*(row * (image.num_tokens // len(row)))[:-1], image_end]
+        row = [*[self._token_id] * row_length, row_end]
+        return [*(row * (num_tokens // len(row)))[:-1], image_end]
 
-    def read(self, placed: PlacedImage, *, param: str) -> ImageInput:
-        """Decode and resize an image, which may take seconds. param: as in `loaded`. Raises InvalidRequestError."""
+    def read(self, placed: PlacedImage, *, param: str) -> list[ImageInput]:
+        """Decode an image, which may take seconds, and return its pictures, each with its place in the prompt.
+
+        param: as in `loaded`. Raises InvalidRequestError.
+        """
+        side = self._settings.token_side
         with _naming(placed.number, param):
-            picture = placed.image.picture(self._settings)
-            height, width, _ = picture.pixels.shape
-            row_length = width // self._settings.token_side if self._row_ends else 0
-            if (picture.num_tokens, row_length) != (placed.num_tokens, placed.row_length):
+            found = placed.image.pictures(self._settings)
+            rows = [picture.pixels.shape[1] // side if self._row_ends else 0 for picture in found]
+            counted = [(picture.num_tokens, row_length) for picture, row_length in zip(found, rows, strict=True)]
+            if counted != [(one.num_tokens, one.row_length) for one in placed.pictures]:
                 raise InvalidRequestError("its size has changed while it was read; send another copy of it")
-        return ImageInput(placed.start, placed.num_tokens, height, width, picture.pixels.tobytes(), row_length)
+        images = []
+        for (pixels, num_tokens), one in zip(found, placed.pictures, strict=True):
+            height, width, _ = pixels.shape
+            start = placed.start + one.offset
+            images.append(ImageInput(start, num_tokens, height, width, pixels.tobytes(), one.row_length))
+        return images
 
 
 def _known(text: str, id_of: Callable[[str], int | None], purpose: str) -> int:

@@ -286,8 +286,8 @@ class PromptEncoder:
     def _written_out(self, pieces: Sequence[str], images: Sequence[ImageSource]) -> Sequence[str]:
         return pieces if self.images is None or not images else self.images.written_out(pieces)
 
-    def read_image(self, placed: PlacedImage, param: str) -> ImageInput:
-        """Decode an image that one of the methods above has placed; see ImageReader.read."""
+    def read_image(self, placed: PlacedImage, param: str) -> list[ImageInput]:
+        """Decode an image that one of the methods above has placed, and return its pictures; see ImageReader.read."""
         assert self.images is not None, "an image was placed without a reader"
         return self.images.read(placed, param=param)
 

@@ -221,12 +221,12 @@ def test_images_that_stand_where_their_tokens_are(prompt: list[int], images: lis
         ([7, 7], [image(0, 1, 2, pixels=bytes(23))], "23 bytes"),
         ([7, 7], [image(0, 1, 2, pixels=b"")], "0 bytes"),
         ([7], [ImageInput(0, 0, 0, 0)], "0 x 0 pixels"),
-        ([7] * 65, [image(place, 1, 1) for place in range(65)], "65 images; give at most 64"),
+        ([7] * 4097, [image(place, 1, 1) for place in range(4097)], "4097 images and tiles; give at most 4096"),
     ],
 )
 def test_other_images_are_refused(prompt: list[int], images: list[ImageInput], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as info:
-        check_request(request(prompt, max_tokens=1, images=images), structs.replace(READS_IMAGES, max_model_len=1000))
+        check_request(request(prompt, max_tokens=1, images=images), structs.replace(READS_IMAGES, max_model_len=5000))
     assert info.value.param == "messages"
 
 

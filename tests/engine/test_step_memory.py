@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagewick.config import EngineConfig
+from pagewick.engine.image_settings import with_largest_picture
 from pagewick.engine.step_memory import (
     MAX_SHORT_ROWS,
     MAX_SHORT_TOKENS,
@@ -24,6 +27,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import VisionConfig
 from tests.models.published import PUBLISHED
+from tests.models.published_states import PUBLISHED_STATES
 
 MIB = 2**20
 LLAMA = read_config(PUBLISHED["Meta-Llama-3.1-8B"])
@@ -168,3 +172,16 @@ def test_numbers_are_those_of_the_kernels() -> None:
 def test_every_published_model_has_a_step() -> None:
     models: list[ModelConfig] = [read_config(config) for config in PUBLISHED.values()]
     assert all(64 * MIB < gpu_step_bytes(model, LIMITS) < 16 * 2**30 for model in models)
+
+
+def test_the_largest_picture_of_lfm2_vl_by_hand(tmp_path: Path) -> None:
+    """LFM2-VL 450M: pictures of 32 x 32 patches, of which 4 are a row, whatever the limit of an image's pixels."""
+    model = read_config(PUBLISHED_STATES["LFM2-VL-450M"])
+    assert StepLimits.of(EngineConfig(max_model_len=8192), model).image_pixels == 512**2
+    settings = {"image_processor_type": "Lfm2VlImageProcessorFast", "tile_size": 512}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    config = EngineConfig(model=str(tmp_path), max_model_len=8192, max_image_pixels=2**22)
+    limits = StepLimits.of(with_largest_picture(config), model)
+    assert limits.image_pixels == 512**2
+    rows = (2 * 256 + limits.num_tokens) * 1024 * 2
+    assert image_bytes(model, limits) == 1024 * max(12 * 3 * 16**2, (2 * 768 + 2 * 3072) * 2) + rows

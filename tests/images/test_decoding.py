@@ -17,12 +17,12 @@ from PIL import Image, ImageOps
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.images import headers
-from pagewick.images.decoding import picture_of, prepare
+from pagewick.images.decoding import pictures_of
 from pagewick.images.headers import MAX_FILE_PIXELS, MAX_JPEG_SCANS, Format, measured
 from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
 from pagewick.images.sources import load
-from tests.images.pictures import file_of, noise
+from tests.images.pictures import file_of, noise, prepare
 
 QWEN_2 = QwenSettings(14, 2, 2, 3136, 12845056, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
 SMALL = QwenSettings(3, 2, 2, 100, 3000, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
@@ -317,8 +317,8 @@ def test_images_of_other_libraries(tmp_path: Path) -> None:
     for source in (image, array, path, path.read_bytes()):
         loaded = load(source)
         assert (loaded.height, loaded.width) == (40, 90)
-        assert (loaded.picture(QWEN_2).pixels == expected.pixels).all()
-    assert (load(with_alpha("RGB")).picture(QWEN_2).pixels == reference(with_alpha("RGB"), QWEN_2)).all()
+        assert (loaded.pictures(QWEN_2)[0].pixels == expected.pixels).all()
+    assert (load(with_alpha("RGB")).pictures(QWEN_2)[0].pixels == reference(with_alpha("RGB"), QWEN_2)).all()
     for wrong in (array.astype(np.float32), array[..., 0], np.zeros((3, 40, 90), np.uint8), array[:0]):
         with pytest.raises(InvalidRequestError, match="must be uint8"):
             load(wrong)
@@ -326,4 +326,4 @@ def test_images_of_other_libraries(tmp_path: Path) -> None:
         load(tmp_path / "none.png")
     path.write_bytes(path.read_bytes()[:3000])
     with Image.open(path) as unread, pytest.raises(InvalidRequestError, match=r"it cannot be read \(.*truncated"):
-        picture_of(unread, QWEN_2)
+        pictures_of(unread, QWEN_2)

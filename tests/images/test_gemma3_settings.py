@@ -13,7 +13,6 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
-from pagewick.images.decoding import prepare
 from pagewick.images.gemma3_settings import Gemma3Settings
 from pagewick.images.settings import ImageSettings
 from pagewick.images.settings_files import read_settings
@@ -21,7 +20,7 @@ from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.image_prompts import ImageReader
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import address_of, file_of, noise, prepare
 from tests.images.test_image_settings import write
 from tests.tiny_text import byte_level_backend
 
@@ -222,7 +221,7 @@ def test_prompts_are_those_of_transformers(small: ImageSettings) -> None:
     assert TOKENIZER.id_of("\n\n\n") in expected
     for one in tokens.images:
         assert tokens.token_ids[one.start : one.start + one.num_tokens] == [IMAGE_ID] * 4
-        image = encoder.read_image(one, "messages")
+        (image,) = encoder.read_image(one, "messages")
         assert (image.height, image.width, image.num_tokens, image.row_length) == (12, 12, 4, 0)
 
 

@@ -15,7 +15,6 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
-from pagewick.images.decoding import prepare
 from pagewick.images.gemma4_settings import Gemma4Settings
 from pagewick.images.settings import ImageSettings
 from pagewick.images.settings_files import read_settings, settings_of
@@ -23,7 +22,7 @@ from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.image_prompts import ImageReader
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import address_of, file_of, noise, prepare
 from tests.images.test_image_settings import write
 from tests.tiny_text import byte_level_backend
 
@@ -245,7 +244,7 @@ def test_prompts_are_those_of_transformers() -> None:
     for one in tokens.images:
         around = tokens.token_ids[one.start - 1 : one.start + one.num_tokens + 1]
         assert around == [start, *[IMAGE_ID] * one.num_tokens, end]
-        image = encoder.read_image(one, "messages")
+        (image,) = encoder.read_image(one, "messages")
         assert image.num_tokens == image.height * image.width // 36 == one.num_tokens and image.row_length == 0
     assert len({one.num_tokens for one in tokens.images}) > 1
 

@@ -114,7 +114,7 @@ def test_placeholders_stand_in_rows() -> None:
     written = found[len(first) : -len(middle) - len(last)]
     assert TOKENIZER.decode(written, skip_special_tokens=False) == "[IMG]" and IMAGE_ID not in written
     for one, data, (rows, columns) in zip(tokens.images, FILES, GRIDS, strict=True):
-        image = encoder().read_image(one, "messages")
+        (image,) = encoder().read_image(one, "messages")
         assert (image.start, image.num_tokens, image.row_length) == (one.start, rows * (columns + 1), columns)
         assert (image.height, image.width) == (SIDE * rows, SIDE * columns)
         assert [found[start:end] for start, end in image.runs()] == [[IMAGE_ID] * columns] * rows

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
-from pagewick.images.decoding import is_turned, prepare
+from pagewick.images.decoding import is_turned
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.settings import MAX_ASPECT_RATIO, ImageSettings
 from pagewick.images.settings_files import read_settings
 from pagewick.images.sources import load
-from tests.images.pictures import file_of, noise
+from tests.images.pictures import file_of, noise, prepare
 from tests.images.test_image_settings import CLIP_MEAN, CLIP_STD, QWEN_3, write
 
 # The files as they are published for Mistral Small 3.1; Ministral 3 has the first one within the second one.

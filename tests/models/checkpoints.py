@@ -63,6 +63,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"patch_size": size, "spatial_merge_size": config.get("spatial_merge_size", 1)}
         (directory / "processor_config.json").write_text(json.dumps(processor))
+    if config["model_type"] == "lfm2_vl":
+        factor = config["downsample_factor"]
+        settings = {
+            "encoder_patch_size": config["vision_config"]["patch_size"], "downsample_factor": factor,
+            "tile_size": 8 * factor, "min_image_tokens": 2, "max_image_tokens": 6, "max_tiles": 6,
+            "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "Lfm2VlImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],

@@ -18,6 +18,7 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.rope_theta": 900.0},
         {"tie_word_embeddings": False},
     ],
+    "lfm2-vl": [{"text_config.conv_L_cache": 4}, {"tie_word_embeddings": False}],
     "lfm2-moe": [
         {"num_experts_per_tok": 2},
         {"routed_scaling_factor": 1.3},

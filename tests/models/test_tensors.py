@@ -39,6 +39,7 @@ VARIANT_OF = {
     "FalconH1ForCausalLM": "falcon-h1-norm",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2-moe",
+    "Lfm2VlForConditionalGeneration": "lfm2-vl",
     "Lfm3ForCausalLM": "lfm3",
     "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
     "Qwen3_5ForConditionalGeneration": "qwen3.5-multimodal",

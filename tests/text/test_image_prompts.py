@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
-from pagewick.images.decoding import prepare
 from pagewick.text import image_prompts
 from pagewick.text.content_parts import Message, num_image_chars
 from pagewick.text.image_prompts import PromptTokens
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import address_of, file_of, noise, prepare
 from tests.images.reading_model import (
     FILES,
     MACRO_TEMPLATE,
@@ -57,7 +56,7 @@ def test_each_image_gets_its_tokens_and_its_pixels() -> None:
     assert ENCODER.encode_rendered(ENCODER.render_chat(messages)) == tokens.token_ids
     assert len(tokens.images) == 4
     for placed, number in zip(tokens.images, (0, 1, 2, 0), strict=True):
-        image = ENCODER.read_image(placed, "messages")
+        (image,) = ENCODER.read_image(placed, "messages")
         assert image.num_tokens == NUM_TOKENS[number]
         assert tokens.token_ids[image.start : image.start + image.num_tokens] == [PAD_ID] * image.num_tokens
         assert PAD_ID not in (tokens.token_ids[image.start - 1], tokens.token_ids[image.start + image.num_tokens])
@@ -86,7 +85,7 @@ def test_all_forms_of_an_image(part: dict[str, Any]) -> None:
     tokens = place([user(part)])
     (placed,) = tokens.images
     assert tokens.token_ids == place([user(image_part(0))]).token_ids
-    assert ENCODER.read_image(placed, "messages").pixels == np.asarray(PICTURE).tobytes()
+    assert ENCODER.read_image(placed, "messages")[0].pixels == np.asarray(PICTURE).tobytes()
 
 
 def test_a_file_that_is_named_by_a_path_object(tmp_path: Path) -> None:

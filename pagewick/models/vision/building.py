@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
-from pagewick.models.vision.config import Gemma4VisionConfig, PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import (
+    Gemma4VisionConfig,
+    MergingSiglipConfig,
+    PixtralConfig,
+    SiglipConfig,
+    VisionConfig,
+)
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
-from pagewick.models.vision.siglip import SiglipEncoder
+from pagewick.models.vision.siglip import SiglipEncoder, StretchingSiglipEncoder
 
 
 def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> PatchReader:
@@ -17,6 +23,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return PixtralEncoder(context, prefix, config)
     if isinstance(config, SiglipConfig):
         return SiglipEncoder(context, prefix, config)
+    if isinstance(config, MergingSiglipConfig):
+        return StretchingSiglipEncoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):
         return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

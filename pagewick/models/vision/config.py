@@ -11,7 +11,7 @@ TENSORS: Final = r"(model\.)?visual\..*"
 """A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
 
 TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-"""A regular expression of the names that files of Mistral's models and of Gemma 3 give to those tensors."""
+"""A regular expression of the names that files of Mistral's models, Gemma 3 and LFM2-VL give to those tensors."""
 
 GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
 """A regular expression of the names that files of Gemma 4 give to those tensors."""
@@ -151,6 +151,32 @@ class SiglipConfig(VisionConfig):
     def fixed_pixels(self) -> int | None:
         assert self.positions_per_side is not None, "each patch has a learned position"
         return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergingSiglipConfig(VisionConfig):
+    """SigLIP encoders whose rows are merge_size x merge_size patches side by side, projected.
+
+    LFM2-VL has it (SigLIP 2, arXiv:2502.14786), for images of any shape: the square of learned positions is stretched
+    over the image.
+    projector_eps: of the layer norm of merged patches; None: there is none. projector_size: width within the MLP behind
+    that. projector_activation, projector_bias: of the MLP.
+    """
+
+    projector_eps: float | None
+    projector_size: int
+    projector_activation: str
+    projector_bias: bool
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its rows, in them its columns, in them the colours."""
+        return (3 * self.patch_size**2,)
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of at most 256 tokens."""
+        return 256 * self.side**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,8 +120,7 @@ class Gemma4Encoder(PatchReader):
 
     def _patches(self, pixels: Tensor, place: Tensor) -> Tensor:
         """As PatchReader's, with the colours of each pixel side by side."""
-        side = self.config.patch_size
-        return super()._patches(pixels, place).view(-1, 3, side, side).permute(0, 2, 3, 1).flatten(1)
+        return self._with_colours_last(super()._patches(pixels, place))
 
     def _column_first(self, order: PatchOrder) -> Rotation:
         """Return the rotation of heads: the first half of the pairs by a patch's column, the second by its row."""

@@ -97,6 +97,11 @@ class PatchReader(nn.Module):
         patches = normed.to(self._dtype).unsqueeze(2).expand(-1, -1, num_pictures, -1, -1)
         return patches.flatten(1)
 
+    def _with_colours_last(self, patches: Tensor) -> Tensor:
+        """Return patches [T, numbers of a patch] of one picture with the colours of each pixel side by side."""
+        side = self.config.patch_size
+        return patches.view(-1, 3, side, side).permute(0, 2, 3, 1).flatten(1)
+
     def _rotation(self, order: PatchOrder, of_rows: Tensor, of_columns: Tensor) -> Rotation:
         """Return the rotation of heads: half of the pairs by a patch's row, half by its column.
 

@@ -1,10 +1,11 @@
-"""The vision encoder of Gemma 3, SigLIP's, and the projection to the decoder's width.
+"""The vision encoders of Gemma 3 and of LFM2-VL, SigLIP's, and the projections to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from pagewick.layers.context import LayerContext
@@ -12,8 +13,8 @@ from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
-from pagewick.models.vision.config import SiglipConfig
-from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
+from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig
+from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock, VisionMLP
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order
 
@@ -32,18 +33,37 @@ class PoolingProjector(nn.Module):
         return self.linear(self.norm(means))  # type: ignore[no-any-return]
 
 
-class SiglipEncoder(PatchReader):
-    """The encoder of one image at a time: pixels [height, width, 3] uint8, on the model's device -> EncodedImage.
+class MergingProjector(VisionMLP):
+    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches, side by side, through an MLP."""
 
-    prefix: of the names of its modules. use_pixels comes first.
-    """
+    def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
+        super().__init__(
+            context,
+            prefix,
+            config.merged_size,
+            config.projector_size,
+            config.out_hidden_size,
+            activation=config.projector_activation,
+            inputs=("linear_1",),
+            bias=config.projector_bias,
+        )
+        eps = config.projector_eps
+        self.norm = None if eps is None else LayerNorm(context, config.merged_size, eps, has_bias=True)
+        self._shape = -1, config.merged_size
 
-    config: SiglipConfig
-    merge_entry = "the square root of mm_tokens_per_image"
+    def forward(self, x: Tensor) -> Tensor:
+        merged = x.view(self._shape)
+        return super().forward(merged if self.norm is None else self.norm(merged))
 
-    def __init__(self, context: LayerContext, prefix: str, config: SiglipConfig) -> None:
+
+class SiglipTower(PatchReader):
+    """The blocks of SigLIP, and a projector that a derived class sets."""
+
+    projector: nn.Module
+
+    def __init__(self, context: LayerContext, prefix: str, config: SiglipConfig | MergingSiglipConfig) -> None:
         super().__init__(context, config)
-        assert config.positions_per_side is not None, "each patch has a learned position"
+        assert config.positions_per_side is not None, "patches have learned positions"
         self._side = config.positions_per_side
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
         self.pos_embed = WholeEmbedding(context, f"{prefix}.pos_embed", self._side**2, config.hidden_size)
@@ -52,6 +72,34 @@ class SiglipEncoder(PatchReader):
             for index in range(config.num_blocks)
         )
         self.norm = LayerNorm(context, config.hidden_size, config.norm_eps, has_bias=True)
+
+    def forward(self, pixels: Tensor) -> EncodedImage:
+        height, width, _ = pixels.shape
+        num_rows, size = self.num_tokens(height, width), self.config.patch_size
+        rows, columns = height // size, width // size
+        order = patch_order(rows, columns, self.config.merge_size, None)
+        place = self._to_device(order.rows * columns + order.columns)
+        x = add(self.patch_embed(self._patches(pixels, place)), self._positions(place, rows, columns))
+        for block in self.blocks:
+            x = block(x, None, (0, len(x)))
+        projected = self.projector(self.norm(x))
+        return EncodedImage(projected, projected.new_empty(0, num_rows, projected.shape[-1]))
+
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the learned positions of the patches at `place` [T] among rows x columns: [T, hidden_size]."""
+        raise NotImplementedError
+
+
+class SiglipEncoder(SiglipTower):
+    """The encoder of one image at a time: pixels [height, width, 3] uint8, on the model's device -> EncodedImage.
+
+    prefix: of the names of its modules. use_pixels comes first.
+    """
+
+    merge_entry = "the square root of mm_tokens_per_image"
+
+    def __init__(self, context: LayerContext, prefix: str, config: SiglipConfig) -> None:
+        super().__init__(context, prefix, config)
         self.projector = PoolingProjector(context, f"{prefix}.projector", config)
 
     def num_tokens(self, height: int, width: int) -> int:
@@ -61,13 +109,28 @@ class SiglipEncoder(PatchReader):
             raise ValueError(f"an image of {height} x {width} pixels, and this model reads {side} x {side}")
         return super().num_tokens(height, width)
 
-    def forward(self, pixels: Tensor) -> EncodedImage:
-        height, width, _ = pixels.shape
-        num_rows = self.num_tokens(height, width)
-        order = patch_order(self._side, self._side, self.config.merge_size, None)
-        place = self._to_device(order.rows * self._side + order.columns)
-        x = add(self.patch_embed(self._patches(pixels, place)), self.pos_embed(place))
-        for block in self.blocks:
-            x = block(x, None, (0, len(x)))
-        rows = self.projector(self.norm(x))
-        return EncodedImage(rows, rows.new_empty(0, num_rows, rows.shape[-1]))
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        return self.pos_embed(place)  # type: ignore[no-any-return]
+
+
+class StretchingSiglipEncoder(SiglipTower):
+    """The encoder of one image of any shape at a time; see SiglipEncoder."""
+
+    merge_entry = "downsample_factor"
+
+    def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
+        super().__init__(context, prefix, config)
+        self.projector = MergingProjector(context, f"{prefix}.projector", config)
+
+    def _patches(self, pixels: Tensor, place: Tensor) -> Tensor:
+        """As PatchReader's, with the colours of each pixel side by side."""
+        return self._with_colours_last(super()._patches(pixels, place))
+
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        """Stretch the square of positions over the image by a filter that is as wide as the steps between patches."""
+        table = self.pos_embed(torch.arange(self._side**2, device=self._device))
+        grid = table.view(self._side, self._side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+        stretched = nn.functional.interpolate(
+            grid, size=(rows, columns), mode="bilinear", align_corners=False, antialias=True
+        )
+        return stretched[0].flatten(1).t()[place].to(self._dtype)

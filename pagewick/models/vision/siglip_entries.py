@@ -19,14 +19,14 @@ from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 # The vision part stands beside the text part, or in newer files within the model; newer programs leave out the last
 # name of the path to the encoder.
 _PLACES: Final = tuple((outer, inner) for outer in ("", "model.") for inner in (".vision_model", ""))
-_IN_TOWER: Final = (
+IN_TOWER: Final = (
     ("patch_embed.proj", "embeddings.patch_embedding"), ("pos_embed", "embeddings.position_embedding"),
     ("blocks", "encoder.layers"), ("norm1", "layer_norm1"), ("norm2", "layer_norm2"),
     ("attn.proj", "self_attn.out_proj"), ("attn", "self_attn"), ("mlp.linear_fc1", "mlp.fc1"),
     ("mlp.linear_fc2", "mlp.fc2"),
 )  # fmt: skip
 # Parts that files may hold and that no image needs: one that makes one vector of an image, and the positions' numbers.
-_UNUSED: Final = r"(model\.)?vision_tower\.(vision_model\.)?(head\..*|embeddings\.position_ids)"
+UNUSED: Final = r"(model\.)?vision_tower\.(vision_model\.)?(head\..*|embeddings\.position_ids)"
 # Far above any existing encoder; a larger image would mean gigabytes for its patches.
 _MAX_SIDE: Final = 2**14
 
@@ -46,7 +46,7 @@ def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
         vision=vision,
         layers=tuple(layer.seeing_images_whole() for layer in config.layers),
         names=tuple(NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in _PLACES),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), _UNUSED),
+        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), UNUSED),
     )
 
 
@@ -57,18 +57,15 @@ def _names_in(outer: str, inner: str) -> tuple[tuple[str, str], ...]:
         ("visual.projector.linear.weight", f"{projector}.mm_input_projection_weight"),
         ("visual.norm", f"{tower}.post_layernorm"),
         ("visual", tower),
-        *_IN_TOWER,
+        *IN_TOWER,
     )
 
 
 def _encoder(entries: Entries, whole: Entries) -> dict[str, Any]:
     """Return the fields of the entry vision_config, and those of the projection. whole: the file's entries."""
     entries.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
-    width, num_heads = entries.size("hidden_size", 768), entries.size("num_attention_heads", 12)
-    if width % num_heads:
-        raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({width})")
-    entries.demand("num_channels", 3, 3, "images have three colours")
-    patch_size = entries.size("patch_size", 16, most=MAX_PATCH)
+    fields = tower_fields(entries)
+    patch_size = fields["patch_size"]
     image_size = entries.size("image_size", 224, most=_MAX_SIDE)
     if image_size % patch_size:
         raise entries.wrong("image_size", f"a multiple of patch_size ({patch_size})")
@@ -78,17 +75,24 @@ def _encoder(entries: Entries, whole: Entries) -> dict[str, Any]:
     if rows**2 != num_tokens or side % rows or side // rows > MAX_MERGED:
         fix = f"the square of a number that divides {side}, the patches in a row, into at most {MAX_MERGED} each"
         raise whole.wrong("mm_tokens_per_image", fix)
+    return {**fields, "merge_size": side // rows, "positions_per_side": side}
+
+
+def tower_fields(entries: Entries) -> dict[str, Any]:
+    """Return the fields that all SigLIP encoders read alike from the entry vision_config."""
+    width, num_heads = entries.size("hidden_size", 768), entries.size("num_attention_heads", 12)
+    if width % num_heads:
+        raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({width})")
+    entries.demand("num_channels", 3, 3, "images have three colours")
     return {
         "hidden_size": width,
         "num_blocks": entries.size("num_hidden_layers", 12, most=MAX_LAYERS),
         "num_heads": num_heads,
         "intermediate_size": entries.size("intermediate_size", 3072),
         "activation": read_activation(entries, "gelu_pytorch_tanh"),
-        "patch_size": patch_size,
+        "patch_size": entries.size("patch_size", 16, most=MAX_PATCH),
         "temporal_patch_size": 1,
-        "merge_size": side // rows,
         "patch_bias": True,
         "norm_eps": entries.positive("layer_norm_eps", 1e-6),
-        "positions_per_side": side,
         "tensors": TOWER_TENSORS,
     }

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagewick.layers.config import CLIP_BOUNDS
-from pagewick.models.vision.config import Gemma4VisionConfig, PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import (
+    Gemma4VisionConfig,
+    MergingSiglipConfig,
+    PixtralConfig,
+    SiglipConfig,
+    VisionConfig,
+)
 
 
 class Shared(NamedTuple):
@@ -28,6 +34,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _pixtral(config)
     if isinstance(config, SiglipConfig):
         return _siglip(config)
+    if isinstance(config, MergingSiglipConfig):
+        return _merging_siglip(config)
     if isinstance(config, Gemma4VisionConfig):
         return _gemma4(config)
     return _qwen(config)
@@ -49,7 +57,7 @@ def _qwen(config: VisionConfig) -> Tensors:
         yield from _linear(f"{merger}.linear_fc2", config.out_hidden_size, inner)
 
 
-def _siglip(config: SiglipConfig) -> Tensors:
+def _siglip_tower(config: VisionConfig) -> Tensors:
     size, side = config.hidden_size, config.positions_per_side
     assert side is not None, "each patch has a learned position"
     yield from _patches("patch_embed.proj", config, has_bias=True)
@@ -57,8 +65,21 @@ def _siglip(config: SiglipConfig) -> Tensors:
     for index in range(config.num_blocks):
         yield from _block(f"blocks.{index}", config, is_fused=False)
     yield from _norm("norm", size, has_bias=True)
-    yield from _norm("projector.norm", size)
-    yield "projector.linear.weight", (size, config.out_hidden_size)
+
+
+def _siglip(config: SiglipConfig) -> Tensors:
+    yield from _siglip_tower(config)
+    yield from _norm("projector.norm", config.hidden_size)
+    yield "projector.linear.weight", (config.hidden_size, config.out_hidden_size)
+
+
+def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
+    yield from _siglip_tower(config)
+    if config.projector_eps is not None:
+        yield from _norm("projector.norm", config.merged_size, has_bias=True)
+    width = Shared(config.projector_size)
+    yield from _linear("projector.linear_1", width, config.merged_size, has_bias=config.projector_bias)
+    yield from _linear("projector.linear_fc2", config.out_hidden_size, width, has_bias=config.projector_bias)
 
 
 def _pixtral(config: PixtralConfig) -> Tensors:

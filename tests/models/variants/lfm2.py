@@ -1,11 +1,11 @@
-"""LFM2, with experts too, and LFM3: gated short convolutions in most layers."""
+"""LFM2, with experts too, LFM2-VL, and LFM3: gated short convolutions in most layers."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 SIZES = {
     **NO_HEAD_DIM, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -22,6 +22,12 @@ LFM3 = {
 MOE = {
     "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_dense_layers": 1,
     "routed_scaling_factor": 1.7,
+}  # fmt: skip
+# The text part of LFM2-VL.
+TEXT = {**{name: value for name, value in {**COMMON, **SIZES}.items() if value is not None}, "model_type": "lfm2"}
+VISION = {
+    "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6, "num_patches": 25,
+    "patch_size": 4, "model_type": "siglip2_vision_model", "vision_use_head": False, "layer_norm_eps": 1e-3,
 }  # fmt: skip
 
 
@@ -52,5 +58,16 @@ VARIANTS = {
         "Lfm2Moe",
         {**SIZES, **MOE, "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
         is_loose=True,
+    ),
+    "lfm2-vl": Variant(
+        "Lfm2Vl",
+        {**dict.fromkeys(COMMON), "text_config": TEXT, "vision_config": VISION, "image_token_id": 190,
+         "projector_hidden_size": 44},
+    ),
+    "lfm2-vl-plain": Variant(
+        "Lfm2Vl",
+        {**dict.fromkeys(COMMON), "text_config": TEXT, "vision_config": {**VISION, "hidden_act": "gelu"},
+         "image_token_id": 190, "projector_hidden_size": 52, "projector_use_layernorm": False,
+         "projector_bias": False, "projector_hidden_act": "silu", "downsample_factor": 3},
     ),
 }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Reads the vision part of LFM2-VL's config.json, with the entries of its projector. No torch.
+
+transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from pagewick.models.config import ModelConfig
+from pagewick.models.entries import Entries
+from pagewick.models.parts import NameMap
+from pagewick.models.reading import read_activation
+from pagewick.models.vision.config import TOWER_TENSORS, MergingSiglipConfig
+from pagewick.models.vision.entries import MAX_MERGED
+from pagewick.models.vision.siglip_entries import IN_TOWER, UNUSED, tower_fields
+
+# Not in the file: PyTorch's own, which the projector has.
+_PROJECTOR_EPS: Final = 1e-5
+# Newer programs leave out the last name of the path to the encoder.
+_PLACES: Final = ("model.vision_tower.vision_model", "model.vision_tower")
+
+
+def with_lfm2_vl(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    token = entries.renamed({"image_token_id": "image_token_index"}).count("image_token_id", 396)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    entries.demand("vision_feature_layer", -1, -1, "images are read from the encoder's last layer")
+    given.choice("model_type", ("siglip2_vision_model",), "siglip2_vision_model")
+    num_positions = given.size("num_patches", 256)
+    side = math.isqrt(num_positions)
+    if side**2 != num_positions:
+        raise given.wrong("num_patches", "a square number: positions form a square")
+    vision = MergingSiglipConfig(
+        **tower_fields(given),
+        image_token_id=token,
+        out_hidden_size=config.hidden_size,
+        merge_size=entries.size("downsample_factor", 2, most=MAX_MERGED),
+        positions_per_side=side,
+        projector_eps=_PROJECTOR_EPS if entries.flag("projector_use_layernorm", True) else None,
+        projector_size=entries.size("projector_hidden_size", 2560),
+        projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
+        projector_bias=entries.flag("projector_bias", True),
+    )
+    return replace(
+        config,
+        vision=vision,
+        names=tuple(
+            NameMap(parts=(*names.parts, *_lfm2_vl_names(names, place))) for names in config.names for place in _PLACES
+        ),
+        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), UNUSED),
+    )
+
+
+def _lfm2_vl_names(text: NameMap, place: str) -> tuple[tuple[str, str], ...]:
+    """text: the names of the text part, which apply to these first."""
+    projector, mlp = "model.multi_modal_projector", text.in_file("mlp")
+    return (
+        ("visual.projector.norm", f"{projector}.layer_norm"),
+        ("visual.projector.linear_fc2", f"{projector}.linear_2"),
+        ("visual.projector", projector),
+        ("visual.norm", f"{place}.post_layernorm"),
+        ("visual.patch_embed.proj", f"{place}.embeddings.patch_embedding"),
+        ("visual", place),
+        (f"{mlp}.linear_fc1", "mlp.fc1"),
+        (f"{mlp}.linear_fc2", "mlp.fc2"),
+        *IN_TOWER,
+    )

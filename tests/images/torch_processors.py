@@ -1,0 +1,60 @@
+"""Image processors of transformers that need torchvision, with Pillow in its place.
+
+Pillow's and torchvision's filters differ by the rounding of their weights, so that pixels may differ by 1 of 255.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import image_processing_backends as backends
+
+_NAMES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
+
+
+class _WithPillow(backends.TorchvisionBackend):  # type: ignore[misc]
+    def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **others: Any) -> torch.Tensor:
+        """Resize images [N, 3, height, width] uint8."""
+        images = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in image]
+        found = [np.asarray(one.resize((size.width, size.height), Image.Resampling(resample))) for one in images]
+        return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2)
+
+    def normalize(self, image: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, **others: Any) -> torch.Tensor:
+        return (image - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Let modules import the names of torchvision that stand in annotations."""
+    before = {name: sys.modules.get(name) for name in _NAMES}
+    modules = {name: ModuleType(name) for name in _NAMES}
+    for name in _NAMES[1:]:
+        outer, _, inner = name.rpartition(".")
+        setattr(modules[outer], inner, modules[name])
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def lfm2_vl_processor(**entries: Any) -> Any:
+    """Return Lfm2VlImageProcessor with these entries of preprocessor_config.json."""
+    with _without_torchvision():
+        from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    class Processor(Lfm2VlImageProcessor, _WithPillow):  # type: ignore[misc]
+        pass
+
+    return Processor(**entries)
