@@ -222,6 +222,8 @@ def image_findings(found: Checkpoint) -> list[Finding]:
     side = settings.token_side
     rows = " and one for every row of these" if settings.row_break else ""
     most = f"{settings.max_tokens:,} at most (--max-image-pixels)"
+    if settings.tile_tokens:
+        return [ok("images", f"large ones are cut into tiles of {settings.tile_tokens} tokens, {most}")]
     return [ok("images", f"each has a token for every {side} x {side} pixels{rows}, {most}")]
 
 

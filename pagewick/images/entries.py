@@ -14,7 +14,7 @@ from pagewick.errors import ModelLoadError
 
 FIX = "download the model again"
 # Pillow's numbers of its filters, which files hold.
-BILINEAR, BICUBIC = 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 # Values of entries that a file leaves out: those of Qwen2-VL's and Pixtral's processors in transformers.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

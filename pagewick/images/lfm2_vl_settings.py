@@ -82,14 +82,18 @@ class Lfm2VlSettings(ImageSettings):
         return (_START, _END, *of_tiles, *((_OVERVIEW,) if of_tiles and self.has_overview else ()))
 
     @property
+    def tile_tokens(self) -> int:
+        return self.tokens_of(self.tile_side, self.tile_side) if self.max_tiles else 0
+
+    @property
     def largest_picture(self) -> int:
         return max(self.max_pixels, self.tile_side**2 if self.max_tiles else 0)
 
     @property
     def max_tokens(self) -> int:
         """The number of tokens of the largest image, with those ahead of its pictures and behind them."""
-        of_whole, of_tile = (pixels // self.token_side**2 for pixels in (self.max_pixels, self.tile_side**2))
-        of_tiles = self.max_tiles * (of_tile + 1) + (of_whole + 1 if self.has_overview else 0)
+        of_whole = self.max_pixels // self.token_side**2
+        of_tiles = self.max_tiles * (self.tile_tokens + 1) + (of_whole + 1 if self.has_overview else 0)
         return max(of_whole, of_tiles if self.max_tiles else 0) + 2
 
     def limited(self, max_pixels: int) -> Self:

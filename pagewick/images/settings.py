@@ -116,6 +116,11 @@ class ImageSettings(ABC):
         return self.max_pixels
 
     @property
+    def tile_tokens(self) -> int:
+        """The number of tokens of a tile; 0 if no image is cut into tiles."""
+        return 0
+
+    @property
     def has_fixed_size(self) -> bool:
         """Whether all images are resized to the same size."""
         return False

@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pagewick.errors import ModelLoadError
-from pagewick.images import gemma3_settings, gemma4_settings, lfm2_vl_settings, pixtral_settings, qwen_settings
+from pagewick.images import (
+    gemma3_settings,
+    gemma4_settings,
+    idefics3_settings,
+    lfm2_vl_settings,
+    pixtral_settings,
+    qwen_settings,
+)
 from pagewick.images.entries import FIX, Entries, SettingsFiles, read_object
 from pagewick.images.gemma3_settings import Gemma3Settings
 from pagewick.images.gemma4_settings import Gemma4Settings
+from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
@@ -26,6 +34,7 @@ _FAMILIES = {
     **dict.fromkeys(gemma3_settings.PROCESSORS, Gemma3Settings.of),
     **dict.fromkeys(gemma4_settings.PROCESSORS, Gemma4Settings.of),
     **dict.fromkeys(lfm2_vl_settings.PROCESSORS, Lfm2VlSettings.of),
+    **dict.fromkeys(idefics3_settings.PROCESSORS, Idefics3Settings.of),
 }
 
 

@@ -1,22 +1,38 @@
 """Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so.
 
 Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU. InternLM3: the same
-with other names for what says whether there are biases.
+with other names for what says whether there are biases. Idefics3 and SmolVLM: Llama as the text part of models that
+read images.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NormConfig
+from pagewick.models.multimodal import read_text_part, text_entries
+from pagewick.models.parts import NameMap, NormConfig
+from pagewick.models.vision.merging_siglip_entries import with_idefics3
+
+# Where the text part of Idefics3 and SmolVLM stands in a file.
+_IN_IDEFICS3: Final = (NameMap(parts=(("model", "model.text_model"),)),)
 
 
 def read_llama(entries: Entries) -> ModelConfig:
     entries = entries.filled({"max_position_embeddings": 2048})
     return _read(entries, default_eps=1e-6)
+
+
+def read_idefics3(entries: Entries) -> ModelConfig:
+    """Idefics3 and SmolVLM."""
+    text = text_entries(entries)
+    text.choice("model_type", ("llama",), "llama")
+    text.demand("qk_layer_norms", False, False)
+    text.demand("rope_interleaved", False, False)
+    text.demand("use_resampler", False, False)
+    return with_idefics3(read_text_part(entries, read_llama, places=_IN_IDEFICS3), entries)
 
 
 def read_arcee(entries: Entries) -> ModelConfig:

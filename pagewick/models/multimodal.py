@@ -13,7 +13,7 @@ from typing import Any, Final
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
-from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS
+from pagewick.models.vision.config import CONNECTOR_TENSORS, GEMMA4_TENSORS, TOWER_TENSORS
 from pagewick.models.vision.config import TENSORS as VISION_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
@@ -21,6 +21,7 @@ _OTHER_PARTS: Final = (
     r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*",
     TOWER_TENSORS,
     GEMMA4_TENSORS,
+    CONNECTOR_TENSORS,
     VISION_TENSORS,
 )
 # The newest one first.
@@ -57,10 +58,17 @@ def read_flat(entries: Entries, read: Callable[[Entries], ModelConfig]) -> Model
     return replace(config, names=names, ignored=(*_OTHER_PARTS, *config.ignored))
 
 
-def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, is_tied: bool = False) -> ModelConfig:
+def read_text_part(
+    entries: Entries,
+    read: Callable[[Entries], ModelConfig],
+    *,
+    is_tied: bool = False,
+    places: tuple[NameMap, ...] = _NAMES,
+) -> ModelConfig:
     """Read the text part of a file.
 
-    is_tied: whether the head is tied to the embedding if the file as a whole does not say so.
+    is_tied: whether the head is tied to the embedding if the file as a whole does not say so. places: where the text
+    part may stand in a file.
     """
     if "text_config" not in entries and "hidden_size" in entries:
         # Some programs write text models under the name of the larger one.
@@ -72,7 +80,7 @@ def read_text_part(entries: Entries, read: Callable[[Entries], ModelConfig], *, 
     # Null in the text part means missing: the value of the whole file counts then.
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
-    names = tuple(_joined(outer, inner) for outer in _NAMES for inner in config.names)
+    names = tuple(_joined(outer, inner) for outer in places for inner in config.names)
     ignored = (*_OTHER_PARTS, *config.ignored)
     return replace(config, names=names, ignored=ignored, tie_word_embeddings=is_tied)
 

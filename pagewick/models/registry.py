@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "pagewick.models.llama:read_llama",
+    "Idefics3ForConditionalGeneration": "pagewick.models.llama:read_idefics3",
+    "SmolVLMForConditionalGeneration": "pagewick.models.llama:read_idefics3",
     "Llama4ForCausalLM": "pagewick.models.llama4:read_llama4",
     "Llama4ForConditionalGeneration": "pagewick.models.llama4:read_llama4_multimodal",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",

@@ -145,7 +145,10 @@ class ChatTemplate:
     def _prepare(self, message: Message, index: int, reading: TemplateReading) -> dict[str, Any]:
         """Convert a message to the form that the template expects."""
         plain = {key: value for key, value in message.items() if value is not None and value != []}
-        content = template_content(message.get("content"), f"messages[{index}].content", has_parts=reading.has_parts)
+        param = f"messages[{index}].content"
+        content = template_content(
+            message.get("content"), param, has_parts=reading.has_parts, needs_parts=reading.needs_parts
+        )
         if content is not None or reading.has_none:
             plain["content"] = content
         if plain.get("role") == "developer" and not self._knows_developer:

@@ -34,12 +34,16 @@ def text_content(content: Any, param: str) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def template_content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[str, str]] | None:
+def template_content(
+    content: Any, param: str, *, has_parts: bool, needs_parts: bool
+) -> str | list[dict[str, str]] | None:
     """Return a message's content as a chat template reads it, after `take_images`.
 
-    has_parts: the template reads parts. For other templates the parts are joined to one text with line breaks, and an
-    image is refused.
+    has_parts: the template reads parts. needs_parts: it reads nothing else, and a text becomes one part. For templates
+    that read no parts, they are joined to one text with line breaks, and an image is refused.
     """
+    if isinstance(content, str) and needs_parts:
+        return [{"type": "text", "text": content}]
     if content is None or isinstance(content, str):
         return content
     if has_parts:

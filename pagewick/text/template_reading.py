@@ -15,6 +15,8 @@ from jinja2 import nodes
 
 # Filters that iterate over the parts of a list.
 _PART_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
+# Tests that do not tell texts from lists.
+_EXISTENCE = frozenset({"none", "defined", "undefined"})
 # Filters that give an object's keys with their values.
 _PAIR_FILTERS = frozenset({"dictsort", "items"})
 # How many assignments of a variable to another are followed. A hostile template could have very many.
@@ -34,10 +36,12 @@ class Arguments(Enum):
 @dataclass(frozen=True, slots=True)
 class TemplateReading:
     """has_parts: the template iterates over content that is a list of parts; otherwise content must be a string.
+    needs_parts: it does nothing else with content, so that a text must be a list of one part.
     has_none: the template recognises missing content by `is none`; otherwise it must be undefined.
     """
 
     has_parts: bool
+    needs_parts: bool
     has_none: bool
     arguments: Arguments
 
@@ -53,8 +57,11 @@ class TemplateReading:
             form = Arguments.AS_GIVEN
         elif arguments.is_joined and not arguments.filters:
             form = Arguments.TEXT
+        has_parts = content.is_looped_over or bool(content.filters & _PART_FILTERS)
+        is_text = content.is_joined or content.tests - _EXISTENCE or content.filters - _PART_FILTERS
         return cls(
-            has_parts=content.is_looped_over or bool(content.filters & _PART_FILTERS),
+            has_parts=has_parts,
+            needs_parts=has_parts and not is_text,
             has_none="none" in content.tests or content.is_compared_with_none,
             arguments=form,
         )

@@ -23,6 +23,7 @@ from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
+from tests.models.checkpoints import write_checkpoint
 from tests.models.encoders import write_encoder
 from tests.models.word_pieces import word_pieces, write_tokenizer
 
@@ -201,6 +202,13 @@ def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path:
     (line,) = (line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)
     said = "each has a token for every 8 x 8 pixels and one for every row of these, 30 at most (--max-image-pixels)"
     assert line == f"ok       images    {said}"
+
+
+@pytest.mark.parametrize(("name", "said"), [("smolvlm", "4 tokens, 64 at most"), ("lfm2-vl", "4 tokens, 39 at most")])
+def test_how_a_model_reads_images_in_tiles(name: str, said: str, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    (line,) = (line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)
+    assert line.split(maxsplit=2)[2] == f"large ones are cut into tiles of {said} (--max-image-pixels)"
 
 
 def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -174,6 +174,15 @@ def test_every_published_model_has_a_step() -> None:
     assert all(64 * MIB < gpu_step_bytes(model, LIMITS) < 16 * 2**30 for model in models)
 
 
+def test_a_tile_of_fixed_size() -> None:
+    """SmolVLM2 500M: 32 x 32 patches, of which 16 are a row, and every tile has 512 x 512 pixels."""
+    model = read_config(PUBLISHED["SmolVLM2-500M-Video-Instruct"])
+    limits = StepLimits.of(EngineConfig(max_model_len=8192, max_image_pixels=2**22), model)
+    assert limits.image_pixels == 512**2
+    rows = (2 * 64 + limits.num_tokens) * 960 * 2
+    assert image_bytes(model, limits) == 1024 * (2 * 768 + 2 * 3072) * 2 + rows
+
+
 def test_the_largest_picture_of_lfm2_vl_by_hand(tmp_path: Path) -> None:
     """LFM2-VL 450M: pictures of 32 x 32 patches, of which 4 are a row, whatever the limit of an image's pixels."""
     model = read_config(PUBLISHED_STATES["LFM2-VL-450M"])

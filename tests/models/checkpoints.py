@@ -71,6 +71,16 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "Lfm2VlImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] in ("idefics3", "smolvlm"):
+        vision = config["vision_config"]
+        side = vision["image_size"]
+        settings = {
+            "max_image_size": {"longest_edge": side}, "size": {"longest_edge": 3 * side}, "image_mean": IMAGE_MEAN,
+            "image_std": IMAGE_STD, "image_processor_type": "SmolVLMImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        processor = {"image_seq_len": (side // vision["patch_size"] // config["scale_factor"]) ** 2}
+        (directory / "processor_config.json").write_text(json.dumps(processor))
     if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],

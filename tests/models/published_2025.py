@@ -226,6 +226,25 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
         "use_parallel_embedding": True,
     },
+    "SmolVLM2-500M-Video-Instruct": {
+        "architectures": ["SmolVLMForConditionalGeneration"], "image_token_id": 49190, "model_type": "smolvlm",
+        "pad_token_id": 128002, "scale_factor": 4,
+        "text_config": {
+            "architectures": ["VLlama3ForCausalLM"], "head_dim": 64, "hidden_size": 960, "intermediate_size": 2560,
+            "is_llama_config": True, "max_position_embeddings": 8192, "model_type": "llama", "neftune_noise_alpha": 0.0,
+            "num_attention_heads": 15, "num_hidden_layers": 32, "num_key_value_heads": 5, "pad_token_id": 2,
+            "pixel_shuffle_factor": 4, "qk_layer_norms": False, "rms_norm_eps": 1e-05, "rope_interleaved": False,
+            "rope_theta": 100000, "torch_dtype": "bfloat16", "use_resampler": False, "vocab_size": 49280,
+        },
+        "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.47.1", "use_cache": False,
+        "use_reentrant_checkpointing": False,
+        "vision_config": {
+            "hidden_size": 768, "image_size": 512, "max_image_size": {"longest_edge": 512},
+            "model_type": "smolvlm_vision", "num_attention_heads": 12, "patch_size": 16,
+            "size": {"longest_edge": 2048}, "tie_word_embeddings": False, "use_base_siglip": False,
+        },
+        "vocab_size": 49280,
+    },
     "SmolLM3-3B": {
         "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "bos_token_id": None, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
@@ -327,6 +346,7 @@ FACTS_2025 = {
     "131072 | tied, layer head norm each, factors 1 1 0.833333",
     "c4ai-command-r7b-12-2024": "32 32/8x128 | default 128@50000 in pairs, none | 24 of 4096 | parallel layer 1e-05 | "
     "silu 14336 | 132096 | tied, factors 1 1 0.25",
+    "SmolVLM2-500M-Video-Instruct": "32 15/5x64 | default 64@100000 | all | sequential rms 1e-05 | silu 2560 | 8192 |",
     "SmolLM3-3B": "36 16/4x128 | default 128@5e+06, none | all | sequential rms 1e-06 | silu 11008 | 65536 | tied",
     "Seed-OSS-36B-Instruct": "64 80/8x128 | default 128@1e+07 | all | sequential rms 1e-06 | silu 27648 | 524288 | "
     "qkv bias",

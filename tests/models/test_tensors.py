@@ -23,6 +23,8 @@ from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 # One variant of each architecture, with as many kinds of tensors as it has.
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "SmolVLMForConditionalGeneration": "smolvlm",
     "Llama4ForCausalLM": "llama4-scout",
     "Llama4ForConditionalGeneration": "llama4-maverick",
     "MistralForCausalLM": "mistral-v0.1",
@@ -104,7 +106,7 @@ VARIANT_OF = {
     "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector")
+OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector")
 CPU = torch.device("cpu")
 
 

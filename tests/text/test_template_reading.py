@@ -37,6 +37,27 @@ def test_parts(source: str, has_parts: bool) -> None:
     assert reading(in_loop(source)).has_parts is has_parts
 
 
+LOOP = "{% for p in m['content'] %}{{ p.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "needs_parts"),
+    [
+        (LOOP, True),
+        (f"{{% if m['content'][0]['type'] == 'image' %}}:{{% endif %}}{LOOP}", True),
+        (f"{{% if m.content is not none %}}{LOOP}{{% endif %}}", True),
+        (f"{{% if m.content is string %}}{{{{ m.content | trim }}}}{{% else %}}{LOOP}{{% endif %}}", False),
+        (f"{{% set c = m.content %}}{{% if c is not iterable %}}x{{% else %}}{LOOP}{{% endif %}}", False),
+        (f"{{% if m.role == 'system' %}}{{{{ m.content }}}}{{% else %}}{LOOP}{{% endif %}}", False),
+        (f"{{% if m.role == 'system' %}}{{{{ m.content | trim }}}}{{% else %}}{LOOP}{{% endif %}}", False),
+        ("{{ m.content }}", False),
+        ("{{ m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join }}", True),
+    ],
+)
+def test_templates_that_know_no_texts(source: str, needs_parts: bool) -> None:
+    assert reading(in_loop(source)).needs_parts is needs_parts
+
+
 @pytest.mark.parametrize(
     ("source", "has_none"),
     [

@@ -14,7 +14,7 @@ from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
-from pagewick.models.vision.siglip import SiglipEncoder, StretchingSiglipEncoder
+from pagewick.models.vision.siglip import SiglipEncoder, SquareSiglipEncoder, StretchingSiglipEncoder
 
 
 def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> PatchReader:
@@ -24,7 +24,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
     if isinstance(config, SiglipConfig):
         return SiglipEncoder(context, prefix, config)
     if isinstance(config, MergingSiglipConfig):
-        return StretchingSiglipEncoder(context, prefix, config)
+        encoder = StretchingSiglipEncoder if config.is_stretched else SquareSiglipEncoder
+        return encoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):
         return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

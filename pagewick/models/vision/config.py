@@ -16,6 +16,9 @@ TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
 """A regular expression of the names that files of Gemma 4 give to those tensors."""
 
+CONNECTOR_TENSORS: Final = r"model\.(vision_model|connector)\..*"
+"""A regular expression of the names that files of Idefics3 and SmolVLM give to those tensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
@@ -157,21 +160,28 @@ class SiglipConfig(VisionConfig):
 class MergingSiglipConfig(VisionConfig):
     """SigLIP encoders whose rows are merge_size x merge_size patches side by side, projected.
 
-    LFM2-VL has it (SigLIP 2, arXiv:2502.14786), for images of any shape: the square of learned positions is stretched
-    over the image.
-    projector_eps: of the layer norm of merged patches; None: there is none. projector_size: width within the MLP behind
-    that. projector_activation, projector_bias: of the MLP.
+    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299) have it.
+    is_stretched: the square of learned positions is stretched over an image of any shape; else all images have one
+    size, and each patch has its position. projector_eps: of the layer norm of merged patches; None: there is none.
+    projector_size: width within the MLP behind that; None: one product without a bias is in its place.
+    projector_activation, projector_bias: of the MLP.
     """
 
-    projector_eps: float | None
-    projector_size: int
-    projector_activation: str
-    projector_bias: bool
+    is_stretched: bool
+    projector_eps: float | None = None
+    projector_size: int | None = None
+    projector_activation: str = "gelu"
+    projector_bias: bool = False
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
-        """All numbers of a patch: its rows, in them its columns, in them the colours."""
-        return (3 * self.patch_size**2,)
+        """Colours, rows, columns; in encoders for any shape all numbers: rows, in them columns, in them colours."""
+        return (3 * self.patch_size**2,) if self.is_stretched else (3, self.patch_size, self.patch_size)
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "patches have learned positions"
+        return None if self.is_stretched else (self.positions_per_side * self.patch_size) ** 2
 
     @property
     def most_pixels(self) -> int:

@@ -1,4 +1,4 @@
-"""Reads the vision part of LFM2-VL's config.json, with the entries of its projector. No torch.
+"""Reads the vision part of the config.json of LFM2-VL, Idefics3 and SmolVLM, with the entries of projectors. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -13,14 +13,25 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, MergingSiglipConfig
+from pagewick.models.vision.config import CONNECTOR_TENSORS, TOWER_TENSORS, MergingSiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED
-from pagewick.models.vision.siglip_entries import IN_TOWER, UNUSED, tower_fields
+from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields
 
 # Not in the file: PyTorch's own, which the projector has.
 _PROJECTOR_EPS: Final = 1e-5
 # Newer programs leave out the last name of the path to the encoder.
 _PLACES: Final = ("model.vision_tower.vision_model", "model.vision_tower")
+
+# Defaults of entries that files leave out, even those of SmolVLM2.
+_IDEFICS3: Final = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+_IDEFICS3_NAMES: Final = (
+    ("visual.projector.projection", "model.connector.modality_projection.proj"),
+    ("visual.norm", "model.vision_model.post_layernorm"),
+    ("visual.patch_embed.proj", "model.vision_model.embeddings.patch_embedding"),
+    ("visual", "model.vision_model"),
+    *IN_TOWER,
+)
+_IDEFICS3_UNUSED: Final = r"model\.vision_model\.embeddings\.position_ids"
 
 
 def with_lfm2_vl(config: ModelConfig, entries: Entries) -> ModelConfig:
@@ -44,6 +55,7 @@ def with_lfm2_vl(config: ModelConfig, entries: Entries) -> ModelConfig:
         out_hidden_size=config.hidden_size,
         merge_size=entries.size("downsample_factor", 2, most=MAX_MERGED),
         positions_per_side=side,
+        is_stretched=True,
         projector_eps=_PROJECTOR_EPS if entries.flag("projector_use_layernorm", True) else None,
         projector_size=entries.size("projector_hidden_size", 2560),
         projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
@@ -64,12 +76,44 @@ def _lfm2_vl_names(text: NameMap, place: str) -> tuple[tuple[str, str], ...]:
     projector, mlp = "model.multi_modal_projector", text.in_file("mlp")
     return (
         ("visual.projector.norm", f"{projector}.layer_norm"),
-        ("visual.projector.linear_fc2", f"{projector}.linear_2"),
-        ("visual.projector", projector),
+        ("visual.projector.projection.linear_fc2", f"{projector}.linear_2"),
+        ("visual.projector.projection", projector),
         ("visual.norm", f"{place}.post_layernorm"),
         ("visual.patch_embed.proj", f"{place}.embeddings.patch_embedding"),
         ("visual", place),
         (f"{mlp}.linear_fc1", "mlp.fc1"),
         (f"{mlp}.linear_fc2", "mlp.fc2"),
         *IN_TOWER,
+    )
+
+
+def with_idefics3(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    token = entries.count("image_token_id", 128257)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    given.choice("model_type", ("idefics3_vision", "idefics3", "smolvlm_vision"), "idefics3_vision")
+    fields = tower_fields(given.filled(_IDEFICS3))
+    # Patches at two edges that are not whole are not seen.
+    side = given.size("image_size", 224, most=MAX_SIDE) // fields["patch_size"]
+    merge_size = entries.size("scale_factor", 2, most=MAX_MERGED)
+    if not side or side % merge_size:
+        raise entries.wrong("scale_factor", f"a divisor of {side}, the patches in a row")
+    vision = MergingSiglipConfig(
+        **{**fields, "tensors": CONNECTOR_TENSORS},
+        image_token_id=token,
+        out_hidden_size=config.hidden_size,
+        merge_size=merge_size,
+        positions_per_side=side,
+        is_stretched=False,
+    )
+    return replace(
+        config,
+        vision=vision,
+        names=tuple(NameMap(parts=(*names.parts, *_IDEFICS3_NAMES)) for names in config.names),
+        ignored=(*(pattern for pattern in config.ignored if pattern != CONNECTOR_TENSORS), _IDEFICS3_UNUSED),
     )

@@ -1,4 +1,4 @@
-"""The vision encoders of Gemma 3 and of LFM2-VL, SigLIP's, and the projections to the decoder's width.
+"""The vision encoders of Gemma 3, LFM2-VL, Idefics3 and SmolVLM, SigLIP's, and the projections to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
 """
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
+from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
 from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig
@@ -33,27 +34,32 @@ class PoolingProjector(nn.Module):
         return self.linear(self.norm(means))  # type: ignore[no-any-return]
 
 
-class MergingProjector(VisionMLP):
-    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches, side by side, through an MLP."""
+class MergingProjector(nn.Module):
+    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches, side by side, projected."""
 
     def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
-        super().__init__(
-            context,
-            prefix,
-            config.merged_size,
-            config.projector_size,
-            config.out_hidden_size,
-            activation=config.projector_activation,
-            inputs=("linear_1",),
-            bias=config.projector_bias,
-        )
-        eps = config.projector_eps
-        self.norm = None if eps is None else LayerNorm(context, config.merged_size, eps, has_bias=True)
-        self._shape = -1, config.merged_size
+        super().__init__()
+        size, out_size, eps = config.merged_size, config.out_hidden_size, config.projector_eps
+        self.norm = None if eps is None else LayerNorm(context, size, eps, has_bias=True)
+        self.projection: nn.Module
+        if config.projector_size is None:
+            self.projection = ReplicatedLinear(context, f"{prefix}.projection", size, out_size)
+        else:
+            self.projection = VisionMLP(
+                context,
+                f"{prefix}.projection",
+                size,
+                config.projector_size,
+                out_size,
+                activation=config.projector_activation,
+                inputs=("linear_1",),
+                bias=config.projector_bias,
+            )
+        self._shape = -1, size
 
     def forward(self, x: Tensor) -> Tensor:
         merged = x.view(self._shape)
-        return super().forward(merged if self.norm is None else self.norm(merged))
+        return self.projection(merged if self.norm is None else self.norm(merged))  # type: ignore[no-any-return]
 
 
 class SiglipTower(PatchReader):
@@ -72,6 +78,13 @@ class SiglipTower(PatchReader):
             for index in range(config.num_blocks)
         )
         self.norm = LayerNorm(context, config.hidden_size, config.norm_eps, has_bias=True)
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Return N. Raises ValueError for an image of another size than the model's, if that is fixed."""
+        side = self._side * self.config.patch_size
+        if self.config.fixed_pixels is not None and (height, width) != (side, side):
+            raise ValueError(f"an image of {height} x {width} pixels, and this model reads {side} x {side}")
+        return super().num_tokens(height, width)
 
     def forward(self, pixels: Tensor) -> EncodedImage:
         height, width, _ = pixels.shape
@@ -102,15 +115,33 @@ class SiglipEncoder(SiglipTower):
         super().__init__(context, prefix, config)
         self.projector = PoolingProjector(context, f"{prefix}.projector", config)
 
-    def num_tokens(self, height: int, width: int) -> int:
-        """Return N. Raises ValueError for an image of another size than the model's."""
-        side = self._side * self.config.patch_size
-        if (height, width) != (side, side):
-            raise ValueError(f"an image of {height} x {width} pixels, and this model reads {side} x {side}")
-        return super().num_tokens(height, width)
-
     def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
         return self.pos_embed(place)  # type: ignore[no-any-return]
+
+
+class SquareSiglipEncoder(SiglipTower):
+    """The encoder of one tile at a time, of Idefics3 and SmolVLM; see SiglipEncoder."""
+
+    merge_entry = "scale_factor"
+
+    def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
+        super().__init__(context, prefix, config)
+        self.projector = MergingProjector(context, f"{prefix}.projector", config)
+        self._place = _rounded_places(self._side).to(context.device)
+
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        row, column = self._place[place // columns], self._place[place % columns]
+        return self.pos_embed(row * self._side + column)  # type: ignore[no-any-return]
+
+
+def _rounded_places(side: int) -> Tensor:
+    """Return the learned position of each of `side` patches in a line: [side].
+
+    transformers finds it by the fraction of the line at which a patch begins, in float32. With some numbers of patches
+    the rounding gives a few of them their neighbour's; not with those of published models.
+    """
+    begins = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    return torch.bucketize(begins.clamp(max=1.0 - 1e-6), torch.arange(1 / side, 1.0, 1 / side), right=True)
 
 
 class StretchingSiglipEncoder(SiglipTower):

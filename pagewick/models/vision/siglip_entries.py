@@ -28,7 +28,7 @@ IN_TOWER: Final = (
 # Parts that files may hold and that no image needs: one that makes one vector of an image, and the positions' numbers.
 UNUSED: Final = r"(model\.)?vision_tower\.(vision_model\.)?(head\..*|embeddings\.position_ids)"
 # Far above any existing encoder; a larger image would mean gigabytes for its patches.
-_MAX_SIDE: Final = 2**14
+MAX_SIDE: Final = 2**14
 
 
 def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
@@ -66,7 +66,7 @@ def _encoder(entries: Entries, whole: Entries) -> dict[str, Any]:
     entries.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
     fields = tower_fields(entries)
     patch_size = fields["patch_size"]
-    image_size = entries.size("image_size", 224, most=_MAX_SIDE)
+    image_size = entries.size("image_size", 224, most=MAX_SIDE)
     if image_size % patch_size:
         raise entries.wrong("image_size", f"a multiple of patch_size ({patch_size})")
     side = image_size // patch_size

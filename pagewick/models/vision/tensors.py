@@ -77,9 +77,12 @@ def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
     yield from _siglip_tower(config)
     if config.projector_eps is not None:
         yield from _norm("projector.norm", config.merged_size, has_bias=True)
-    width = Shared(config.projector_size)
-    yield from _linear("projector.linear_1", width, config.merged_size, has_bias=config.projector_bias)
-    yield from _linear("projector.linear_fc2", config.out_hidden_size, width, has_bias=config.projector_bias)
+    if config.projector_size is None:
+        yield from _linear("projector.projection", config.out_hidden_size, config.merged_size, has_bias=False)
+        return
+    width, has_bias = Shared(config.projector_size), config.projector_bias
+    yield from _linear("projector.projection.linear_1", width, config.merged_size, has_bias=has_bias)
+    yield from _linear("projector.projection.linear_fc2", config.out_hidden_size, width, has_bias=has_bias)
 
 
 def _pixtral(config: PixtralConfig) -> Tensors:

@@ -1,8 +1,8 @@
-"""Llama 1 to 3.2, Yi, R1-Distill-Llama; every rope scaling, bias, activation, and number of KV heads."""
+"""Llama 1 to 3.2, Yi, R1-Distill-Llama; every rope scaling, bias, activation, number of KV heads; Idefics3, SmolVLM."""
 
 from __future__ import annotations
 
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
@@ -13,6 +13,12 @@ OTHER_YARN = {
 SHORT = [1.0, 1.1, 1.3, 1.4, 1.6, 2.0, 2.1, 2.4]
 LONG = [1.5, 2.0, 2.4, 3.1, 4.0, 5.2, 6.0, 7.5]
 LONGROPE = {"short_factor": SHORT, "long_factor": LONG, "factor": 5.0}
+TEXT = {**COMMON, **rope(theta=1e5), "model_type": "llama"}
+# Tiles of 27 x 27 pixels, of which 24 x 24 are seen: 2 x 2 tokens.
+VISION = {
+    "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6, "image_size": 27,
+    "patch_size": 4, "layer_norm_eps": 1e-3,
+}  # fmt: skip
 
 VARIANTS = {
     "llama": Variant("Llama", rope()),
@@ -32,6 +38,28 @@ VARIANTS = {
     ),
     "r1-distill-llama": Variant("Llama", {**NO_HEAD_DIM, **rope("llama3", 5e4, **LLAMA3), "rms_norm_eps": 2e-4}),
     "yi": Variant("Llama", {**NO_HEAD_DIM, **rope(theta=5e6), "rms_norm_eps": 1e-5, "num_key_value_heads": 3}),
+    "smolvlm": Variant(
+        "SmolVLM",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**TEXT, "rms_norm_eps": 1e-4},
+            "vision_config": VISION,
+            "image_token_id": 190,
+            "scale_factor": 3,
+        },
+    ),
+    # 25 patches in a row: transformers rounds the positions of some to those of their neighbours.
+    "idefics3": Variant(
+        "Idefics3",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": TEXT,
+            "vision_config": {**VISION, "image_size": 75, "patch_size": 3, "hidden_act": "gelu"},
+            "image_token_id": 190,
+            "scale_factor": 5,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama-attention-bias": Variant("Llama", {"attention_bias": True, "num_key_value_heads": 3}),
     "llama-mlp-bias": Variant("Llama", {"mlp_bias": True}),
     "llama-gelu": Variant("Llama", {"hidden_act": "gelu"}),
