@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Self
 
 from pagewick.errors import ModelLoadError
 from pagewick.images.entries import BILINEAR, FIX, Entries, SettingsFiles
-from pagewick.images.settings import Box, ImageSettings, View
+from pagewick.images.settings import ImageSettings, View
+from pagewick.images.tiles import MAX_TILES, nearest_grid, tiles_of
 
 PROCESSORS = tuple(f"Lfm2VlImageProcessor{suffix}" for suffix in ("", "Fast"))
 _HALF = (0.5, 0.5, 0.5)
@@ -16,8 +16,6 @@ _HALF = (0.5, 0.5, 0.5)
 _FILTERS = tuple(range(6))
 # The texts around pictures are those of the processor in transformers; each is one token.
 _START, _END, _OVERVIEW = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-# The most tiles of an image: 64 images of a request then have fewer than MAX_PICTURES.
-_MAX_TILES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +107,10 @@ class Lfm2VlSettings(ImageSettings):
         size = self.resized(height, width)
         if not self._is_cut(height, width):
             return (View.whole(size, before=_START),)
-        rows, columns = self._grid(height, width)
-        side = self.tile_side
+        rows, columns = nearest_grid(height, width, self.tile_side, self.min_tiles, self.max_tiles)
         tiles = [
-            View(((rows * side, columns * side),), Box(row * side, column * side, side, side), _tile_name(row, column))
-            for row in range(rows)
-            for column in range(columns)
+            tile._replace(before=_tile_name(*divmod(number, columns)))
+            for number, tile in enumerate(tiles_of(rows, columns, self.tile_side))
         ]
         tiles[0] = tiles[0]._replace(before=_START + tiles[0].before)
         return (*tiles, View.whole(size, before=_OVERVIEW)) if self.has_overview else tuple(tiles)
@@ -132,23 +128,6 @@ class Lfm2VlSettings(ImageSettings):
         rounded = [max(self.patch_size, round(length / side) * side) for length in (height, width)]
         return self.max_tiles > 0 and rounded[0] * rounded[1] > self.max_pixels * self.tolerance
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the rows and columns of tiles whose shape is the nearest to the image's.
-
-        A grid with more tiles and the same shape goes before one with fewer if the image has over half of its pixels.
-        """
-        numbers = range(1, self.max_tiles + 1)
-        grids = [(rows, columns) for columns in numbers for rows in numbers]
-        best, nearest = (1, 1), math.inf
-        for rows, columns in sorted(grids, key=math.prod):
-            if not self.min_tiles <= rows * columns <= self.max_tiles:
-                continue
-            distance = abs(width / height - columns / rows)
-            is_filled = height * width > 0.5 * rows * columns * self.tile_side**2
-            if distance < nearest or (distance == nearest and is_filled):
-                best, nearest = (rows, columns), distance
-        return best
-
 
 def _tile_name(row: int, column: int) -> str:
     return f"<|img_row_{row + 1}_col_{column + 1}|>"
@@ -164,8 +143,8 @@ def _tiles(entries: Entries, side: int) -> tuple[int, int, int]:
     min_tiles, max_tiles = entries.count("min_tiles", 2), entries.count("max_tiles", 10)
     if not entries.flag("do_image_splitting", True) or min_tiles == max_tiles == 1:
         return tile_side, 2, 0
-    if not 2 <= min_tiles <= max_tiles <= _MAX_TILES:
+    if not 2 <= min_tiles <= max_tiles <= MAX_TILES:
         raise ModelLoadError(
-            f"min_tiles in {entries.source} is {min_tiles}, and max_tiles {max_tiles}; Pagewick knows 2 to {_MAX_TILES}"
+            f"min_tiles in {entries.source} is {min_tiles}, and max_tiles {max_tiles}; Pagewick knows 2 to {MAX_TILES}"
         )
     return tile_side, min_tiles, max_tiles

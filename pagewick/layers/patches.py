@@ -20,7 +20,7 @@ from pagewick.quantization.weight import WHOLE, Pieces
 
 __all__ = [
     "AxisPositions", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation", "Standardizer",
-    "TransposedLinear", "rotary_angles",
+    "TransposedLinear", "WholeRows", "WideNormedPatchAttention", "rotary_angles",
 ]  # fmt: skip
 
 rotary_angles = kernels.rotary_angles
@@ -65,7 +65,8 @@ class PatchAttention(torch.nn.Module):
     """Attention among the patches of a sequence, with this rank's heads: [T, size] -> [T, size].
 
     is_fused: the file has queries, keys and values as one tensor, qkv: all queries, then all keys, then all values;
-    else it has q_proj, k_proj and v_proj. The ranks' numbers of heads differ by at most one.
+    else it has q_proj, k_proj and v_proj. bias: of all products; qkv_bias: of these, if it is another. The ranks'
+    numbers of heads differ by at most one.
     """
 
     def __init__(
@@ -76,17 +77,19 @@ class PatchAttention(torch.nn.Module):
         num_heads: int,
         *,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         is_fused: bool = True,
     ) -> None:
         super().__init__()
         self._head_dim = head_dim = size // num_heads
+        has_bias = bias if qkv_bias is None else qkv_bias
         start, stop = shard_bounds(size, context.tp_rank, context.tp_size, multiple=head_dim)
         if is_fused:
             rows = tuple((begin + start, begin + stop) for begin in (0, size, 2 * size))
             parts = [Part("qkv", 3 * size, rows)]
         else:
             parts = [Part(name, size, ((start, stop),)) for name in ("q_proj", "k_proj", "v_proj")]
-        self.qkv = Linear(context, prefix, Share(tuple(parts), size, (0, size)), bias=bias)
+        self.qkv = Linear(context, prefix, Share(tuple(parts), size, (0, size)), bias=has_bias)
         self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=bias, multiple=head_dim)
         self._scale = head_dim**-0.5
 
@@ -98,6 +101,36 @@ class PatchAttention(torch.nn.Module):
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).chunk(3, dim=-1))
         if rotation is not None:
             q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
+        return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
+
+
+class WideNormedPatchAttention(torch.nn.Module):
+    """Attention whose queries and keys are divided by their root mean squares over all heads, and scaled by weights.
+
+    Every rank computes the queries and keys of all heads, and goes on with those of its own; the ranks' numbers of
+    heads differ by at most one. [T, size] -> [T, size].
+    """
+
+    def __init__(
+        self, context: LayerContext, prefix: str, size: int, num_heads: int, eps: float, *, qkv_bias: bool
+    ) -> None:
+        super().__init__()
+        self._head_dim = head_dim = size // num_heads
+        start, stop = shard_bounds(size, context.tp_rank, context.tp_size, multiple=head_dim)
+        self._own = slice(start, stop)
+        whole = tuple(Part(name, size, ((0, size),)) for name in ("q_proj", "k_proj"))
+        self.qk = Linear(context, prefix, Share(whole, size, (0, size)), bias=qkv_bias)
+        own = (Part("v_proj", size, ((start, stop),)),)
+        self.v = Linear(context, prefix, Share(own, size, (0, size)), bias=qkv_bias)
+        self.q_norm, self.k_norm = RMSNorm(context, size, eps), RMSNorm(context, size, eps)
+        self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=True, multiple=head_dim)
+        self._scale = head_dim**-0.5
+
+    def forward(self, x: Tensor, rotation: None, cu_seqlens: Sequence[int]) -> Tensor:
+        """Attend within each sequence; cu_seqlens: as in kernels.full_attention. Nothing is rotated."""
+        q, k = self.qk(x).chunk(2, dim=-1)
+        q, k = self.q_norm(q.contiguous())[:, self._own], self.k_norm(k.contiguous())[:, self._own]
+        q, k, v = (part.contiguous().unflatten(-1, (-1, self._head_dim)) for part in (q, k, self.v(x)))
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -146,6 +179,22 @@ def _halves_as_pairs(heads: Tensor) -> Tensor:
     """
     num_rows, num_heads, size = heads.shape
     return heads.view(num_rows, num_heads, 2, 2, size // 4).transpose(2, 3).flatten(2)
+
+
+class WholeRows(torch.nn.Module):
+    """Learned rows, which the file has as [1, num_rows, size]: [num_rows, size]. Every rank holds all of them."""
+
+    def __init__(self, context: LayerContext, num_rows: int, size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(context, num_rows, size)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return [(None, "weight")]
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
+        check_floats(tensor, (1, *self.weight.shape))
+        self.weight.copy_(tensor[0])
 
 
 class AxisPositions(torch.nn.Module):

@@ -81,6 +81,15 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"image_seq_len": (side // vision["patch_size"] // config["scale_factor"]) ** 2}
         (directory / "processor_config.json").write_text(json.dumps(processor))
+    if config["model_type"] == "internvl":
+        height, width = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"height": height, "width": width}, "max_patches": 6, "image_mean": IMAGE_MEAN,
+            "image_std": IMAGE_STD, "image_processor_type": "GotOcr2ImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        processor = {"image_seq_length": config["image_seq_length"]}
+        (directory / "processor_config.json").write_text(json.dumps(processor))
     if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],
@@ -128,6 +137,8 @@ def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
         return
     if name.endswith("bias"):
         weight.normal_(0, 0.2)
+    elif "lambda_" in name:
+        weight.uniform_(0.5, 1.5)
     elif "norm" in name or "ln_" in name:
         # Gemma's are added to 1.
         offset = 0.0 if bool((weight == 0).all()) else 1.0

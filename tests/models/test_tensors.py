@@ -34,6 +34,7 @@ VARIANT_OF = {
     "Qwen2MoeForCausalLM": "qwen2-moe-dense-layers",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3-moe",
+    "InternVLForConditionalGeneration": "internvl",
     "Qwen3NextForCausalLM": "qwen3-next-dense-layers",
     "Qwen3_5ForCausalLM": "qwen3.5",
     "BambaForCausalLM": "bamba",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagewick.layers.context import LayerContext
 from pagewick.models.vision.config import (
     Gemma4VisionConfig,
+    InternVisionConfig,
     MergingSiglipConfig,
     PixtralConfig,
     SiglipConfig,
@@ -12,6 +13,7 @@ from pagewick.models.vision.config import (
 )
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
+from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
 from pagewick.models.vision.siglip import SiglipEncoder, SquareSiglipEncoder, StretchingSiglipEncoder
@@ -26,6 +28,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
     if isinstance(config, MergingSiglipConfig):
         encoder = StretchingSiglipEncoder if config.is_stretched else SquareSiglipEncoder
         return encoder(context, prefix, config)
+    if isinstance(config, InternVisionConfig):
+        return InternEncoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):
         return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

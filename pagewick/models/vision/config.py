@@ -11,7 +11,7 @@ TENSORS: Final = r"(model\.)?visual\..*"
 """A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
 
 TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-"""A regular expression of the names that files of Mistral's models, Gemma 3 and LFM2-VL give to those tensors."""
+"""A regular expression of the names that files of Mistral's models, Gemma 3, LFM2-VL and InternVL give to those."""
 
 GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
 """A regular expression of the names that files of Gemma 4 give to those tensors."""
@@ -157,21 +157,29 @@ class SiglipConfig(VisionConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergingSiglipConfig(VisionConfig):
-    """SigLIP encoders whose rows are merge_size x merge_size patches side by side, projected.
+class MergingConfig(VisionConfig):
+    """Encoders whose rows are merge_size x merge_size patches side by side, projected.
 
-    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299) have it.
-    is_stretched: the square of learned positions is stretched over an image of any shape; else all images have one
-    size, and each patch has its position. projector_eps: of the layer norm of merged patches; None: there is none.
-    projector_size: width within the MLP behind that; None: one product without a bias is in its place.
-    projector_activation, projector_bias: of the MLP.
+    projector_eps: of the layer norm of merged patches; None: there is none. projector_size: width within the MLP behind
+    that; None: one product without a bias is in its place. projector_activation, projector_bias: of the MLP.
     """
 
-    is_stretched: bool
     projector_eps: float | None = None
     projector_size: int | None = None
     projector_activation: str = "gelu"
     projector_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergingSiglipConfig(MergingConfig):
+    """SigLIP encoders, whose patches are merged.
+
+    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299) have it.
+    is_stretched: the square of learned positions is stretched over an image of any shape; else all images have one
+    size, and each patch has its position.
+    """
+
+    is_stretched: bool
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
@@ -187,6 +195,31 @@ class MergingSiglipConfig(VisionConfig):
     def most_pixels(self) -> int:
         """Published processors make pictures of at most 256 tokens."""
         return 256 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternVisionConfig(MergingConfig):
+    """The encoder of InternVL (InternViT, arXiv:2312.14238), for images of one size.
+
+    One learned row, which no patch makes, goes through the blocks with the patches, and is then left out. Each has a
+    learned position. Outputs of attention and MLPs are multiplied by vectors of the file.
+    has_qkv_bias: of queries, keys and values. is_qk_normed: queries and keys are normalised over all heads together.
+    has_norm: a layer norm follows the last block.
+    """
+
+    has_qkv_bias: bool
+    is_qk_normed: bool
+    has_norm: bool
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

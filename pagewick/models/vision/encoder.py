@@ -54,7 +54,7 @@ class PatchMerger(VisionMLP):
     def __init__(self, context: LayerContext, prefix: str, config: VisionConfig, *, is_norm_merged: bool) -> None:
         size = config.merged_size
         super().__init__(context, prefix, size, size, config.out_hidden_size, activation="gelu")
-        self.norm = _make_norm(context, config, size if is_norm_merged else config.hidden_size)
+        self.norm = make_norm(context, config, size if is_norm_merged else config.hidden_size)
         self._shapes = (-1, size if is_norm_merged else config.hidden_size), (-1, size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ class VisionBlock(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, config: VisionConfig, *, is_fused: bool = True) -> None:
         super().__init__()
         size = config.hidden_size
-        self.norm1 = _make_norm(context, config, size)
+        self.norm1 = make_norm(context, config, size)
         self.attn = PatchAttention(context, f"{prefix}.attn", size, config.num_heads, is_fused=is_fused)
-        self.norm2 = _make_norm(context, config, size)
+        self.norm2 = make_norm(context, config, size)
         self.mlp = VisionMLP(
             context,
             f"{prefix}.mlp",
@@ -165,7 +165,8 @@ class VisionEncoder(PatchReader):
         return total.to(self._dtype)
 
 
-def _make_norm(context: LayerContext, config: VisionConfig, size: int) -> RMSNorm | LayerNorm:
+def make_norm(context: LayerContext, config: VisionConfig, size: int) -> RMSNorm | LayerNorm:
+    """Return a norm of the blocks' kind, of vectors of `size` numbers."""
     if config.is_rms:
         return RMSNorm(context, size, config.norm_eps)
     return LayerNorm(context, size, config.norm_eps, has_bias=True)

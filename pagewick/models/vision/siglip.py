@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
-from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
 from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig
-from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock, VisionMLP
+from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
+from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order
 
@@ -32,34 +32,6 @@ class PoolingProjector(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         means = x.view(-1, self._square, x.shape[-1]).mean(1)
         return self.linear(self.norm(means))  # type: ignore[no-any-return]
-
-
-class MergingProjector(nn.Module):
-    """Patches [T, hidden_size] -> [N, out_hidden_size]: each square of patches, side by side, projected."""
-
-    def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
-        super().__init__()
-        size, out_size, eps = config.merged_size, config.out_hidden_size, config.projector_eps
-        self.norm = None if eps is None else LayerNorm(context, size, eps, has_bias=True)
-        self.projection: nn.Module
-        if config.projector_size is None:
-            self.projection = ReplicatedLinear(context, f"{prefix}.projection", size, out_size)
-        else:
-            self.projection = VisionMLP(
-                context,
-                f"{prefix}.projection",
-                size,
-                config.projector_size,
-                out_size,
-                activation=config.projector_activation,
-                inputs=("linear_1",),
-                bias=config.projector_bias,
-            )
-        self._shape = -1, size
-
-    def forward(self, x: Tensor) -> Tensor:
-        merged = x.view(self._shape)
-        return self.projection(merged if self.norm is None else self.norm(merged))  # type: ignore[no-any-return]
 
 
 class SiglipTower(PatchReader):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.models.vision.config import (
     Gemma4VisionConfig,
+    InternVisionConfig,
+    MergingConfig,
     MergingSiglipConfig,
     PixtralConfig,
     SiglipConfig,
@@ -36,6 +38,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _siglip(config)
     if isinstance(config, MergingSiglipConfig):
         return _merging_siglip(config)
+    if isinstance(config, InternVisionConfig):
+        return _intern(config)
     if isinstance(config, Gemma4VisionConfig):
         return _gemma4(config)
     return _qwen(config)
@@ -75,6 +79,10 @@ def _siglip(config: SiglipConfig) -> Tensors:
 
 def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
     yield from _siglip_tower(config)
+    yield from _merging_projector(config)
+
+
+def _merging_projector(config: MergingConfig) -> Tensors:
     if config.projector_eps is not None:
         yield from _norm("projector.norm", config.merged_size, has_bias=True)
     if config.projector_size is None:
@@ -83,6 +91,32 @@ def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
     width, has_bias = Shared(config.projector_size), config.projector_bias
     yield from _linear("projector.projection.linear_1", width, config.merged_size, has_bias=has_bias)
     yield from _linear("projector.projection.linear_fc2", config.out_hidden_size, width, has_bias=has_bias)
+
+
+def _intern(config: InternVisionConfig) -> Tensors:
+    size, side, inner = config.hidden_size, config.positions_per_side, Shared(config.intermediate_size)
+    heads = Shared(config.num_heads, config.head_dim)
+    assert side is not None, "each patch has a learned position"
+    yield from _patches("patch_embed.proj", config, has_bias=True)
+    yield "first.weight", (1, 1, size)
+    yield "positions.weight", (1, side**2 + 1, size)
+    for block in (f"blocks.{index}" for index in range(config.num_blocks)):
+        for name in ("norm1", "norm2"):
+            yield from _norm(f"{block}.{name}", size, has_bias=not config.is_rms)
+        for name in ("scale1", "scale2"):
+            yield from _norm(f"{block}.{name}", size)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            # Queries and keys that are normalised over all heads are whole on every rank.
+            rows = size if config.is_qk_normed and name != "v_proj" else heads
+            yield from _linear(f"{block}.attn.{name}", rows, size, has_bias=config.has_qkv_bias)
+        for name in ("q_norm", "k_norm") if config.is_qk_normed else ():
+            yield from _norm(f"{block}.attn.{name}", size)
+        yield from _linear(f"{block}.attn.proj", size, heads)
+        yield from _linear(f"{block}.mlp.linear_fc1", inner, size)
+        yield from _linear(f"{block}.mlp.linear_fc2", size, inner)
+    if config.has_norm:
+        yield from _norm("norm", size, has_bias=True)
+    yield from _merging_projector(config)
 
 
 def _pixtral(config: PixtralConfig) -> Tensors:

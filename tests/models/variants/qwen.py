@@ -35,6 +35,14 @@ VISION = {
     "fullatt_block_indexes": [1],
 }  # fmt: skip
 
+# InternVL's encoder: tiles of 24 x 24 pixels are 3 x 3 tokens.
+INTERN = {
+    "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "image_size": [24, 24], "patch_size": [4, 4], "layer_norm_eps": 1e-3, "attention_bias": True,
+}  # fmt: skip
+WHOLE = dict.fromkeys(COMMON)
+QWEN2 = {**COMMON, "hidden_size": 96, **rope(theta=1e6), "model_type": "qwen2"}
+
 VARIANTS = {
     "qwen2": Variant("Qwen2", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
     "qwen2.5-tied": Variant("Qwen2", {**NO_HEAD_DIM, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -61,6 +69,39 @@ VARIANTS = {
             [4, 2, 2],
             tie_word_embeddings=False,
         ),
+        is_loose=True,
+    ),
+    "internvl": Variant(
+        "InternVL",
+        {
+            **WHOLE,
+            "text_config": QWEN2,
+            "vision_config": INTERN,
+            "image_token_id": 190,
+            "image_seq_length": 9,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # With the encoder of 6 billion parameters: 32 x 32 pixels are 2 x 2 tokens.
+    "internvl-6b-moe": Variant(
+        "InternVL",
+        {
+            **WHOLE,
+            "text_config": {**COMMON, **QWEN3_MOE, **rope(theta=1e6), "model_type": "qwen3_moe"},
+            "vision_config": {
+                **INTERN,
+                "image_size": [32, 32],
+                "attention_bias": False,
+                "norm_type": "rms_norm",
+                "use_qk_norm": True,
+                "use_mean_pooling": False,
+                "hidden_act": "gelu_pytorch_tanh",
+            },
+            "image_token_id": 190,
+            "image_seq_length": 4,
+            "downsample_ratio": 0.25,
+            "tie_word_embeddings": False,
+        },
         is_loose=True,
     ),
     "qwen2-moe": Variant("Qwen2Moe", QWEN2_MOE, is_loose=True),
