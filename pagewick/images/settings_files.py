@@ -13,6 +13,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.images import (
     gemma3_settings,
     gemma4_settings,
+    glm_settings,
     idefics3_settings,
     internvl_settings,
     lfm2_vl_settings,
@@ -22,6 +23,7 @@ from pagewick.images import (
 from pagewick.images.entries import FIX, Entries, SettingsFiles, read_object
 from pagewick.images.gemma3_settings import Gemma3Settings
 from pagewick.images.gemma4_settings import Gemma4Settings
+from pagewick.images.glm_settings import GlmSettings
 from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.internvl_settings import InternVLSettings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
@@ -36,6 +38,7 @@ _FAMILIES = {
     **dict.fromkeys(gemma3_settings.PROCESSORS, Gemma3Settings.of),
     **dict.fromkeys(gemma4_settings.PROCESSORS, Gemma4Settings.of),
     **dict.fromkeys(lfm2_vl_settings.PROCESSORS, Lfm2VlSettings.of),
+    **dict.fromkeys(glm_settings.PROCESSORS, GlmSettings.of),
     **dict.fromkeys(idefics3_settings.PROCESSORS, Idefics3Settings.of),
     **dict.fromkeys(internvl_settings.PROCESSORS, InternVLSettings.of),
 }

@@ -1,7 +1,8 @@
-"""GLM-4-9B-chat-hf (Glm) and GLM-4 0414 (Glm4). Llama, except:
+"""GLM-4-9B-chat-hf (Glm), GLM-4 0414 (Glm4), GLM-4.1V and GLM-4.6V-Flash, which read images. Llama, except:
 
 - Half of each head is rotated, in pairs of neighbours; queries, keys and values have biases; gate and up are one.
 - Glm4 has norms after attention and MLP as well.
+- GLM-4.1V and GLM-4.6V: as Glm4, with three positions of a token, which are equal within a text.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import Block, NameMap, NormConfig
+from pagewick.models.vision.entries import with_vision
+from pagewick.models.vision.glm_entries import read_glm_vision
 
 # Glm4 files call the norm before the MLP post_attention_layernorm, and have names of their own for the others.
 _GLM4_NAMES = NameMap(
@@ -29,14 +33,47 @@ def read_glm4(entries: Entries) -> ModelConfig:
     return _read(entries, "sandwich", _GLM4_NAMES)
 
 
+def read_glm4v(entries: Entries) -> ModelConfig:
+    """GLM-4.1V, whose head is tied if the file or its text part says so."""
+    if text_entries(entries).flag("tie_word_embeddings", False):
+        entries = entries.replaced({"tie_word_embeddings": True})
+    return read_glm46v(entries)
+
+
+def read_glm46v(entries: Entries) -> ModelConfig:
+    """GLM-4.6V-Flash. GLM-4.6V with experts has another name."""
+    text_entries(entries).choice("model_type", ("glm4v_text",), "glm4v_text")
+    config = read_text_part(entries, _read_glm4v_text)
+    return with_vision(
+        config, entries, read_glm_vision, image_token_id=151343, sections=(8, 12, 12), is_interleaved=False
+    )
+
+
+def _read_glm4v_text(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 2, "max_position_embeddings": 32768})
+    head_dim = entries.size("hidden_size") // entries.size("num_attention_heads")
+    entries.demand("head_dim", head_dim, head_dim, "hidden_size / num_attention_heads")
+    entries.demand("attention_bias", True, True, "queries, keys and values have biases")
+    return _layers(entries, "sandwich", _GLM4_NAMES, default_eps=1e-5, default_part=1.0, is_mrope=True)
+
+
 def _read(entries: Entries, block: Block, names: NameMap) -> ModelConfig:
     entries = entries.filled({"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072})
+    return _layers(entries, block, names, default_eps=1.5625e-7, default_part=0.5)
+
+
+def _layers(
+    entries: Entries, block: Block, names: NameMap, *, default_eps: float, default_part: float, is_mrope: bool = False
+) -> ModelConfig:
+    """default_part: of a head, that is rotated. is_mrope: see reading.read_rope_of."""
     attention = reading.read_attention(entries, qkv_bias=entries.flag("attention_bias", True))
-    rope = reading.read_rope_of(entries, attention, interleaved=True, default_partial_rotary_factor=0.5)
+    rope = reading.read_rope_of(
+        entries, attention, interleaved=True, default_partial_rotary_factor=default_part, is_mrope=is_mrope
+    )
     mlp = reading.read_mlp(entries, is_fused=True)
     return reading.model_config(
         entries,
-        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1.5625e-7)),
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
         block=block,
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
         names=(names,),

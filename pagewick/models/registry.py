@@ -61,6 +61,8 @@ ARCHITECTURES: Final = {
     "Gemma4UnifiedForConditionalGeneration": "pagewick.models.gemma4:read_gemma4_unified_multimodal",
     "GlmForCausalLM": "pagewick.models.glm:read_glm",
     "Glm4ForCausalLM": "pagewick.models.glm:read_glm4",
+    "Glm4vForConditionalGeneration": "pagewick.models.glm:read_glm4v",
+    "Glm46VForConditionalGeneration": "pagewick.models.glm:read_glm46v",
     "Glm4MoeForCausalLM": "pagewick.models.glm_moe:read_glm4_moe",
     "Glm4MoeLiteForCausalLM": "pagewick.models.glm_moe:read_glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "pagewick.models.deepseek_v32:read_glm_moe_dsa",

@@ -81,6 +81,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"image_seq_len": (side // vision["patch_size"] // config["scale_factor"]) ** 2}
         (directory / "processor_config.json").write_text(json.dumps(processor))
+    if config["model_type"] in ("glm4v", "glm46v"):
+        vision = config["vision_config"]
+        settings = {
+            "patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"],
+            "temporal_patch_size": vision["temporal_patch_size"], "size": {"shortest_edge": 2, "longest_edge": 2**20},
+            "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "Glm4vImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] == "internvl":
         height, width = config["vision_config"]["image_size"]
         settings = {

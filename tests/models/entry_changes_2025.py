@@ -38,6 +38,7 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": True},
         {"rope_parameters.sliding_attention.rope_theta": 2e3},
     ],
+    "glm-4.1v": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "glm-4.5": [
         {"attention_bias": False},
         {"use_qk_norm": False},

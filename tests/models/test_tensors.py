@@ -62,6 +62,8 @@ VARIANT_OF = {
     "Gemma4UnifiedForConditionalGeneration": "gemma-4-12b-multimodal",
     "GlmForCausalLM": "glm-4-9b-chat",
     "Glm4ForCausalLM": "glm-4-0414",
+    "Glm4vForConditionalGeneration": "glm-4.1v",
+    "Glm46VForConditionalGeneration": "glm-4.6v",
     "Glm4MoeForCausalLM": "glm-4.5",
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
     "LlavaForConditionalGeneration": "pixtral-12b",

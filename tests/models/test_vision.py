@@ -50,18 +50,19 @@ def image_of(height: int, width: int) -> Tensor:
     return torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator)
 
 
-def patches_of(image: Tensor) -> tuple[Tensor, Tensor]:
+def patches_of(image: Tensor, pixels: Pixels = PIXELS) -> tuple[Tensor, Tensor]:
     """An image as transformers' processors give it to a model: [T, numbers of a patch], and its grid."""
     height, width, _ = image.shape
-    rows, columns, size, merge = height // 4, width // 4, PIXELS.patch_size, PIXELS.merge_size
-    normed = (image.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.std)
+    size, merge, number = pixels.patch_size, pixels.merge_size, pixels.temporal_patch_size
+    rows, columns = height // size, width // size
+    normed = (image.double() / 255 - torch.tensor(pixels.mean)) / torch.tensor(pixels.std)
     patches = []
     for block_row in range(rows // merge):
         for block_column in range(columns // merge):
             for row in range(block_row * merge, (block_row + 1) * merge):
                 for column in range(block_column * merge, (block_column + 1) * merge):
                     square = normed[row * size : (row + 1) * size, column * size : (column + 1) * size]
-                    patches.append(square.permute(2, 0, 1).unsqueeze(1).repeat(1, 2, 1, 1).flatten())
+                    patches.append(square.permute(2, 0, 1).unsqueeze(1).repeat(1, number, 1, 1).flatten())
     return torch.stack(patches).float(), torch.tensor([[1, rows, columns]])
 
 
@@ -78,8 +79,8 @@ def encoder_of(model: Decoder) -> VisionEncoder:
     return model.visual
 
 
-def by_transformers(reference: Any, image: Tensor) -> EncodedImage:
-    patches, grid = patches_of(image)
+def by_transformers(reference: Any, image: Tensor, pixels: Pixels = PIXELS) -> EncodedImage:
+    patches, grid = patches_of(image, pixels)
     found = reference.model.visual(patches, grid)
     deepstack = getattr(found, "deepstack_features", None) or [found.pooler_output[:0]]
     rows = found.pooler_output
@@ -92,7 +93,7 @@ def compare(found: EncodedImage, expected: EncodedImage, tolerance: float) -> No
     torch.testing.assert_close(found.deepstack, expected.deepstack, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "glm-4.1v"])
 @torch.inference_mode()
 def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference = write_checkpoint(name, tmp_path)
@@ -107,7 +108,7 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         compare(encoder(image), expected, 3e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3.5-multimodal"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3.5-multimodal", "glm-4.1v"])
 @torch.inference_mode()
 def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
     reference = write_checkpoint(name, tmp_path).bfloat16()
@@ -122,7 +123,7 @@ def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl", "glm-4.1v"])
 @torch.inference_mode()
 def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
     """Six heads on four ranks are two, two, one and one."""
@@ -150,7 +151,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
 IMAGES = ((3, (24, 56)), (6, (16, 32)))
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal", "glm-4.1v"])
 @torch.inference_mode()
 def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     reference: Any = write_checkpoint(name, tmp_path)

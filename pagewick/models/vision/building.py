@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagewick.layers.context import LayerContext
 from pagewick.models.vision.config import (
     Gemma4VisionConfig,
+    GlmVisionConfig,
     InternVisionConfig,
     MergingSiglipConfig,
     PixtralConfig,
@@ -13,6 +14,7 @@ from pagewick.models.vision.config import (
 )
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
+from pagewick.models.vision.glm import GlmEncoder
 from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
@@ -30,6 +32,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return encoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):
         return InternEncoder(context, prefix, config)
+    if isinstance(config, GlmVisionConfig):
+        return GlmEncoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):
         return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

@@ -223,6 +223,19 @@ class InternVisionConfig(MergingConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GlmVisionConfig(VisionConfig):
+    """The encoder of GLM-4.1V and GLM-4.6V (arXiv:2507.01006), for images of any shape.
+
+    RMS norms and gated MLPs; no biases, except perhaps of queries, keys and values. A square of learned positions is
+    stretched over the image by a bicubic filter. A product with each square of patches makes a row, and an MLP follows.
+    has_qkv_bias: of queries, keys and values. merger_size: width within that MLP.
+    """
+
+    has_qkv_bias: bool
+    merger_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4VisionConfig(VisionConfig):
     """The encoder of Gemma 4, for images of any shape.
 

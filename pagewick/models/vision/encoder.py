@@ -65,14 +65,25 @@ class PatchMerger(VisionMLP):
 class VisionBlock(nn.Module):
     """h += attention(norm1(h)); h += mlp(norm2(h)): [T, hidden_size] -> [T, hidden_size].
 
-    is_fused: see PatchAttention.
+    is_fused, bias, qkv_bias: see PatchAttention; MLPs have biases if `bias` is true.
     """
 
-    def __init__(self, context: LayerContext, prefix: str, config: VisionConfig, *, is_fused: bool = True) -> None:
+    def __init__(
+        self,
+        context: LayerContext,
+        prefix: str,
+        config: VisionConfig,
+        *,
+        is_fused: bool = True,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+    ) -> None:
         super().__init__()
         size = config.hidden_size
         self.norm1 = make_norm(context, config, size)
-        self.attn = PatchAttention(context, f"{prefix}.attn", size, config.num_heads, is_fused=is_fused)
+        self.attn = PatchAttention(
+            context, f"{prefix}.attn", size, config.num_heads, bias=bias, qkv_bias=qkv_bias, is_fused=is_fused
+        )
         self.norm2 = make_norm(context, config, size)
         self.mlp = VisionMLP(
             context,
@@ -82,6 +93,7 @@ class VisionBlock(nn.Module):
             size,
             activation=config.activation,
             inputs=config.mlp_inputs,
+            bias=bias,
         )
 
     def forward(self, x: Tensor, rotation: Rotation | None, cu_seqlens: Sequence[int]) -> Tensor:

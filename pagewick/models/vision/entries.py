@@ -44,11 +44,12 @@ def with_vision(
     *,
     image_token_id: int = 151655,
     sections: tuple[int, ...] | None = None,
+    is_interleaved: bool | None = None,
 ) -> ModelConfig:
     """Return the text part's config with the vision part of the file, if the file describes one that can be used.
 
-    image_token_id: the family's default. sections: the family's default of mrope_section, if it interleaves them; None:
-    sections follow each other, and the file has to give them.
+    image_token_id: the family's default. sections: the family's default of mrope_section; None: the file has to give
+    them. is_interleaved: whether sections alternate, or follow each other; None: they alternate if there is a default.
     """
     vision_entries = entries.child("vision_config")
     if vision_entries is None:
@@ -66,16 +67,20 @@ def with_vision(
     return replace(
         config,
         vision=vision,
-        layers=_with_axes(config, entries.child("text_config") or entries, sections),
+        layers=_with_axes(
+            config,
+            entries.child("text_config") or entries,
+            sections,
+            is_interleaved=sections is not None if is_interleaved is None else is_interleaved,
+        ),
         names=tuple(NameMap(parts=(*names.parts, *parts)) for names in config.names for parts in places),
         ignored=(*(pattern for pattern in config.ignored if pattern != TENSORS), _FREQUENCIES),
     )
 
 
-def _with_axes(config: ModelConfig, text: Entries, default: tuple[int, ...] | None) -> Any:
+def _with_axes(config: ModelConfig, text: Entries, default: tuple[int, ...] | None, *, is_interleaved: bool) -> Any:
     """Return the layers, rotated by the three positions that the rotary entries of the text part describe."""
     scaling = text.child("rope_parameters") or text.child("rope_scaling") or Entries({}, "rope_scaling")
-    is_interleaved = default is not None
     sections = scaling.sizes("mrope_section", least=0) or default or ()
     scaling.demand("mrope_interleaved", is_interleaved, is_interleaved, "the family has no other order of its sections")
 
@@ -96,7 +101,9 @@ def read_qwen2_vl_vision(entries: Entries, image_token_id: int, text_size: int) 
     if not inner:
         raise entries.wrong("mlp_ratio", "a number that makes the MLP at least 1 wide")
     return VisionConfig(
-        **_common(entries, image_token_id, text_size, width=width, out="hidden_size", patch_size=14, num_blocks=32),
+        **common_fields(
+            entries, image_token_id, text_size, width=width, out="hidden_size", patch_size=14, num_blocks=32
+        ),
         intermediate_size=inner,
         activation=read_activation(entries, "quick_gelu"),
         names=_NAMES_OF_QWEN2,
@@ -106,7 +113,7 @@ def read_qwen2_vl_vision(entries: Entries, image_token_id: int, text_size: int) 
 def read_qwen2_5_vl_vision(entries: Entries, image_token_id: int, text_size: int) -> VisionConfig:
     """RMS norms, gated MLPs, and windows in most blocks."""
     width = entries.size("hidden_size", 3584)
-    common = _common(
+    common = common_fields(
         entries, image_token_id, text_size, width=width, out="out_hidden_size", patch_size=14, num_blocks=32
     )
     pixels = common["patch_size"] * common["merge_size"]
@@ -144,7 +151,9 @@ def read_qwen3_5_vision(entries: Entries, image_token_id: int, text_size: int) -
     if side**2 != num_positions:
         raise entries.wrong("num_position_embeddings", "a square number: positions form a square")
     return VisionConfig(
-        **_common(entries, image_token_id, text_size, width=width, out="out_hidden_size", patch_size=16, num_blocks=27),
+        **common_fields(
+            entries, image_token_id, text_size, width=width, out="out_hidden_size", patch_size=16, num_blocks=27
+        ),
         intermediate_size=entries.size("intermediate_size", 4304),
         activation=read_activation(entries, "gelu_pytorch_tanh"),
         patch_bias=True,
@@ -169,10 +178,10 @@ def read_axial_theta(entries: Entries, default: float) -> float:
     return theta
 
 
-def _common(
+def common_fields(
     entries: Entries, image_token_id: int, text_size: int, *, width: int, out: str, patch_size: int, num_blocks: int
 ) -> dict[str, Any]:
-    """Return the fields that all families read alike; `out`: the entry with the width of the output."""
+    """Return the fields that Qwen's and GLM's families read alike; `out`: the entry with the width of the output."""
     num_heads = entries.size("num_heads", 16)
     check_heads(entries, "num_heads", width, num_heads)
     if entries.size(out, 3584) != text_size:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.models.vision.config import (
     Gemma4VisionConfig,
+    GlmVisionConfig,
     InternVisionConfig,
     MergingConfig,
     MergingSiglipConfig,
@@ -40,6 +41,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _merging_siglip(config)
     if isinstance(config, InternVisionConfig):
         return _intern(config)
+    if isinstance(config, GlmVisionConfig):
+        return _glm(config)
     if isinstance(config, Gemma4VisionConfig):
         return _gemma4(config)
     return _qwen(config)
@@ -117,6 +120,31 @@ def _intern(config: InternVisionConfig) -> Tensors:
     if config.has_norm:
         yield from _norm("norm", size, has_bias=True)
     yield from _merging_projector(config)
+
+
+def _glm(config: GlmVisionConfig) -> Tensors:
+    size, out_size, side = config.hidden_size, config.out_hidden_size, config.positions_per_side
+    assert side is not None, "patches have learned positions"
+    heads, inner = config.num_heads, Shared(config.intermediate_size)
+    yield from _patches("patch_embed.proj", config, has_bias=True)
+    yield from _norm("first_norm", size)
+    yield "pos_embed.weight", (side**2, size)
+    for block in (f"blocks.{index}" for index in range(config.num_blocks)):
+        for name in ("norm1", "norm2"):
+            yield from _norm(f"{block}.{name}", size)
+        yield from _linear(f"{block}.attn.qkv", Shared(heads, 3 * config.head_dim), size, has_bias=config.has_qkv_bias)
+        yield from _linear(f"{block}.attn.proj", size, Shared(heads, config.head_dim), has_bias=False)
+        for name in config.mlp_inputs:
+            yield from _linear(f"{block}.mlp.{name}", inner, size, has_bias=False)
+        yield from _linear(f"{block}.mlp.linear_fc2", size, inner, has_bias=False)
+    yield from _norm("last_norm", size)
+    yield "merger.downsample.weight", (out_size, size, config.merge_size, config.merge_size)
+    yield "merger.downsample.bias", (out_size,)
+    yield from _linear("merger.proj", out_size, out_size, has_bias=False)
+    yield from _norm("merger.norm", out_size, has_bias=True)
+    for name in ("gate_proj", "up_proj"):
+        yield from _linear(f"merger.{name}", Shared(config.merger_size), out_size, has_bias=False)
+    yield from _linear("merger.linear_fc2", out_size, Shared(config.merger_size), has_bias=False)
 
 
 def _pixtral(config: PixtralConfig) -> Tensors:
