@@ -130,6 +130,12 @@ class ImageReader:
             row_ends = _known(ends[0], id_of, "parts the rows"), _known(ends[1], id_of, "parts the rows")
         for text in (*settings.marks, *(() if settings.placeholder is None else settings.placeholder.tokens)):
             _known(text, id_of, "marks the places")
+        if settings.marks and id_of(token or "") != token_id:
+            # The texts around pictures have this token in them, and become tokens together.
+            raise ModelLoadError(
+                f"the tokenizer does not know the image token {token_id} ({token}) by its text\n"
+                "  download the tokenizer again, or leave images out with --language-model-only"
+            )
         return cls(settings, token_id, token, row_ends=row_ends, encode=encode)
 
     def written_out(self, pieces: Sequence[str]) -> Sequence[str]:

@@ -303,3 +303,9 @@ def test_tokens_that_the_tokenizer_lacks_are_named(missing: str) -> None:
 
     with pytest.raises(ModelLoadError, match=f"the tokenizer lacks '{re.escape(missing)}', which marks the places"):
         ImageReader.of(settings(), IMAGE_ID, "<image>", id_of=id_of)
+
+
+@pytest.mark.parametrize(("token_id", "token"), [(IMAGE_ID + 1, "<image>"), (IMAGE_ID, "<picture>"), (IMAGE_ID, None)])
+def test_the_image_token_must_be_known_by_its_text(token_id: int, token: str | None) -> None:
+    with pytest.raises(ModelLoadError, match=rf"does not know the image token {token_id} \({token}\) by its text"):
+        ImageReader.of(settings(), token_id, token, id_of=TOKENIZER.id_of)
