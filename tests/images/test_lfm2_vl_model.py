@@ -105,6 +105,20 @@ def test_however_they_are_computed(directory: Path, llm: LLM, options: dict[str,
         assert other.chat(MESSAGES, PARAMS)[0].outputs[0].token_ids == expected
 
 
+def test_a_preempted_sequence_brings_its_tiles_again(directory: Path, reference: nn.Module) -> None:
+    other = [{"role": "user", "content": [{"type": "text", "text": "zz"}, part(1), part(2)]}]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    options = {**OPTIONS, "enable_prefix_caching": False, "max_model_len": 160}
+    with LLM(str(directory), **options) as model:
+        alone = [model.chat(messages, params)[0] for messages in (MESSAGES, other)]
+    num_blocks = sum(-(-len(one.prompt_token_ids or ()) // 8) for one in alone)
+    # Both prompts have room, and their answers have not.
+    with LLM(str(directory), **options, num_kv_blocks=num_blocks + 3) as model:
+        together = model.chat([MESSAGES, other], params)
+        assert model._engine.stats().num_preemptions > 0
+    assert [one.outputs[0].token_ids for one in together] == [one.outputs[0].token_ids for one in alone]
+
+
 def test_a_limit_of_pixels_limits_the_tiles(directory: Path, llm: LLM) -> None:
     """An image that is not cut has at most 6 tokens, and a tile has 4."""
     question = [{"role": "user", "content": [part(1)]}]
