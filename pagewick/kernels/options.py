@@ -164,7 +164,11 @@ class DeltaOptions:
     """Constants of a gated delta rule: KH key heads of DK numbers, VH value heads (a multiple of KH) of DV numbers.
 
     conv_weight: [C, K] float32, for the channels of queries, keys and values; the newest of K inputs has the last
-    weight. log_decay, dt_bias: [VH] float32. norm_weight: [DV] float32, of the RMS norm of each value head.
+    weight. log_decay: [VH] float32. dt_bias: [VH] float32, or [VH * DK] with has_channel_decay. norm_weight: [DV]
+    float32, of the RMS norm of each value head.
+    has_channel_decay: each of the DK rows of a state decays by a factor of its own (Kimi Delta Attention), and KH is
+    VH; else a head has one factor. strength: a head takes in this times sigmoid(beta) of a difference.
+    has_sigmoid_gate: the gate of the output is a sigmoid, else a SiLU.
     """
 
     num_key_heads: int
@@ -176,6 +180,14 @@ class DeltaOptions:
     dt_bias: Tensor
     norm_weight: Tensor
     norm_eps: float
+    has_channel_decay: bool = False
+    strength: float = 1.0
+    has_sigmoid_gate: bool = False
+
+    @property
+    def num_decays(self) -> int:
+        """Factors by which the state of a token decays."""
+        return self.num_value_heads * (self.key_dim if self.has_channel_decay else 1)
 
     @property
     def num_channels(self) -> int:

@@ -2,7 +2,7 @@
 
 Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then a state
 S for each value head, which forgets (g), replaces what it holds for a key by a new value (the delta rule), and is read
-by a query.
+by a query. Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) forgets by a factor of its own in each row of S.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.
@@ -31,7 +31,8 @@ def gated_delta_net(
 ) -> Tensor:
     """Take a ragged batch through the gated delta rule: [T, VH * DV] in qkv.dtype, rounded once from float32.
 
-    qkv: [T, C], gate: [T, VH * DV], beta, decay: [T, VH], beta before the sigmoid and decay before the softplus.
+    qkv: [T, C], gate: [T, VH * DV], beta: [T, VH] before the sigmoid, decay before the softplus: [T, VH], or
+    [T, VH * DK] with options.has_channel_decay.
     states: [num_blocks, bytes] uint8, contiguous. A block has the inputs of the convolution before the next token,
     oldest first [K - 1, C], then S [VH, DK, DV], both float32.
 
@@ -45,7 +46,10 @@ def gated_delta_net(
     inputs, memories = split_states(states, options)
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     starts, lengths, blocks = batch.cu_seqlens_q.tolist(), batch.context_lens.tolist(), batch.block_tables.tolist()
-    forgetting = -options.log_decay.exp()
+    activate = torch.sigmoid if options.has_sigmoid_gate else F.silu
+    # Each row of S has a factor, or all rows of a head have the same.
+    decays = (options.num_value_heads, options.num_decays // options.num_value_heads, 1)
+    forgetting, dt_bias = -options.log_decay.exp()[:, None, None], options.dt_bias.view(decays)
     for b, context_len in enumerate(lengths):
         if starts[b] == starts[b + 1]:
             continue
@@ -58,10 +62,11 @@ def gated_delta_net(
             window = torch.cat((window, qkv[t : t + 1].float()))
             convolved = (window.t() * options.conv_weight).sum(-1)
             window = window[1:]
-            g = (forgetting * F.softplus(decay[t].float() + options.dt_bias)).exp()
-            memory, read = _step(memory, F.silu(convolved), g, beta[t].float().sigmoid(), options)
+            g = (forgetting * F.softplus(decay[t].float().view(decays) + dt_bias)).exp()
+            taken = beta[t].float().sigmoid() * options.strength
+            memory, read = _step(memory, F.silu(convolved), g, taken, options)
             normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + options.norm_eps) * options.norm_weight
-            out[t] = (normed.flatten() * F.silu(gate[t].float())).to(out.dtype)
+            out[t] = (normed.flatten() * activate(gate[t].float())).to(out.dtype)
         inputs[target], memories[target] = window, memory
     return out
 
@@ -83,16 +88,19 @@ def split_states(states: Tensor, options: DeltaOptions) -> tuple[Tensor, Tensor]
     )
 
 
-def _step(memory: Tensor, x: Tensor, g: Tensor, strength: Tensor, options: DeltaOptions) -> tuple[Tensor, Tensor]:
-    """Return S [VH, DK, DV] after a token with channels x [C], and what its queries read from it [VH, DV]."""
+def _step(memory: Tensor, x: Tensor, g: Tensor, taken: Tensor, options: DeltaOptions) -> tuple[Tensor, Tensor]:
+    """Return S [VH, DK, DV] after a token with channels x [C], and what its queries read from it [VH, DV].
+
+    g: factors of S. taken: [VH], how much of the difference each head takes in.
+    """
     keys = options.num_key_heads * options.key_dim
     q, k, v = x[:keys], x[keys : 2 * keys], x[2 * keys :]
     group = options.num_value_heads // options.num_key_heads
     q = (_unit(q, options) * options.key_dim**-0.5).repeat_interleave(group, dim=0)
     k = _unit(k, options).repeat_interleave(group, dim=0)
-    memory = memory * g[:, None, None]
+    memory = memory * g
     held = (k[:, :, None] * memory).sum(1)
-    delta = (v.view(held.shape) - held) * strength[:, None]
+    delta = (v.view(held.shape) - held) * taken[:, None]
     memory = memory + k[:, :, None] * delta[:, None]
     return memory, (q[:, :, None] * memory).sum(1)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 from pagewick.kernels.options import DeltaOptions
@@ -50,13 +52,18 @@ class DeltaBatch(StateBatch):
         o = self.options
         x = F.silu(F.conv1d(inputs.t()[None], o.conv_weight[:, None], groups=o.num_channels))[0].t()[None]
         q, k, v = x.split([o.num_key_heads * o.key_dim] * 2 + [o.num_value_heads * o.value_dim], dim=-1)
-        read, memory = qwen.torch_recurrent_gated_delta_rule(
+        times = F.softplus(self.decay[rows].float() + o.dt_bias).unflatten(-1, (o.num_value_heads, -1))
+        g = -o.log_decay.exp()[:, None] * times
+        rule = kimi.recurrent_kimi_delta_attention if o.has_channel_decay else qwen.torch_recurrent_gated_delta_rule
+        read, memory = rule(
             q.unflatten(-1, (-1, o.key_dim)), k.unflatten(-1, (-1, o.key_dim)), v.unflatten(-1, (-1, o.value_dim)),
-            g=-o.log_decay.exp() * F.softplus(self.decay[rows].float() + o.dt_bias)[None],
-            beta=self.beta[rows].float().sigmoid()[None], initial_state=memory[None], output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
+            g=(g if o.has_channel_decay else g.squeeze(-1))[None],
+            beta=o.strength * self.beta[rows].float().sigmoid()[None], initial_state=memory[None],
+            output_final_state=True, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
-        norm = qwen.Qwen3_5RMSNormGated(o.value_dim, o.norm_eps)
+        norm = (kimi.KimiLinearRMSNormGated if o.has_sigmoid_gate else qwen.Qwen3_5RMSNormGated)(
+            o.value_dim, o.norm_eps
+        )
         norm.weight.data = o.norm_weight
         with torch.no_grad():
             normed = norm(read[0], self.gate[rows].float().unflatten(-1, (-1, o.value_dim)))
@@ -72,6 +79,9 @@ def make_delta(
     width: int = 4,
     dtype: torch.dtype = torch.float32,
     in_place: bool = False,
+    decays_by_channel: bool = False,
+    strength: float = 1.0,
+    has_sigmoid_gate: bool = False,
 ) -> DeltaBatch:
     """Random numbers; heads: KH and VH, dims: DK and DV, width: K. Blocks are those of random_states."""
     generator = torch.Generator().manual_seed(len(q_lens) + sum(q_lens))
@@ -81,14 +91,24 @@ def make_delta(
 
     (key_heads, value_heads), (key_dim, value_dim) = heads, dims
     channels, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
+    decays = value_heads * key_dim if decays_by_channel else value_heads
     options = DeltaOptions(
-        key_heads, value_heads, key_dim, value_dim, random(channels, width), random(value_heads), random(value_heads),
-        1 + 0.5 * random(value_dim), EPS,
+        key_heads, value_heads, key_dim, value_dim, random(channels, width), random(value_heads), random(decays),
+        1 + 0.5 * random(value_dim), EPS, has_channel_decay=decays_by_channel, strength=strength,
+        has_sigmoid_gate=has_sigmoid_gate,
     )  # fmt: skip
     num_tokens = sum(q_lens)
     # Rows of qkv that lie apart, as in a fused product.
     qkv = random(num_tokens, channels + 8).to(dtype)[:, :channels]
-    gate, (beta, decay) = random(num_tokens, values).to(dtype), random(2, num_tokens, value_heads).to(dtype)
+    gate, beta = random(num_tokens, values).to(dtype), random(num_tokens, value_heads).to(dtype)
+    decay = random(num_tokens, decays).to(dtype)
     size = (width - 1) * channels + value_heads * key_dim * value_dim
     states, batch = random_states(generator, q_lens, earlier, size, in_place)
     return DeltaBatch(states, batch, qkv, gate, beta, decay, options)
+
+
+def make_channel_delta(
+    q_lens: Sequence[int], earlier: Sequence[int], *, heads: tuple[int, int] = (3, 3), **others: Any
+) -> DeltaBatch:
+    """make_delta with Kimi's decays and gates."""
+    return make_delta(q_lens, earlier, heads=heads, decays_by_channel=True, has_sigmoid_gate=True, **others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from pagewick.kernels import reference
 from pagewick.kernels.options import DeltaOptions
 from pagewick.kernels.reference_delta import split_states
 from tests.kernels.conftest import NativeKernels, required_library
-from tests.kernels.delta import make_delta
+from tests.kernels.delta import DeltaBatch, make_channel_delta, make_delta
 from tests.kernels.states import assert_is_expected, metadata
 
 
@@ -30,8 +31,27 @@ def test_heads_dimensions_and_widths(
     assert_is_expected(delta.run(operations.gated_delta_net), delta)
 
 
-def test_large_numbers_give_no_infinities(operations: ModuleType | NativeKernels) -> None:
-    delta = make_delta([9], [4])
+@pytest.mark.parametrize(
+    ("heads", "dims", "width"),
+    [((1, 1), (1, 1), 1), ((3, 3), (16, 7), 3), ((2, 2), (33, 80), 4), ((1, 1), (128, 128), 4)],
+)
+def test_channels_that_decay_by_themselves(
+    operations: ModuleType | NativeKernels, heads: tuple[int, int], dims: tuple[int, int], width: int
+) -> None:
+    delta = make_channel_delta([1, 40, 2], [3, 0, 1], heads=heads, dims=dims, width=width)
+    assert_is_expected(delta.run(operations.gated_delta_net), delta)
+
+
+def test_states_that_are_reflected(operations: ModuleType | NativeKernels) -> None:
+    delta = make_delta([1, 40, 2], [3, 0, 1], strength=2.0)
+    assert_is_expected(delta.run(operations.gated_delta_net), delta)
+
+
+@pytest.mark.parametrize("make", [make_delta, make_channel_delta])
+def test_large_numbers_give_no_infinities(
+    operations: ModuleType | NativeKernels, make: Callable[..., DeltaBatch]
+) -> None:
+    delta = make([9], [4])
     for name in ("qkv", "gate", "beta", "decay"):
         delta = replace(delta, **{name: 100 * getattr(delta, name)})
     assert_is_expected(delta.run(operations.gated_delta_net), delta)
@@ -77,6 +97,8 @@ def test_blocks_that_are_too_small_are_refused() -> None:
         ({"decay": torch.zeros(3, 4).half()}, "decay torch.float16"),
         ({"qkv": torch.zeros(3, 512)[:, ::2]}, "rows in one piece"),
         ({"num_key_heads": 3}, "must be|no multiple"),
+        ({"has_channel_decay": True}, r"decay torch.float32 \[3, 4\] must be \[3, 96\]"),
+        ({"has_channel_decay": True, "decay": torch.zeros(3, 96)}, "4 value heads decay by channel"),
         ({"dt_bias": torch.zeros(4).double()}, "dt_bias must be contiguous float32"),
     ],
 )

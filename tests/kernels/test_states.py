@@ -15,7 +15,7 @@ from torch import Tensor
 from pagewick import kernels as dispatched
 from pagewick.kernels.recorded_steps import NextInputs, RecordedStep, StepMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
-from tests.kernels.delta import make_delta
+from tests.kernels.delta import make_channel_delta, make_delta
 from tests.kernels.scan import make_convolution, make_scan
 from tests.kernels.states import (
     ROUNDING,
@@ -25,7 +25,7 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
 )
 
-MAKERS: list[Callable[..., StateBatch]] = [make_delta, make_scan, make_convolution]
+MAKERS: list[Callable[..., StateBatch]] = [make_delta, make_channel_delta, make_scan, make_convolution]
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -32,7 +32,7 @@ def gated_delta_net(
     check_rows(qkv, (num_tokens, options.num_channels), qkv.dtype, "qkv")
     check_rows(gate, (num_tokens, columns), qkv.dtype, "gate")
     check_rows(beta, (num_tokens, options.num_value_heads), qkv.dtype, "beta")
-    check_rows(decay, (num_tokens, options.num_value_heads), qkv.dtype, "decay")
+    check_rows(decay, (num_tokens, options.num_decays), qkv.dtype, "decay")
     _check_options(options)
     reference_delta.split_states(states, options)
     check_states(states, batch)
@@ -48,7 +48,8 @@ def gated_delta_net(
         num_key_heads=options.num_key_heads, num_value_heads=options.num_value_heads, key_dim=options.key_dim,
         value_dim=options.value_dim, conv_width=options.conv_weight.shape[1], qkv_stride=qkv.stride(0),
         gate_stride=gate.stride(0), beta_stride=beta.stride(0), decay_stride=decay.stride(0),
-        norm_eps=options.norm_eps, dtype=DTYPES[qkv.dtype],
+        norm_eps=options.norm_eps, strength=options.strength, has_channel_decay=options.has_channel_decay,
+        has_sigmoid_gate=options.has_sigmoid_gate, dtype=DTYPES[qkv.dtype],
     )  # fmt: skip
     check_status(_GATED_DELTA_NET.run(args), states, "qkv")
     return out
@@ -61,12 +62,14 @@ def _check_options(options: DeltaOptions) -> None:
     heads, channels = options.num_value_heads, options.num_channels
     if not 0 < options.num_key_heads <= heads or heads % options.num_key_heads:
         raise ValueError(f"{heads} value heads are no multiple of {options.num_key_heads} key heads")
+    if options.has_channel_decay and options.num_key_heads != heads:
+        raise ValueError(f"{heads} value heads decay by channel, and there are {options.num_key_heads} key heads")
     if min(options.key_dim, options.value_dim) < 1 or options.conv_weight.dim() != 2:
         raise ValueError(f"heads of {options.key_dim} and {options.value_dim} numbers, or conv_weight is not [C, K]")
     parameters = {
         "conv_weight": (options.conv_weight, (channels, max(1, options.conv_weight.shape[1]))),
         "log_decay": (options.log_decay, (heads,)),
-        "dt_bias": (options.dt_bias, (heads,)),
+        "dt_bias": (options.dt_bias, (options.num_decays,)),
         "norm_weight": (options.norm_weight, (options.value_dim,)),
     }
     check_parameters(parameters)

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 25
+ABI_VERSION = 26
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
@@ -92,7 +92,7 @@ class DeltaArgs(Structure):
     cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
     block_table_stride: Int64; num_key_heads: Int64; num_value_heads: Int64; key_dim: Int64; value_dim: Int64
     conv_width: Int64; qkv_stride: Int64; gate_stride: Int64; beta_stride: Int64; decay_stride: Int64; norm_eps: Float
-    dtype: Int32
+    strength: Float; has_channel_decay: Int32; has_sigmoid_gate: Int32; dtype: Int32
 
 @laid_out
 class ElementwiseArgs(Structure):

@@ -9,7 +9,7 @@ import torch
 
 from pagewick.kernels import batch_invariance, reference
 from tests.deep import IS_DEEP
-from tests.kernels.delta import make_delta
+from tests.kernels.delta import make_channel_delta, make_delta
 from tests.kernels.states import (
     ROUNDING,
     assert_is_expected,
@@ -86,6 +86,8 @@ def test_large_numbers_give_no_infinities() -> None:
 def test_unsupported_calls_go_to_the_definition() -> None:
     delta = make_delta([2, 1], [1, 0])
     assert all(map(torch.equal, delta.run(kernels.gated_delta_net), delta.run(reference.gated_delta_net)))
+    by_channel = make_channel_delta([2, 1], [1, 0], heads=(2, 2), dims=(16, 16))
+    assert all(map(torch.equal, by_channel.run(kernels.gated_delta_net), by_channel.run(reference.gated_delta_net)))
     wide = make_delta([2], [1], dims=(16, 16), dtype=torch.float64)
     assert torch.equal(wide.run(kernels.gated_delta_net)[0], wide.run(reference.gated_delta_net)[0])
 

@@ -15,10 +15,10 @@ struct DeltaArgs {
   const void* qkv;              // [T, C], rows qkv_stride elements apart
   const void* gate;             // [T, VH * DV], rows gate_stride elements apart
   const void* beta;             // [T, VH], rows beta_stride elements apart
-  const void* decay;            // [T, VH], rows decay_stride elements apart
+  const void* decay;            // [T, VH], or [T, VH * DK] by channel; rows decay_stride elements apart
   const float* conv_weight;     // [C, K]
   const float* log_decay;       // [VH]
-  const float* dt_bias;         // [VH]
+  const float* dt_bias;         // of each number in a row of decay
   const float* norm_weight;     // [DV]
   float* states;                // num_blocks, block_floats apart
   const int32_t* block_tables;  // [B, 2]: where a state comes from and goes to; rows block_table_stride elements apart
@@ -40,6 +40,9 @@ struct DeltaArgs {
   int64_t beta_stride;
   int64_t decay_stride;
   float norm_eps;
+  float strength;             // S takes in this times sigmoid(beta) of a difference
+  int32_t has_channel_decay;  // each row of S decays by a factor of its own, and KH = VH; else each head has one
+  int32_t has_sigmoid_gate;   // else the gate is a SiLU
   DType dtype;  // of qkv, gate, beta, decay and out
 };
 

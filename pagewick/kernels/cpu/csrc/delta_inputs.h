@@ -18,11 +18,13 @@ struct Memory {
   float* taps;     // [K, width], the weights of the unit's channels
   float* inputs;   // [K, longest segment], the newest inputs of the convolution
   float* x;        // [kChunk, width]: the query, the key, the values
+  float* decayed;  // [kChunk, 3, padded DK], if channels decay: the factors of rows of S; the query and the key
+                   // times these
   float* common;   // [kChunk]: the product of the query and the key
   float* factors;  // [heads, 2, kChunk]: what S keeps, and how much of the difference it takes in
   float* reads;    // [kChunk, columns]
   float* state;    // [DK, columns], block of columns by block of columns
-  int64_t key_begin, value_begin, width, longest, heads, columns;
+  int64_t key_begin, value_begin, width, longest, heads, columns, decayed_width;
 };
 
 Memory memory_for(const DeltaArgs& args, const DeltaUnit& unit) {
@@ -32,11 +34,13 @@ Memory memory_for(const DeltaArgs& args, const DeltaUnit& unit) {
   m.columns = m.heads * padded(minimum(args.value_dim, unit.end_column - unit.first_column));
   m.key_begin = padded(args.key_dim), m.value_begin = 2 * m.key_begin, m.width = m.value_begin + m.columns;
   m.longest = maximum(m.key_begin, m.columns / m.heads);
+  m.decayed_width = args.has_channel_decay ? 3 * m.key_begin : 0;
   const int64_t taps = args.conv_width * m.width, inputs = args.conv_width * m.longest;
-  const int64_t per_token = m.width + 1 + 2 * m.heads + m.columns;
+  const int64_t per_token = m.width + m.decayed_width + 1 + 2 * m.heads + m.columns;
   const int64_t total = taps + inputs + kChunk * per_token + args.key_dim * m.columns;
   m.taps = static_cast<float*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(total) * sizeof(float)));
-  m.inputs = m.taps + taps, m.x = m.inputs + inputs, m.common = m.x + kChunk * m.width;
+  m.inputs = m.taps + taps, m.x = m.inputs + inputs;
+  m.decayed = m.x + kChunk * m.width, m.common = m.decayed + kChunk * m.decayed_width;
   m.factors = m.common + kChunk, m.reads = m.factors + 2 * m.heads * kChunk, m.state = m.reads + kChunk * m.columns;
   return m;
 }
@@ -63,8 +67,11 @@ void prefetch_token(const DeltaArgs& args, const StateSequence& sequence, const 
                     int64_t place, bool has_outputs) {
   const T* const row = inputs_of<T>(args, sequence).token(place, 0).row;
   for_segments(args, unit, m, [&](int64_t channel, int64_t, int64_t size) { prefetch(row + channel, size); });
-  if (!has_outputs) return;
   const int64_t token = sequence.first_token + place, first = unit.first_column, count = unit.end_column - first;
+  if (args.has_channel_decay)
+    prefetch(static_cast<const T*>(args.decay) + token * args.decay_stride + unit.key_head * args.key_dim,
+             args.key_dim);
+  if (!has_outputs) return;
   prefetch(static_cast<const T*>(args.gate) + token * args.gate_stride + first, count);
   prefetch(static_cast<const T*>(args.out) + token * args.num_value_heads * args.value_dim + first, count);
 }
@@ -115,21 +122,47 @@ void set_lengths(const DeltaArgs& args, const Memory& m, int64_t count) {
   }
 }
 
-// Computes the factors of a head, for many tokens at a time.
+// What remains of S per unit of time is exp(-speed).
+inline Vec decay_speed(const DeltaArgs& args, int64_t head) {
+  return exp(min(set1(88.0f), set1(args.log_decay[head])));
+}
+
+// Computes the factors of a head's rows of S, and the query and the key times these.
+template <class T>
+void set_row_factors(const DeltaArgs& args, const StateSequence& sequence, int64_t head, const Memory& m, int64_t begin,
+                     int64_t count) {
+  const Vec speed = decay_speed(args, head);
+  const float* const bias = args.dt_bias + head * args.key_dim;
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t token = sequence.first_token + begin + n;
+    const T* const decays = static_cast<const T*>(args.decay) + token * args.decay_stride + head * args.key_dim;
+    const float *const query = m.x + n * m.width, *const key = query + m.key_begin;
+    float* const kept = m.decayed + n * m.decayed_width;
+    for_vectors(0, args.key_dim, [&](int64_t i, auto part) {
+      const Vec factor = exp(-speed * softplus(load_count(decays + i, part()) + load_count(bias + i, part())));
+      store(kept + i, factor);
+      store(kept + m.key_begin + i, load(query + i) * factor);
+      store(kept + 2 * m.key_begin + i, load(key + i) * factor);
+    });
+  }
+}
+
+// Computes the factors of a head, for many tokens at a time. If channels decay, S is not kept by a factor of the head.
 template <class T>
 void set_factors(const DeltaArgs& args, const StateSequence& sequence, int64_t head, int64_t begin, int64_t count,
                  float* kept, float* taken) {
   T betas[kChunk], decays[kChunk];
   const int64_t first = sequence.first_token + begin;
+  const int64_t row = args.has_channel_decay ? head * args.key_dim : head;
   for (int64_t n = 0; n < count; ++n) {
     betas[n] = static_cast<const T*>(args.beta)[(first + n) * args.beta_stride + head];
-    decays[n] = static_cast<const T*>(args.decay)[(first + n) * args.decay_stride + head];
+    decays[n] = static_cast<const T*>(args.decay)[(first + n) * args.decay_stride + row];
   }
-  const Vec speed = exp(min(set1(88.0f), set1(args.log_decay[head])));
+  const Vec speed = decay_speed(args, head);
   for_vectors(0, count, [&](int64_t n, auto part) {
-    const Vec time = softplus(load_count(decays + n, part()) + args.dt_bias[head]);
-    store(kept + n, exp(-speed * time));
-    store(taken + n, times_sigmoid(set1(1.0f), load_count(betas + n, part())));
+    const Vec time = softplus(load_count(decays + n, part()) + args.dt_bias[row]);
+    store(kept + n, args.has_channel_decay ? set1(1.0f) : exp(-speed * time));
+    store(taken + n, times_sigmoid(set1(args.strength), load_count(betas + n, part())));
   });
 }
 
@@ -143,6 +176,7 @@ void prepare(const DeltaArgs& args, const StateSequence& sequence, const DeltaUn
   for (int64_t head = 0; head < m.heads; ++head) {
     float* const kept = m.factors + head * 2 * kChunk;
     set_factors<T>(args, sequence, first_head + head, begin, count, kept, kept + kChunk);
+    if (args.has_channel_decay) set_row_factors<T>(args, sequence, first_head + head, m, begin, count);
   }
 }
 

@@ -12,14 +12,16 @@ constexpr int kVectors = 4;
 
 // A token as one block of columns sees it.
 struct Step {
-  const float* query;
+  const float* query;  // these two read S as it is before the token
   const float* key;
-  float kept;  // factor of S
+  const float* new_key;  // in whose place S puts the change
+  const float* row_kept;  // factors of rows of S
+  float kept;             // or a factor of all rows; then 1
 };
 
 // Passes once over rows of S: brings them to the state after the token `last`, which puts `delta` in the place of its
 // key, and then reads them with the key and the query of the token `next`. Both or one of the two.
-template <int kWidth, bool kUpdates, bool kReads>
+template <int kWidth, bool kRowsDecay, bool kUpdates, bool kReads>
 void pass(int64_t rows, const float* source, int64_t source_stride, float* target, int64_t target_stride,
           const Step& last, const Vec* delta, const Step& next, Vec* held, Vec* seen) {
   Vec add[kWidth], key_sums[kWidth] = {}, query_sums[kWidth] = {};
@@ -27,13 +29,14 @@ void pass(int64_t rows, const float* source, int64_t source_stride, float* targe
   const Vec kept = set1(last.kept);
   for (int64_t i = 0; i < rows; ++i) {
     // Read before anything is stored, which might be the same memory for all the compiler knows.
-    const Vec last_key = kUpdates ? set1(last.key[i]) : zero();
+    const Vec last_key = kUpdates ? set1(last.new_key[i]) : zero();
+    const Vec factor = kUpdates && kRowsDecay ? set1(last.row_kept[i]) : kept;
     const Vec next_key = kReads ? set1(next.key[i]) : zero(), query = kReads ? set1(next.query[i]) : zero();
 #pragma GCC unroll 4
     for (int n = 0; n < kWidth; ++n) {
       Vec value = load(source + i * source_stride + n * kLanes);
       if (kUpdates) {
-        value = madd(last_key, add[n], value * kept);
+        value = madd(last_key, add[n], value * factor);
         store(target + i * target_stride + n * kLanes, value);
       }
       if (kReads) {
@@ -56,17 +59,19 @@ struct Block {
 };
 
 // Takes the tokens of a chunk over a block of columns. ahead(n) is called once for each token.
-template <int kWidth, class F>
+template <int kWidth, bool kRowsDecay, class F>
 void pass_tokens(const DeltaArgs& args, const Memory& m, const Block& block, int64_t count, float* reads,
                  int64_t reads_stride, int64_t num_columns, const F& ahead) {
   const int64_t rows = args.key_dim, own = kWidth * kLanes;
   const auto step = [&](int64_t n) {
-    const float* const x = m.x + n * m.width;
-    return Step{x, x + m.key_begin, m.factors[block.head * 2 * kChunk + n]};
+    const float *const x = m.x + n * m.width, *const key = x + m.key_begin;
+    const float* const decayed = m.decayed + n * m.decayed_width;
+    if (kRowsDecay) return Step{decayed + m.key_begin, decayed + 2 * m.key_begin, key, decayed, 1.0f};
+    return Step{x, key, key, nullptr, m.factors[block.head * 2 * kChunk + n]};
   };
   Vec delta[kWidth], held[kWidth], seen[kWidth];
   Step last = {}, next = step(0);
-  pass<kWidth, false, true>(rows, block.source, block.source_stride, nullptr, 0, last, nullptr, next, held, seen);
+  pass<kWidth, kRowsDecay, false, true>(rows, block.source, block.source_stride, nullptr, 0, last, nullptr, next, held, seen);
   for (int64_t n = 0; n < count; ++n) {
     if (block.offset == 0) ahead(n);
     last = next;
@@ -83,22 +88,23 @@ void pass_tokens(const DeltaArgs& args, const Memory& m, const Block& block, int
     const int64_t stride = n == 0 ? block.source_stride : own;
     if (n + 1 < count) {
       next = step(n + 1);
-      pass<kWidth, true, true>(rows, source, stride, block.state, own, last, delta, next, held, seen);
+      pass<kWidth, kRowsDecay, true, true>(rows, source, stride, block.state, own, last, delta, next, held, seen);
     } else {
-      pass<kWidth, true, false>(rows, source, stride, block.target, block.target_stride, last, delta, next, held, seen);
+      pass<kWidth, kRowsDecay, true, false>(rows, source, stride, block.target, block.target_stride, last, delta, next,
+                                            held, seen);
     }
   }
 }
 
-template <class F>
+template <bool kRowsDecay, class F>
 void pass_block(const DeltaArgs& args, const Memory& m, const Block& block, int64_t count, float* reads,
                 int64_t reads_stride, int64_t num_columns, const F& ahead) {
   static_assert(kVectors == 4, "one case each");
   switch ((num_columns + kLanes - 1) / kLanes) {
-    case 1: return pass_tokens<1>(args, m, block, count, reads, reads_stride, num_columns, ahead);
-    case 2: return pass_tokens<2>(args, m, block, count, reads, reads_stride, num_columns, ahead);
-    case 3: return pass_tokens<3>(args, m, block, count, reads, reads_stride, num_columns, ahead);
-    default: return pass_tokens<4>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    case 1: return pass_tokens<1, kRowsDecay>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    case 2: return pass_tokens<2, kRowsDecay>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    case 3: return pass_tokens<3, kRowsDecay>(args, m, block, count, reads, reads_stride, num_columns, ahead);
+    default: return pass_tokens<4, kRowsDecay>(args, m, block, count, reads, reads_stride, num_columns, ahead);
   }
 }
 
@@ -107,6 +113,7 @@ template <class F>
 void pass_chunk(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
                 bool is_first, bool is_last, int64_t count, float* reads, int64_t reads_stride, const F& ahead) {
   const int64_t rows = args.key_dim, size = (unit.end_column - unit.first_column) / m.heads;
+  const auto run = args.has_channel_decay ? pass_block<true, F> : pass_block<false, F>;
   for (int64_t head = 0; head < m.heads; ++head)
     for (int64_t column = 0; column < size; column += kVectors * kLanes) {
       const int64_t columns = minimum(size - column, kVectors * kLanes), own = padded(columns);
@@ -121,12 +128,12 @@ void pass_chunk(const DeltaArgs& args, const StateSequence& sequence, const Delt
       if (reads_source && is_whole) block.source = unit.before + place, block.source_stride = args.value_dim;
       if (reads_source && !is_whole) load_columns(unit.before + place, args.value_dim, rows, columns, state);
       if (is_last && is_whole) block.target = target, block.target_stride = args.value_dim;
-      pass_block(args, m, block, count, reads + head * size + column, reads_stride, columns, ahead);
+      run(args, m, block, count, reads + head * size + column, reads_stride, columns, ahead);
       if (is_last && !is_whole) store_columns(state, rows, columns, target, args.value_dim);
     }
 }
 
-// out = read / sqrt(mean(read^2) + eps) * weight * silu(gate), for each value head.
+// out = read / sqrt(mean(read^2) + eps) * weight * activation(gate), for each value head.
 template <class T>
 void finish_heads(const DeltaArgs& args, int64_t token, int64_t first_head, int64_t end_head, const float* reads) {
   const int64_t size = args.value_dim, row = args.num_value_heads * size;
@@ -137,7 +144,8 @@ void finish_heads(const DeltaArgs& args, int64_t token, int64_t first_head, int6
     const float scale = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
     for_vectors(0, size, [&](int64_t i, auto count) {
       const Vec normed = load_count(reads + i, count()) * scale * load_count(args.norm_weight + i, count());
-      const Vec result = normed * silu(load_count(gate + i, count()));
+      const Vec x = load_count(gate + i, count());
+      const Vec result = normed * times_sigmoid(args.has_sigmoid_gate ? set1(1.0f) : x, x);
       count() == kLanes ? store_result(out + i, result) : store_part(out + i, result, count());
     });
   }
