@@ -162,8 +162,8 @@ class TextRunner:
             observation.close()
 
     def _build(self, layer_idx: int, get: GetTensor, seen: Seen | None) -> tuple[Block, InputObservation | None]:
-        config = self._config
-        block = BLOCKS[config.block](self._context, f"model.layers.{layer_idx}", config, config.layers[layer_idx])
+        config, layer = self._config, self._config.layers[layer_idx]
+        block = BLOCKS[layer.block or config.block](self._context, f"model.layers.{layer_idx}", config, layer)
         routes = {self.name(layer_idx, path): route for path, route in build_routes(block).items()}
         for name, route in routes.items():
             route.module.load_weight(route.leaf, get(name), route.part)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
 from pagewick.models.config import ModelConfig
-from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
+from pagewick.models.parts import AttentionConfig, Block, LayerConfig, MlpConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,14 @@ Stage = tuple[Fold, ...]
 
 def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     """Return a layer's stages, in the order of computation."""
-    if config.block == "parallel":
+    block = layer.block or config.block
+    if block == "parallel":
         assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
         inputs = (*_attention_inputs(layer.attention), *_mlp_inputs(layer.mlp))
         first = [(Fold(inputs, _norm(config, "input_layernorm", layer.mlp)),)]
         outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
         return [*first, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
-    first_norm, second_norm = _norms_before(config, layer)
+    first_norm, second_norm = _norms_before(config, layer, block)
     stages: list[Stage] = []
     if layer.attention is not None:
         reason = _NO_NORM if first_norm is None else ""
@@ -89,11 +90,13 @@ def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     return stages
 
 
-def _norms_before(config: ModelConfig, layer: LayerConfig) -> tuple[NormAbsorber | None, NormAbsorber | None]:
+def _norms_before(
+    config: ModelConfig, layer: LayerConfig, block: Block
+) -> tuple[NormAbsorber | None, NormAbsorber | None]:
     """Return the norms before attention and before the MLP."""
-    if config.block == "post_norm":
+    if block == "post_norm":
         return None, None
-    second = "pre_feedforward_layernorm" if config.block == "sandwich" else "post_attention_layernorm"
+    second = "pre_feedforward_layernorm" if block == "sandwich" else "post_attention_layernorm"
     return _norm(config, "input_layernorm", None), _norm(config, second, layer.mlp)
 
 
@@ -107,10 +110,14 @@ def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> 
 def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tuple[Point, ...]:
     if isinstance(config, DeltaConfig):
         kinds = (
-            *(("qkvz",) if config.is_fused else ("qkv", "z")),
+            *(("qkvz",) if config.is_fused else ("z",) if config.has_parts else ("qkv", "z")),
             *(("ba",) if config.has_fused_gates else ("b", "a")),
         )
-        return (Point(tuple(f"linear_attn.in_proj_{kind}" for kind in kinds)),)
+        parts = ("q_proj", "k_proj", "v_proj") if config.has_parts else ()
+        if config.gate_rank is not None:
+            kinds, parts = ("b",), (*parts, "f_a_proj", "g_a_proj")
+        names = (*parts, *(f"in_proj_{kind}" for kind in kinds))
+        return (Point(tuple(f"linear_attn.{name}" for name in names)),)
     if isinstance(config, StateConfig):
         return (Point((f"{_STATE_NAMES[type(config)]}.in_proj",)),)
     if isinstance(config, MlaConfig):
@@ -123,7 +130,15 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
 
 
 def _inner(config: AttentionConfig | MlaConfig | StateConfig) -> list[Stage]:
-    """The second factors of latent attention."""
+    """The second factors of latent attention, and of gates that come from small vectors."""
+    if isinstance(config, DeltaConfig) and config.gate_rank is not None:
+        rows = tuple(range(config.gate_rank))
+        return [
+            tuple(
+                Fold((Point((f"linear_attn.{kind}_b_proj",)),), RowsAbsorber(f"linear_attn.{kind}_a_proj", rows, False))
+                for kind in "fg"
+            )
+        ]
     if not isinstance(config, MlaConfig):
         return []
     names = [("kv_b_proj", "kv_a_layernorm")]

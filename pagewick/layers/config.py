@@ -144,8 +144,15 @@ class DeltaConfig:
     num_key_heads: a divisor of num_value_heads; consecutive value heads share a key head. key_dim, value_dim: elements
     of a head. conv_size: tokens that the convolution sees, the new one included. norm_eps: of the norm of each value
     head. is_fused: the file has in_proj_qkvz, by key head; else in_proj_qkv and in_proj_z. has_fused_gates: it has
-    in_proj_ba, by key head; else in_proj_b and in_proj_a. is_tiled: the file's value heads are in another order, that
-    of llama.cpp: the first one of each key head, then the second one of each, and so on.
+    in_proj_ba, by key head; else in_proj_b and in_proj_a. has_parts: it has q_proj, k_proj and v_proj in place of
+    in_proj_qkv, and a convolution of each. is_tiled: the file's value heads are in another order, that of llama.cpp:
+    the first one of each key head, then the second one of each, and so on.
+    strength: a state takes in this times the sigmoid of in_proj_b's output.
+    has_channel_decay: each number of a key decays by a factor of its own (Kimi Delta Attention, arXiv:2510.26692), and
+    there are as many value heads as key heads; else a value head has one factor. has_sigmoid_gate: the gates of outputs
+    are sigmoids, else SiLUs. gate_rank: the decays and the gates of outputs come from two vectors of this size: the
+    file has f_a_proj and f_b_proj in place of in_proj_a, g_a_proj and g_b_proj in place of in_proj_z. is_decay_4d: the
+    file has A_log as [1, 1, heads, 1].
     """
 
     num_key_heads: int
@@ -157,6 +164,17 @@ class DeltaConfig:
     is_fused: bool = False
     has_fused_gates: bool = False
     is_tiled: bool = False
+    has_parts: bool = False
+    strength: float = 1.0
+    has_channel_decay: bool = False
+    has_sigmoid_gate: bool = False
+    gate_rank: int | None = None
+    is_decay_4d: bool = False
+
+    @property
+    def decays_per_head(self) -> int:
+        """Factors by which a value head's state of a token decays."""
+        return self.key_dim if self.has_channel_decay else 1
 
     @property
     def num_channels(self) -> int:
@@ -170,7 +188,8 @@ class DeltaConfig:
         On a GPU, queries and keys of prompts are copied, and each value head has two matrices for a chunk.
         """
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
-        return 3 * self.num_channels + 2 * values + 4 * keys + 2 * _CHUNK_NUMBERS * self.num_value_heads
+        gates = 2 * (self.gate_rank or 0) + self.num_value_heads * self.decays_per_head
+        return 3 * self.num_channels + 2 * values + 4 * keys + gates + 2 * _CHUNK_NUMBERS * self.num_value_heads
 
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""

@@ -1,4 +1,7 @@
-"""Linear attention by the gated delta rule (Gated DeltaNet, arXiv:2412.06464): a state in place of keys and values."""
+"""Linear attention by the gated delta rule (Gated DeltaNet, arXiv:2412.06464): a state in place of keys and values.
+
+Also with a decay for each number of a key (Kimi Delta Attention, arXiv:2510.26692).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pagewick.errors import ConfigError
 from pagewick.kernels.options import DeltaOptions
 from pagewick.layers.config import TILED, DeltaConfig
 from pagewick.layers.context import LayerContext
-from pagewick.layers.linear import Linear, RowParallelLinear
+from pagewick.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from pagewick.layers.rotary import Angles
 from pagewick.layers.state import Constant, StateLayer, constant, times
 from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
@@ -53,10 +56,21 @@ class GatedDeltaNet(StateLayer):
         if config.is_tiled:
             self._columns = torch.tensor(_file_order(config, values), device=context.device)
         num_channels = config.num_channels // num_ranks
-        self._widths = [num_channels, self._num_values * config.value_dim, self._num_values, self._num_values]
+        num_gates, num_decays = self._num_values * config.value_dim, self._num_values * config.decays_per_head
+        self.f_b_proj: ColumnParallelLinear | None = None
+        self.g_b_proj: ColumnParallelLinear | None = None
+        self._widths = [num_channels, num_gates, self._num_values, num_decays]
+        if config.gate_rank is not None:
+            self._widths = [num_channels, config.gate_rank, self._num_values, config.gate_rank]
+            self.f_b_proj, self.g_b_proj = (
+                ColumnParallelLinear(
+                    context, f"{prefix}.{name}", config.gate_rank, config.num_value_heads * size, multiple=ratio * size
+                )
+                for name, size in (("f_b_proj", config.decays_per_head), ("g_b_proj", config.value_dim))
+            )
         self.conv_weight = constant(context, num_channels, config.conv_size)
         self.log_decay = constant(context, self._num_values)
-        self.dt_bias = constant(context, self._num_values)
+        self.dt_bias = constant(context, num_decays)
         self.norm_weight = constant(context, config.value_dim)
         self.options = DeltaOptions(
             num_key_heads=self._num_keys,
@@ -68,20 +82,39 @@ class GatedDeltaNet(StateLayer):
             dt_bias=self.dt_bias,
             norm_weight=self.norm_weight,
             norm_eps=config.norm_eps,
+            has_channel_decay=config.has_channel_decay,
+            strength=config.strength,
+            has_sigmoid_gate=config.has_sigmoid_gate,
         )
-        heads = ((config.num_value_heads,), values)
-        channels = (config.num_channels, 1, config.conv_size)
+        count = config.num_value_heads
+        decays = tuple(times(head, config.decays_per_head) for head in values)
+        shape, dimension = ((1, 1, count, 1), 2) if config.is_decay_4d else ((count,), 0)
         self._constants = {
-            "conv1d.weight": Constant(channels, _channels(config, keys, values), self.conv_weight),
-            "A_log": Constant(*heads, self.log_decay),
-            "dt_bias": Constant(*heads, self.dt_bias),
+            **self._convolutions(config, keys, values),
+            "A_log": Constant(shape, values, self.log_decay, dimension=dimension),
+            "dt_bias": Constant((count * config.decays_per_head,), decays, self.dt_bias),
             "norm.weight": Constant((config.value_dim,), ((0, config.value_dim),), self.norm_weight),
         }
+
+    def _convolutions(self, config: DeltaConfig, keys: Range, values: Sequence[Range]) -> dict[str, Constant]:
+        """Return the weights of the convolution as the file has them."""
+        kept = _channels(config, keys, values)
+        if not config.has_parts:
+            return {"conv1d.weight": Constant((config.num_channels, 1, config.conv_size), kept, self.conv_weight)}
+        found, begin = {}, 0
+        for kind, (num_rows, ranges) in _parts(config, keys, values).items():
+            end = begin + sum(stop - start for start, stop in ranges)
+            shape = (num_rows, 1, config.conv_size)
+            found[f"{kind}_conv1d.weight"] = Constant(shape, ranges, self.conv_weight[begin:end])
+            begin = end
+        return found
 
     def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
         """angles: not used; the order of the tokens is in the state."""
         states, metadata = self.states(batch, len(hidden_states))
         qkv, gate, beta, decay = self.in_proj(hidden_states, batch).split(self._widths, dim=1)
+        if self.f_b_proj is not None and self.g_b_proj is not None:
+            gate, decay = self.g_b_proj(gate, batch), self.f_b_proj(decay, batch)
         mixed = kernels.gated_delta_net(qkv, gate, beta, decay, states, metadata, self.options)
         if self._columns is not None:
             mixed = kernels.gather_columns(mixed, self._columns)
@@ -117,10 +150,18 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Seq
         ]
         parts = [Part("in_proj_qkvz", config.num_key_heads * unit, tuple(rows))]
     else:
-        parts = [
-            Part("in_proj_qkv", config.num_channels, _channels(config, keys, values)),
-            Part("in_proj_z", num_values * value_dim, tuple(times(head, value_dim) for head in values)),
-        ]
+        if config.has_parts:
+            kinds = _parts(config, keys, values)
+            parts = [Part(f"{kind}_proj", *kinds[kind]) for kind in kinds]
+        else:
+            parts = [Part("in_proj_qkv", config.num_channels, _channels(config, keys, values))]
+        if config.gate_rank is not None:
+            # Every rank has the two vectors.
+            rank = config.gate_rank, ((0, config.gate_rank),)
+            betas = Part("in_proj_b", num_values, tuple(values))
+            parts += [Part("g_a_proj", *rank), betas, Part("f_a_proj", *rank)]
+            return Share(tuple(parts), hidden_size, (0, hidden_size))
+        parts.append(Part("in_proj_z", num_values * value_dim, tuple(times(head, value_dim) for head in values)))
     if config.has_fused_gates:
         small = [
             (head * 2 * ratio + kind * ratio, head * 2 * ratio + (kind + 1) * ratio)
@@ -131,6 +172,13 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Seq
     else:
         parts += [Part("in_proj_b", num_values, tuple(values)), Part("in_proj_a", num_values, tuple(values))]
     return Share(tuple(parts), hidden_size, (0, hidden_size))
+
+
+def _parts(config: DeltaConfig, keys: Range, values: Sequence[Range]) -> dict[str, tuple[int, tuple[Range, ...]]]:
+    """Return the rows of all queries, of all keys and of all values: how many there are, and those of these heads."""
+    of_keys = config.num_key_heads * config.key_dim, (times(keys, config.key_dim),)
+    of_values = tuple(times(head, config.value_dim) for head in values)
+    return {"q": of_keys, "k": of_keys, "v": (config.num_value_heads * config.value_dim, of_values)}
 
 
 def _channels(config: DeltaConfig, keys: Range, values: Sequence[Range]) -> tuple[Range, ...]:

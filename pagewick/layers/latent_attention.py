@@ -98,6 +98,9 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(context, config.kv_lora_rank, config.norm_eps)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
         num_columns = self.kv_b_proj.num_heads * head_dim
+        # The cosines and sines of pairs that stand still.
+        half = config.qk_rope_head_dim // 2
+        self._still = torch.ones(1, half, device=context.device), torch.zeros(1, half, device=context.device)
         self._only_column = torch.zeros(num_columns, dtype=torch.int64, device=context.device)
         self.o_proj = RowParallelLinear(
             context,
@@ -122,8 +125,8 @@ class LatentAttention(nn.Module):
         """See what the indexer of an earlier layer selects. Called once, if this layer has none."""
         self._lenders = (lender,)
 
-    def forward(self, hidden_states: Tensor, angles: Angles | CosSin, batch: AttentionBatch) -> Tensor:
-        """angles: those of qk_rope_head_dim / 2 pairs."""
+    def forward(self, hidden_states: Tensor, angles: Angles | CosSin | None, batch: AttentionBatch) -> Tensor:
+        """angles: those of qk_rope_head_dim / 2 pairs; None: nothing is rotated."""
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
         selected: SelectedKeys | None = None
@@ -139,6 +142,7 @@ class LatentAttention(nn.Module):
         if isinstance(angles, Angles) and angles.q_factors is not None:
             # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
             queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))
+        cos, sin = angles[:2] if angles else (each.expand(len(hidden_states), -1) for each in self._still)
         sums = self._bound.forward(
             queries.view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states, batch),
@@ -147,7 +151,7 @@ class LatentAttention(nn.Module):
             selected,
             norm_weight=self.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
-            rotation=Rotation(*angles[:2], config.rope_interleaved),
+            rotation=Rotation(cos, sin, config.rope_interleaved),
         )
         values = self.kv_b_proj.values.linear(sums)
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]

@@ -19,12 +19,14 @@ class Constant(NamedTuple):
     """A tensor of the file that such a layer keeps in float32.
 
     shape: in the file. ranges: rows that this rank keeps. target: where they go. row_scales: factors of these rows.
+    dimension: that of the rows, behind dimensions of 1.
     """
 
     shape: tuple[int, ...]
     ranges: tuple[Range, ...]
     target: Tensor
     row_scales: Tensor | None = None
+    dimension: int = 0
 
 
 class StateLayer(nn.Module):
@@ -53,9 +55,10 @@ class StateLayer(nn.Module):
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's rows, in float32. Raises ModelLoadError if the tensor does not fit."""
-        shape, ranges, target, row_scales = self._constants[name]
+        shape, ranges, target, row_scales, dimension = self._constants[name]
         check_floats(tensor, shape)
-        target.copy_(torch.cat([tensor[start:stop] for start, stop in ranges]).view(target.shape))
+        rows = tensor.view(shape[dimension:])
+        target.copy_(torch.cat([rows[start:stop] for start, stop in ranges]).view(target.shape))
         if row_scales is not None:
             target.mul_(row_scales if target.dim() == 1 else row_scales[:, None])
 

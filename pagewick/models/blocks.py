@@ -96,7 +96,7 @@ class Block(nn.Module):
         elif layer.mlp is not None:
             self.mlp = MoeLayer(context, f"{prefix}.mlp", size, layer.mlp)
         self._has_mlp = layer.mlp is not None
-        for name in NORMS_OF_BLOCK[config.block]:
+        for name in NORMS_OF_BLOCK[layer.block or config.block]:
             self.add_module(name, make_norm(context, config) if name in layer.norms(config.block) else nn.Identity())
         self._residual_scale = config.residual_scale
 

@@ -92,9 +92,9 @@ class DecoderStack(nn.Module):
         kinds = list(dict.fromkeys(of_layers))
         self._rope_of_layer = [kinds.index(kind) for kind in of_layers]
         self.rotary = nn.ModuleList(rotary_of(context, *kind) or nn.Identity() for kind in kinds)
-        block = _BLOCKS[config.block]
         blocks = [
-            block(context, f"model.layers.{layer_idx}", config, layer) for layer_idx, layer in enumerate(config.layers)
+            _BLOCKS[layer.block or config.block](context, f"model.layers.{layer_idx}", config, layer)
+            for layer_idx, layer in enumerate(config.layers)
         ]
         self.layers = nn.ModuleList(blocks)
         attentions = [made.mixer if made.has_mixer else None for made in blocks]

@@ -1,19 +1,27 @@
-"""OLMo 2 and 3, and OLMoE. Llama, except:
+"""OLMo 2 and 3, OLMo Hybrid and OLMoE. Llama, except:
 
 - Queries and keys are normalised, each over all heads together.
 - OLMo 2 and 3: the norms of a layer come after attention and MLP, not before them.
 - OLMo 3: a window in three of four layers, which are rotated without the scaling of the others.
+- OLMo Hybrid: three layers of four have linear attention by the gated delta rule, with norms before both parts; the
+  others are those of OLMo 3 without a window. Published files rotate nothing: they have a null in place of the
+  rotation's entries or of its theta.
 - OLMoE: experts in all layers, the best of a softmax over all.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from pagewick.models import reading
+from pagewick.layers.config import DeltaConfig
+from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, NormConfig
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, NameMap, NormConfig
+
+# The norm behind a state has this eps in every file; rms_norm_eps is that of the others.
+_STATE_NORM_EPS: Final = 1e-5
 
 
 def read_olmo2(entries: Entries) -> ModelConfig:
@@ -41,6 +49,64 @@ def read_olmo3(entries: Entries) -> ModelConfig:
         for window in windows
     ]
     return _model(entries, layers=tuple(layers), block="post_norm")
+
+
+def read_olmo_hybrid(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 65536, "rms_norm_eps": 1e-6})
+    attention, mlp = _attention(entries), reading.read_mlp(entries)
+    rope = reading.read_rope_of(entries, attention) if _rotates(entries) else None
+    linear, num_layers = _linear_attention(entries), reading.read_num_layers(entries)
+    # Every fourth layer has the usual attention, or the last one of fewer.
+    kinds = delta_entries.linear_layers(entries, [(idx + 1) % min(4, num_layers) != 0 for idx in range(num_layers)])
+    layers = [
+        LayerConfig(attention=linear, mlp=mlp, rope=None, block="sequential")
+        if is_linear
+        else LayerConfig(attention=attention, mlp=mlp, rope=rope)
+        for is_linear in kinds
+    ]
+    return _model(entries, layers=tuple(layers), block="post_norm", names=(_hybrid_names(kinds),))
+
+
+def _rotates(entries: Entries) -> bool:
+    """Whether heads are rotated: the entries that say how, the kind of scaling and theta are not null."""
+    values = entries.values
+    scaling = values.get("rope_parameters", {})
+    if not isinstance(scaling, Mapping):
+        return scaling is not None or "rope_theta" in entries
+    nulls = [name for name in ("rope_type", "rope_theta") if name in scaling and scaling[name] is None]
+    return not nulls and ("rope_theta" in scaling or values.get("rope_theta", 1.0) is not None)
+
+
+def _linear_attention(entries: Entries) -> DeltaConfig:
+    num_heads = entries.size("num_attention_heads")
+    num_key_heads = entries.size("linear_num_key_heads", num_heads)
+    key_dim = entries.size("linear_key_head_dim", max(1, int(0.75 * entries.size("hidden_size") / num_key_heads)))
+    sizes = {
+        "linear_num_key_heads": num_key_heads, "linear_num_value_heads": num_heads, "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": 2 * key_dim,
+    }  # fmt: skip
+    delta = delta_entries.read_delta(
+        entries,
+        sizes,
+        norm_eps=_STATE_NORM_EPS,
+        has_parts=True,
+        # States may be reflected at a key, not only shortened there.
+        strength=2.0 if entries.flag("linear_allow_neg_eigval", True) else 1.0,
+    )
+    if delta.num_value_heads != delta.num_key_heads:
+        raise entries.wrong("linear_num_value_heads", f"linear_num_key_heads ({delta.num_key_heads})")
+    return delta
+
+
+def _hybrid_names(kinds: Sequence[bool]) -> NameMap:
+    """Return the names of published files. kinds: which layers have linear attention."""
+    parts = [(f"linear_attn.in_proj_{ours}", f"linear_attn.{theirs}_proj") for ours, theirs in ("zg", "bb", "aa")]
+    parts += [("linear_attn.out_proj", "linear_attn.o_proj"), ("linear_attn.norm", "linear_attn.o_norm")]
+    parts.append(("input_layernorm", "attention_layer_norm"))
+    for idx, is_linear in enumerate(kinds):
+        if is_linear:
+            parts.append((f"layers.{idx}.post_attention_layernorm", f"layers.{idx}.feedforward_layer_norm"))
+    return NameMap(parts=tuple(parts))
 
 
 def read_olmoe(entries: Entries) -> ModelConfig:

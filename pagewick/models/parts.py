@@ -149,7 +149,7 @@ class LayerConfig:
     attention, in a sequential block.
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
-    in an extended block.
+    in an extended block. block: how the parts of this layer follow each other; None: as in all others.
     """
 
     attention: AttentionConfig | MlaConfig | StateConfig | None
@@ -162,6 +162,7 @@ class LayerConfig:
     lender: int | None = None
     experts: MoeConfig | None = None
     beside: BesideConfig | None = None
+    block: Block | None = None
 
     def without_images(self) -> LayerConfig:
         """Return the layer as it is in a model that reads text only."""
@@ -183,8 +184,8 @@ class LayerConfig:
         return replace(self, attention=replace(self.attention, sees_all=True))
 
     def norms(self, block: Block) -> tuple[str, ...]:
-        """Return the names of the layer's norms."""
-        names = NORMS_OF_BLOCK[block]
+        """Return the names of the layer's norms. block: the model's."""
+        names = NORMS_OF_BLOCK[self.block or block]
         if self.mlp is None:
             return names[:1]
         return names if self.has_input_norm and self.attention is not None else names[1:]

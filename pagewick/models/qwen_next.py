@@ -16,10 +16,11 @@ in llama.cpp's order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from pagewick.layers.config import DeltaConfig, MoeConfig
-from pagewick.models import reading
+from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
@@ -28,6 +29,9 @@ from pagewick.models.qwen import sparse_layers
 from pagewick.models.vision.entries import read_qwen3_5_vision, with_vision
 
 _SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+_HEADS: Final = {
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
 _MTP: Final = r"(model\.)?mtp\..*"
 _OF_IMAGES: Final = frozenset({"mrope_section", "mrope_interleaved"})
 
@@ -93,43 +97,19 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
 
 
 def _read_linear_attention(entries: Entries, eps: float, *, has_fused_gates: bool) -> DeltaConfig:
-    num_key_heads = entries.size("linear_num_key_heads", 16)
-    num_value_heads = entries.size("linear_num_value_heads", 32)
-    if num_value_heads % num_key_heads:
-        raise entries.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({num_key_heads})")
-    conv_size = entries.size("linear_conv_kernel_dim", 4)
-    if conv_size < 2:
-        raise entries.wrong("linear_conv_kernel_dim", "a whole number above 1")
-    # The convolution's activation and the gates' are the MLP's.
-    entries.demand("hidden_act", "silu", "silu")
-    return DeltaConfig(
-        num_key_heads=num_key_heads,
-        num_value_heads=num_value_heads,
-        key_dim=entries.size("linear_key_head_dim", 128),
-        value_dim=entries.size("linear_value_head_dim", 128),
-        conv_size=conv_size,
-        norm_eps=eps,
-        is_fused=has_fused_gates and entries.flag("linear_in_proj_fused", True),
-        has_fused_gates=has_fused_gates,
-        is_tiled=num_value_heads > num_key_heads and entries.flag("linear_value_heads_tiled", False),
-    )
+    delta = delta_entries.read_delta(entries, _HEADS, norm_eps=eps, has_fused_gates=has_fused_gates)
+    is_fused = has_fused_gates and entries.flag("linear_in_proj_fused", True)
+    has_order = delta.num_value_heads > delta.num_key_heads
+    return replace(delta, is_fused=is_fused, is_tiled=has_order and entries.flag("linear_value_heads_tiled", False))
 
 
 def _linear_layers(entries: Entries) -> list[bool]:
     """Return which layers have linear attention. Raises ModelLoadError unless some layer has the other kind."""
     num_layers, interval = reading.read_num_layers(entries), entries.size("full_attention_interval", 4)
-    kinds = entries.texts("layer_types")
-    if kinds is None:
-        kinds = tuple(reading.LINEAR if (idx + 1) % interval else reading.FULL for idx in range(num_layers))
-        if reading.FULL not in kinds:
-            raise entries.wrong("full_attention_interval", f"at most num_hidden_layers ({num_layers})")
-    if len(kinds) != num_layers or set(kinds) - {reading.LINEAR, reading.FULL} or reading.FULL not in kinds:
-        raise entries.wrong(
-            "layer_types",
-            f"a list of num_hidden_layers ({num_layers}) kinds, {reading.LINEAR} or {reading.FULL}, at least one of "
-            "these",
-        )
-    return [kind == reading.LINEAR for kind in kinds]
+    default = [(idx + 1) % interval != 0 for idx in range(num_layers)]
+    if "layer_types" not in entries and all(default):
+        raise entries.wrong("full_attention_interval", f"at most num_hidden_layers ({num_layers})")
+    return delta_entries.linear_layers(entries, default)
 
 
 def _without_axes(entries: Entries) -> Entries:

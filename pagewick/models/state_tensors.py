@@ -27,13 +27,27 @@ def _linear_attention(config: DeltaConfig, hidden: Size, rank: int, num_ranks: i
     keys = cut(config.num_key_heads, rank, num_ranks)
     values = keys.times(ratio)
     channels, outputs = keys.times(2 * config.key_dim + ratio * config.value_dim), values.times(config.value_dim)
+    kinds = {"q": keys.times(config.key_dim), "k": keys.times(config.key_dim), "v": outputs}
     rows = {"in_proj_qkv": channels, "in_proj_z": outputs}
-    if config.is_fused:
+    if config.has_parts:
+        rows = {f"{kind}_proj": size for kind, size in kinds.items()} | {"in_proj_z": outputs}
+    elif config.is_fused:
         rows = {"in_proj_qkvz": keys.times(2 * config.key_dim + 2 * ratio * config.value_dim)}
     gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else dict.fromkeys(_GATES, values)
+    decays = values.times(config.decays_per_head)
+    if config.gate_rank is not None:
+        low = whole(config.gate_rank)
+        rows, gates = {f"{kind}_proj": kinds[kind] for kind in kinds}, {"in_proj_b": values}
+        gates |= {"f_a_proj": low, "g_a_proj": low}
+        for name, size in (("f_b_proj", decays), ("g_b_proj", outputs)):
+            yield f"linear_attn.{name}.weight", "attention", (size, low)
     yield from _products("linear_attn", rows | gates, hidden, outputs)
-    constants = {"conv1d.weight": (channels, whole(1), whole(config.conv_size)), "A_log": (values,)}
-    constants |= {"dt_bias": (values,), "norm.weight": (whole(config.value_dim),)}
+    constants: dict[str, tuple[Size, ...]] = {"conv1d.weight": (channels, whole(1), whole(config.conv_size))}
+    if config.has_parts:
+        taps = whole(1), whole(config.conv_size)
+        constants = {f"{kind}_conv1d.weight": (size, *taps) for kind, size in kinds.items()}
+    constants["A_log"] = (whole(1), whole(1), values, whole(1)) if config.is_decay_4d else (values,)
+    constants |= {"dt_bias": (decays,), "norm.weight": (whole(config.value_dim),)}
     yield from _constants("linear_attn", constants)
 
 

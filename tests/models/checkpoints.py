@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from tests.models.published_names import publish_kimi_linear, publish_olmo_hybrid
 from tests.models.variants import COMMON, VARIANTS
 
 __all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_checkpoint"]
@@ -40,6 +41,10 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "config.json").write_text(json.dumps({**config, "architectures": ["InternLM3ForCausalLM"]}))
     if config["model_type"] == "kimi_k25":
         _restore_layers(directory / "model.safetensors")
+    if config["model_type"] == "olmo_hybrid":
+        publish_olmo_hybrid(directory, config)
+    if config["model_type"] == "kimi_linear":
+        publish_kimi_linear(directory, config)
     if config["model_type"].startswith("qwen") and "vision_config" in config:
         settings = {
             "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "temporal_patch_size": 2,

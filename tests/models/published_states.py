@@ -35,6 +35,33 @@ _NEMOTRON: dict[str, Any] = {
     "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "torch_dtype": "bfloat16",
     "use_bias": False, "use_cache": True, "use_conv_bias": True, "use_mamba_kernels": True, "vocab_size": 131072,
 }
+_OLMO_HYBRID: dict[str, Any] = {
+    "architectures": ["OlmoHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "dtype": "bfloat16", "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 3840, "initializer_range": 0.02,
+    "intermediate_size": 11008, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+    "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 96, "linear_num_key_heads": 30,
+    "linear_num_value_heads": 30, "linear_value_head_dim": 192, "max_position_embeddings": 65536,
+    "model_type": "olmo_hybrid", "num_attention_heads": 30, "num_hidden_layers": 32, "num_key_value_heads": 30,
+    "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 100352,
+}
+_KIMI_LINEAR: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+        "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26], "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True, "model_max_length": 1048576, "model_type": "kimi_linear", "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_attention_heads": 32,
+    "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27,
+    "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
+    "use_cache": True, "use_grouped_topk": True, "v_head_dim": 128, "vocab_size": 163840,
+}
 # fmt: on
 PUBLISHED_STATES: dict[str, dict[str, Any]] = {
     "LFM2-1.2B": {
@@ -97,6 +124,9 @@ PUBLISHED_STATES: dict[str, dict[str, Any]] = {
         },
         "vision_feature_layer": -1,
     },
+    "Kimi-Linear-48B-A3B-Instruct": _KIMI_LINEAR,
+    "Olmo-Hybrid-7B": _OLMO_HYBRID,
+    "Olmo-Hybrid-Think-SFT-7B": {**_OLMO_HYBRID, "rope_parameters": None},
     "LFM2-8B-A1B": {
         "architectures": ["Lfm2MoeForCausalLM"],
         "bos_token_id": 1,
@@ -185,9 +215,17 @@ PUBLISHED_STATES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
 }  # fmt: skip
+_OLMO_HYBRID_FACTS = (
+    "32 30/30x128 | 24 delta rule 30x96 30x192 over 4 x 2 | none | all | post_norm rms 1e-06 | silu 11008 | 65536 | "
+    "rms head norm joint"
+)
 _GRANITE_FACTS = "40 12/4x128 | 36 mamba 48x64 1x128 over 4 | none | all | sequential rms 1e-05"
 _GRANITE_END = "131072 | tied, factors 12 0.22 0.166667"
 FACTS_STATES = {
+    "Kimi-Linear-48B-A3B-Instruct": "27 32 None/512 128+64 128 | 20 delta rule 32x128 32x128 over 4 by channel | "
+    "none | all | sequential rms 1e-05 | 1: silu 9216, 26: 8 of 256 x 1024 + 1024 | 1048576 |",
+    "Olmo-Hybrid-7B": _OLMO_HYBRID_FACTS,
+    "Olmo-Hybrid-Think-SFT-7B": _OLMO_HYBRID_FACTS,
     "LFM2-1.2B": "16 32/8x64 | 10 convolutions of 2048 over 3 | none, default 64@1e+06 | all | sequential rms 1e-05 | "
     "silu 8192 | 128000 | tied, rms head norm",
     "LFM2-VL-450M": "16 16/8x64 | 10 convolutions of 1024 over 3 | none, default 64@1e+06 | all | "

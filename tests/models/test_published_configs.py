@@ -14,7 +14,15 @@ from itertools import groupby
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import ConvolutionConfig, IndexerConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
+from pagewick.layers.config import (
+    ConvolutionConfig,
+    DeltaConfig,
+    IndexerConfig,
+    MambaConfig,
+    MlaConfig,
+    MoeConfig,
+    StateConfig,
+)
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
@@ -161,6 +169,10 @@ def state_of(state: StateConfig) -> str:
     if isinstance(state, MambaConfig):
         sizes = f"{state.num_heads}x{state.head_dim} {state.num_groups}x{state.state_dim}"
         return f"mamba {sizes} over {state.conv_size}"
+    if isinstance(state, DeltaConfig):
+        keys, values = f"{state.num_key_heads}x{state.key_dim}", f"{state.num_value_heads}x{state.value_dim}"
+        found = f"delta rule {keys} {values} over {state.conv_size}" + " by channel" * state.has_channel_decay
+        return found + f" x {state.strength:g}" * (state.strength != 1)
     assert isinstance(state, ConvolutionConfig)
     return f"convolutions of {state.num_channels} over {state.conv_size}"
 
@@ -300,6 +312,7 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
         ("MiniMax-M2", ("sigmoid", True, 1, 1, 1.0)),
         ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
+        ("Kimi-Linear-48B-A3B-Instruct", ("sigmoid", True, 1, 1, 2.446)),
     ],
 )
 def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, float]) -> None:

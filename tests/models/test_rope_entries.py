@@ -16,7 +16,9 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.entries import Entries
+from pagewick.models.registry import read_config
 from pagewick.models.rope_entries import override_rope, read_rope
+from tests.models.published import PUBLISHED
 
 HEAD_DIM = 24
 MAX_POSITION = 4096
@@ -332,3 +334,24 @@ def test_a_users_theta_that_makes_no_sense_is_refused() -> None:
         override_rope({}, [], None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--rope-scaling: rope_type is missing"):
         override_rope({}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("rotation", "theta"),
+    [
+        ({}, 10000.0),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": None}, None),
+        ({"rope_parameters": None}, None),
+        ({"rope_parameters": None, "rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_type": "default"}}, 10000.0),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": None}, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+        ({"rope_parameters": {"rope_type": None}}, None),
+    ],
+)
+def test_olmo_hybrid_rotates_nothing_where_its_file_has_a_null(rotation: dict[str, Any], theta: float | None) -> None:
+    values = {name: value for name, value in PUBLISHED["Olmo-Hybrid-7B"].items() if name != "rope_parameters"}
+    rope = read_config({**values, **rotation}).layers[3].rope
+    assert (None if rope is None else rope.theta) == theta

@@ -1,0 +1,48 @@
+"""Renames what transformers writes as files are published where its own way back loses something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def publish_olmo_hybrid(directory: Path, config: dict[str, Any]) -> None:
+    """Cut convolutions by their channels, and call a norm so in layers of linear attention alone."""
+
+    def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        tensors = _recut(tensors, [keys, keys, values])
+        full = "|".join(str(idx) for idx, kind in enumerate(config["layer_types"]) if kind == "full_attention")
+        norm = re.compile(rf"(.*layers\.({full})\.)feedforward_layer_norm(\..*)")
+        return {norm.sub(r"\1post_attention_layernorm\3", name): tensor for name, tensor in tensors.items()}
+
+    _change(directory, renamed)
+
+
+def publish_kimi_linear(directory: Path, config: dict[str, Any]) -> None:
+    """Give an MLP without experts its usual name."""
+    dense = "|".join(str(idx) for idx, kind in enumerate(config["mlp_layer_types"]) if kind == "dense")
+    mlp = re.compile(rf"(.*layers\.({dense})\.)block_sparse_moe(\..*)")
+    _change(directory, lambda tensors: {mlp.sub(r"\1mlp\3", name): tensor for name, tensor in tensors.items()})
+
+
+def _recut(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
+    """Return the tensors with convolutions of `sizes` channels."""
+    found = dict(tensors)
+    for name in [name for name in tensors if name.endswith(".q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{kind}_conv1d") for kind in "qkv"]
+        parts = torch.cat([tensors[each] for each in names]).split(sizes)
+        found |= {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _change(directory: Path, change: Any) -> None:
+    paths = sorted(directory.glob("*.safetensors"))
+    assert len(paths) == 1, "a tensor in another shard would not be found"
+    save_file(change(load_file(paths[0])), paths[0], metadata={"format": "pt"})
