@@ -129,16 +129,20 @@ def _scale_json(scale: ScalePlan) -> dict[str, Any]:
 
 
 def _sizes(model: ModelConfig) -> dict[str, Any]:
-    """The sizes in config.json. With latent attention, head_dim is that of a query, and all heads count as KV heads."""
+    """The sizes in config.json, 0 for those of parts that no layer has.
+
+    With latent attention, head_dim is that of a query, and all heads count as KV heads.
+    """
     attention = model.attention
+    kept = (0, 0, 0, 0)
     if isinstance(attention, AttentionConfig):
         kept = (attention.num_kv_heads, attention.head_dim, 0, 0)
-    else:
+    elif attention is not None:
         kept = (attention.num_heads, attention.qk_head_dim, attention.kv_lora_rank, attention.qk_rope_head_dim)
     same = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype")
     return {
         **{name: getattr(model, name) for name in same},
-        "intermediate_size": next(layer.mlp.intermediate_size for layer in model.layers if layer.mlp is not None),
+        "intermediate_size": next((layer.mlp.intermediate_size for layer in model.layers if layer.mlp is not None), 0),
         "is_tied": model.tie_word_embeddings,
         **dict(zip(("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"), kept, strict=True)),
     }
@@ -158,14 +162,17 @@ def _what_it_is(report: ModelReport) -> list[str]:
         return [f"  {place}", *counted]
     attention = model.attention
     if isinstance(attention, AttentionConfig):
-        kept = f"{attention.num_kv_heads} KV heads of {attention.head_dim}"
+        heads = f"{attention.num_heads} heads, {attention.num_kv_heads} KV heads of {attention.head_dim}"
+    elif attention is not None:
+        latent = f"{attention.kv_lora_rank} + {attention.qk_rope_head_dim}"
+        heads = f"{attention.num_heads} heads, one latent of {latent}"
     else:
-        kept = f"one latent of {attention.kv_lora_rank} + {attention.qk_rope_head_dim}"
+        heads = "no attention"
     num_all, num_active = format_count(report.num_parameters), format_count(report.num_active)
     return [
         f"  {place}",
         f"  {num_all} parameters, of which a token meets {num_active}; {stored}",
-        f"  {model.num_layers} layers, {model.num_heads} heads, {kept}, hidden size {model.hidden_size:,}, "
+        f"  {model.num_layers} layers, {heads}, hidden size {model.hidden_size:,}, "
         f"vocabulary {model.vocab_size:,}, context {model.max_position_embeddings:,} tokens",
     ]
 

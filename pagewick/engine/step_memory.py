@@ -4,7 +4,8 @@ Nothing is run to find it out: a profiling pass would take seconds at every star
 tokens in the largest step, S rows of logits, H = hidden_size, I = intermediate_size, A experts of a token, V =
 vocab_size, R ranks of tensor parallelism and e bytes of a number, the activations are
 
-    hidden states    T * 4 H * e                 residual, norm, output of a layer, and a sum of both
+    hidden states    T * 4 H * e                 residual, norm, output of a layer, and a sum of both; 2 H more where
+                                                 residuals are in float32
     widest layer     T * w * e, the largest w of
                        attention                 (2 query heads + 2 KV heads) * head_dim / R
                        latent attention          query heads * 2 latents / R
@@ -174,6 +175,8 @@ def activation_bytes(
 ) -> int:
     """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each."""
     width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
+    if model.has_wide_residual:
+        width += 2 * model.hidden_size
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
     if model.altup is not None:

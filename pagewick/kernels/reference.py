@@ -145,9 +145,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual), both [..., H] in x.dtype."""
+    """Return (rms_norm(x + residual), x + residual), both [..., H] in x.dtype.
+
+    A residual in float32 stays so, and the sum with it, which is rounded to x.dtype before it is normalised.
+    """
     new_residual = x + residual
-    return rms_norm(new_residual, weight, eps, weight_offset), new_residual
+    return rms_norm(new_residual.to(x.dtype), weight, eps, weight_offset), new_residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -37,6 +37,11 @@ def empty_parameter(context: LayerContext, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=context.dtype, device=context.device), requires_grad=False)
 
 
+def empty_sum(context: LayerContext, size: int) -> Tensor | None:
+    """Return a row of zeros [1, size] in float32, to which the first layer adds; None: activations have that dtype."""
+    return None if context.dtype == torch.float32 else torch.zeros(1, size, device=context.device)
+
+
 class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension (arXiv:1910.07467)."""
 

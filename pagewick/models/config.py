@@ -45,8 +45,9 @@ class ModelConfig:
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
     altup: in models whose block is "altup", which have layer_inputs, too.
-    residual_scale: factor of the outputs of attention and MLP. logit_scale, logit_soft_cap: applied to the logits in
-    this order.
+    residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
+    layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
+    logit_scale, logit_soft_cap: applied to the logits in this order.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
     file's names of tensors that the model does not use. encoder: what makes the model an encoder, whose tokens see
     those behind them, too; None: it is a decoder. embedding: the pooling of a model that was trained to make
@@ -71,6 +72,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     is_embedding_scale_rounded: bool = False
     residual_scale: float = 1.0
+    has_wide_residual: bool = False
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     head_bias: bool = False
@@ -87,10 +89,10 @@ class ModelConfig:
         return len(self.layers)
 
     @property
-    def attention(self) -> AttentionConfig | MlaConfig:
-        """The attention of the first layer that has queries."""
+    def attention(self) -> AttentionConfig | MlaConfig | None:
+        """The attention of the first layer that has queries; None: no layer has."""
         found = (layer.attention for layer in self.layers)
-        return next(attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig))
+        return next((attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig)), None)
 
     @property
     def embedding_size(self) -> int:
@@ -105,7 +107,7 @@ class ModelConfig:
     @property
     def divided(self) -> dict[str, int]:
         """How many there are of each kind of part of which all ranks must get as many."""
-        counts = {"attention heads": self.num_heads}
+        counts = {} if self.attention is None else {"attention heads": self.num_heads}
         if self.deltas:
             counts["key heads of linear attention"] = self.deltas[0].num_key_heads
         states = (state for layer in self.layers for state in layer.states)
@@ -128,14 +130,14 @@ class ModelConfig:
 
     @property
     def num_heads(self) -> int:
-        """Number of query heads in every layer that has some."""
-        return self.attention.num_heads
+        """Number of query heads in every layer that has some; 0 if none has."""
+        return 0 if self.attention is None else self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
         """Number of key and value heads in the first layer with some; latent attention has as many as query heads."""
         attention = self.attention
-        return attention.num_kv_heads if isinstance(attention, AttentionConfig) else attention.num_heads
+        return attention.num_kv_heads if isinstance(attention, AttentionConfig) else self.num_heads
 
     @property
     def num_experts(self) -> int:
@@ -149,7 +151,7 @@ class ModelConfig:
         if isinstance(attention, AttentionConfig):
             sizes = (layer.attention.head_dim for layer in self.layers if isinstance(layer.attention, AttentionConfig))
             return attention.num_heads * max(sizes)
-        return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+        return 0 if attention is None else attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:

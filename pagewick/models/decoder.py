@@ -21,7 +21,7 @@ from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.label_head import DenseLayer, LabelScores
-from pagewick.layers.norm import LayerNorm, RMSNorm
+from pagewick.layers.norm import LayerNorm, RMSNorm, empty_sum
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.altup import AltUpBlock
 from pagewick.models.blocks import BLOCKS, Block, make_norm
@@ -120,13 +120,14 @@ class DecoderStack(nn.Module):
         self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
         if encoder.has_final_norm:
             self.norm = make_norm(context, config)
+        self._nothing = empty_sum(context, config.hidden_size) if config.has_wide_residual else None
         self._embedding_scale = config.embedding_scale
         if config.is_embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype))
 
     def forward(self, batch: DecoderBatch) -> Tensor:
-        residual: Tensor | None = None
         hidden_states = self.embed(batch)
+        residual = None if self._nothing is None else self._nothing.expand(len(hidden_states), -1)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         kinds = RotaryEmbedding, QueryScales
         angles = [rope.angles(positions) if isinstance(rope, kinds) else None for rope in self.rotary]

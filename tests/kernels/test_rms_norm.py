@@ -51,6 +51,17 @@ def test_residual(kernels: Kernels, size: int, dtype: torch.dtype) -> None:
     assert torch.equal(out, kernels.rms_norm(new_residual, weight, EPS))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 15, 65, 1000])
+def test_a_residual_in_float32_stays_so(kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+    x, weight = random_case(3, size, dtype=dtype)
+    # One row that serves all, as before the first layer, and rows that lie apart.
+    for residual in (torch.zeros(1, size).expand(3, -1), random_case(3, size + 5, dtype=torch.float32)[0][:, :size]):
+        out, new_residual = kernels.add_rms_norm(x, residual, weight, EPS)
+        assert new_residual.dtype == torch.float32 and torch.equal(new_residual, x.float() + residual)
+        assert torch.equal(out, kernels.rms_norm(new_residual.to(dtype), weight, EPS))
+
+
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (37, 64), (2, 3, 64), (2, 3, 4, 64)])
 def test_shapes(kernels: Kernels, shape: tuple[int, ...]) -> None:
     x, weight = random_case(*shape, dtype=torch.float32)

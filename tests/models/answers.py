@@ -105,8 +105,10 @@ def judge(
 def _one_by_one(model: nn.Module, token_ids: Tensor) -> Tensor:
     """Logits [B, T, V] for token_ids [B, T], each token of a sequence after what the cache holds of those before."""
     cache, logits = None, []
+    # Models of Mamba alone have another name for what they keep.
+    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"  # type: ignore[union-attr]
     for position in range(token_ids.shape[1]):
-        output = model(token_ids[:, position : position + 1], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(token_ids[:, position : position + 1], use_cache=True, **{name: cache})
+        cache = output[name]
         logits.append(output.logits)
     return torch.cat(logits, dim=1)

@@ -72,6 +72,16 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"qk_rope_head_dim": 4},
         {"attention_bias": True, "q_lora_rank": 20},
     ],
+    "mamba-2": [
+        {"n_groups": 3},
+        {"state_size": 16},
+        {"conv_kernel": 3},
+        {"use_conv_bias": False},
+        {"use_bias": True},
+        {"expand": 1, "head_dim": 8},
+        {"layer_norm_epsilon": 0.1},
+        {"tie_word_embeddings": True},
+    ],
     "nemotron-h": [
         {"layer_norm_epsilon": 0.1},
         {"n_groups": 3},

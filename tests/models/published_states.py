@@ -62,6 +62,17 @@ _KIMI_LINEAR: dict[str, Any] = {
     "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
     "use_cache": True, "use_grouped_topk": True, "v_head_dim": 128, "vocab_size": 163840,
 }
+_CODESTRAL_MAMBA: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 0,
+    "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1,
+    "intermediate_size": 8192, "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 8,
+    "norm_before_gate": True, "num_heads": 128, "num_hidden_layers": 64, "pad_token_id": 0,
+    "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "state_size": 128,
+    "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_init_scheme": "random",
+    "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
+    "time_step_scale": 1.0, "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True, "use_conv_bias": True,
+    "vocab_size": 32768,
+}
 # fmt: on
 PUBLISHED_STATES: dict[str, dict[str, Any]] = {
     "LFM2-1.2B": {
@@ -125,6 +136,7 @@ PUBLISHED_STATES: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
     },
     "Kimi-Linear-48B-A3B-Instruct": _KIMI_LINEAR,
+    "Mamba-Codestral-7B-v0.1": _CODESTRAL_MAMBA,
     "Olmo-Hybrid-7B": _OLMO_HYBRID,
     "Olmo-Hybrid-Think-SFT-7B": {**_OLMO_HYBRID, "rope_parameters": None},
     "LFM2-8B-A1B": {
@@ -222,6 +234,8 @@ _OLMO_HYBRID_FACTS = (
 _GRANITE_FACTS = "40 12/4x128 | 36 mamba 48x64 1x128 over 4 | none | all | sequential rms 1e-05"
 _GRANITE_END = "131072 | tied, factors 12 0.22 0.166667"
 FACTS_STATES = {
+    "Mamba-Codestral-7B-v0.1": "64 no heads | 64 mamba 128x64 8x128 over 4 | none | all | "
+    "sequential rms 1e-05 in float32 |  | 1048576 |",
     "Kimi-Linear-48B-A3B-Instruct": "27 32 None/512 128+64 128 | 20 delta rule 32x128 32x128 over 4 by channel | "
     "none | all | sequential rms 1e-05 | 1: silu 9216, 26: 8 of 256 x 1024 + 1024 | 1048576 |",
     "Olmo-Hybrid-7B": _OLMO_HYBRID_FACTS,

@@ -149,6 +149,7 @@ FACTS = {
 
 def described(config: ModelConfig) -> str:
     norm = f"{config.block} {config.norm.kind} {config.norm.eps:g}" + (" + 1" if config.norm.offset else "")
+    norm += " in float32" * config.has_wide_residual
     context = f"{config.max_position_embeddings}"
     if config.longest_context != config.max_position_embeddings:
         context += f" to {config.longest_context}"
@@ -179,6 +180,8 @@ def state_of(state: StateConfig) -> str:
 
 def attended(config: ModelConfig) -> str:
     attention = config.attention
+    if attention is None:
+        return "no heads"
     if isinstance(attention, AttentionConfig):
         return f"{attention.num_heads}/{attention.num_kv_heads}x{attention.head_dim}"
     ranks = f"{attention.q_lora_rank}/{attention.kv_lora_rank}"

@@ -1,5 +1,6 @@
 """Normalisation by the native library."""
 
+import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
@@ -64,7 +65,8 @@ def _run(
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm, in `out` if that is given, and the new residual, which is x where there is no residual."""
-    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+    has_wide_residual = operation is _RMS_NORM and residual is not None and residual.dtype == torch.float32 != x.dtype
+    if residual is not None and (residual.shape != x.shape or not (residual.dtype == x.dtype or has_wide_residual)):
         raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape or dtype")
     for parameter in (weight,) if bias is None else (weight, bias):
         if parameter.shape != x.shape[-1:] or not parameter.is_contiguous():
@@ -74,14 +76,14 @@ def _run(
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out {list(out.shape)} and x {list(x.shape)} differ in shape or dtype")
     out = empty(x.shape, x.dtype) if out is None else out
-    new_residual = None if residual is None else empty(x.shape, x.dtype)
+    new_residual = None if residual is None else empty(x.shape, residual.dtype)
     rows, stride = as_rows(x)
     residual_rows, residual_stride = (None, 0) if residual is None else as_rows(residual)
     args = NormArgs(
         x=rows.data_ptr(), residual=address(residual_rows), weight=weight.data_ptr(), bias=address(bias),
         out=out.data_ptr(), new_residual=address(new_residual), num_rows=rows.shape[0], hidden_size=rows.shape[1],
         x_stride=stride, residual_stride=residual_stride, out_stride=as_rows(out)[1], eps=eps,
-        weight_offset=weight_offset, dtype=DTYPES[x.dtype],
+        weight_offset=weight_offset, has_wide_residual=has_wide_residual, dtype=DTYPES[x.dtype],
     )  # fmt: skip
     operation.run(args)
     return out, x if new_residual is None else new_residual

@@ -220,7 +220,7 @@ class FusedMoeArgs(Structure):
 class NormArgs(Structure):
     x: Address; residual: Address; weight: Address; bias: Address; out: Address; new_residual: Address; num_rows: Int64
     hidden_size: Int64; x_stride: Int64; residual_stride: Int64; out_stride: Int64; eps: Float; weight_offset: Float
-    dtype: Int32
+    has_wide_residual: Int32; dtype: Int32
 
 @laid_out
 class QuantizedLinearArgs(Structure):

@@ -34,7 +34,7 @@ def norm_rows(
 ):  # fmt: skip
     """Normalise row program_id(0) of x [N, H]; with a residual, that of x + residual, which goes to sum [N, H].
 
-    out, sum: [N, H], their rows in one piece. x, weight, bias, out and sum have one dtype.
+    out, sum: [N, H], their rows in one piece. All have one dtype, but residual and sum may be float32.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -43,9 +43,9 @@ def norm_rows(
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        total = (x + residual).to(dtype)
+        total = (x + residual).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * hidden_size + columns, total, mask=inside)
-        x = total.to(tl.float32)
+        x = total.to(dtype).to(tl.float32)
     if IS_LAYER_NORM:
         x = tl.where(inside, x - tl.sum(x, axis=0) / hidden_size, 0.0)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden_size + eps)
@@ -62,7 +62,7 @@ def norm_rows(
 
 
 def _variant(dtype: torch.dtype, block: int, kind: str, has_residual: bool) -> Variant:
-    """kind: "rms", "rms_offset", "layer" or "layer_bias"."""
+    """kind: "rms", "rms_wide" (with a residual in float32), "rms_offset", "layer" or "layer_bias"."""
     number = f"*{TYPE_NAMES[dtype]}"
     has_bias = kind == "layer_bias"
     signature = {
@@ -73,7 +73,8 @@ def _variant(dtype: torch.dtype, block: int, kind: str, has_residual: bool) -> V
         "x_stride": "i32:16",
     }
     signature |= {"eps": "fp32", "offset": "fp32", "residual_stride": "i32:16"}
-    signature |= dict.fromkeys(("residual_ptr", "sum_ptr"), number) if has_residual else {}
+    of_residual = "*fp32" if kind == "rms_wide" else number
+    signature |= dict.fromkeys(("residual_ptr", "sum_ptr"), of_residual) if has_residual else {}
     signature |= {"bias_ptr": number} if has_bias else {}
     absent = dict.fromkeys(("residual_ptr", "sum_ptr", "bias_ptr"), None)
     return Variant(
@@ -91,6 +92,10 @@ def _variant(dtype: torch.dtype, block: int, kind: str, has_residual: bool) -> V
 
 _KINDS = ("rms", "rms_offset", "layer", "layer_bias")
 _VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, BLOCKS, _KINDS, (False, True))}
+_VARIANTS |= {
+    (dtype, block, "rms_wide", True): _variant(dtype, block, "rms_wide", True)
+    for dtype, block in itertools.product(_DTYPES[:2], BLOCKS)
+}
 VARIANTS = tuple(_VARIANTS.values())
 
 # Each number is read and written once; a norm takes about 5 operations for a number.
@@ -112,8 +117,11 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """reference.add_rms_norm for x, residual [..., H]."""
-    if not _is_served(x, residual, weight):
+    is_wide = residual.dtype == torch.float32 != x.dtype and residual.shape == x.shape and not weight_offset
+    if not _is_served(x, x if is_wide else residual, weight):
         return by_definition(reference.add_rms_norm, x, residual, weight, eps, weight_offset)
+    if is_wide:
+        return _run("rms_wide", x, residual, weight, None, eps, 0.0)
     return _run("rms_offset" if weight_offset else "rms", x, residual, weight, None, eps, weight_offset)
 
 
@@ -150,7 +158,7 @@ def _run(
     optional: dict[str, Tensor] = {} if bias is None else {"bias_ptr": bias.contiguous()}
     new_residual, residual_stride = x, 0
     if residual is not None:
-        new_residual = torch.empty_like(out)
+        new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
         residual_rows = residual.expand(x.shape).reshape(-1, hidden_size)
         residual_rows = residual_rows if residual_rows.stride(1) == 1 else residual_rows.contiguous()
         optional |= {"residual_ptr": residual_rows, "sum_ptr": new_residual}

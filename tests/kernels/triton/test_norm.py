@@ -30,6 +30,17 @@ def test_norms_are_their_definitions(shape: tuple[int, ...], dtype: torch.dtype)
         assert_near(norm.layer_norm(x, weight, shift, 1e-2), reference.layer_norm(x, weight, shift, 1e-2), 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_residual_in_float32_stays_so(dtype: torch.dtype) -> None:
+    x, weight = numbers(3, 65).to(dtype), numbers(65, seed=1).to(dtype)
+    for residual in (torch.zeros(1, 65).expand(3, -1), numbers(3, 65, seed=2)):
+        out, total = norm.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, x.float() + residual)
+        assert_near(
+            out, reference.add_rms_norm(x, residual, weight, 1e-5)[0], 4e-2 if dtype == torch.bfloat16 else 1e-5
+        )
+
+
 def test_rows_of_a_wider_matrix_have_the_bits_that_they_have_alone() -> None:
     wide, weight = numbers(5, 130), numbers(65, seed=1)
     found = norm.rms_norm(wide[:, :65], weight, 1e-6)

@@ -1,4 +1,4 @@
-"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1."""
+"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1; and in all: Codestral Mamba."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ FALCON: dict[str, Any] = {
     "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8],
     **rope(theta=1e6),
 }
+MAMBA2: dict[str, Any] = {
+    "hidden_size": 96, "head_dim": 16, "intermediate_size": None, "num_attention_heads": None,
+    "num_key_value_heads": None, "num_heads": 12, "n_groups": 6, "state_size": 24, "layer_norm_epsilon": 2e-2,
+    "chunk_size": 8, "num_hidden_layers": 4,
+}  # fmt: skip
 
 VARIANTS = {
     "granite-4-h": variant(
@@ -94,6 +99,22 @@ VARIANTS = {
     "bamba-groups": variant(
         "Bamba",
         {**GROUPS, "attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "mamba-2": Variant("Mamba2", MAMBA2, one_by_one=True, patch=steady),
+    "mamba-2-one-group": Variant(
+        "Mamba2",
+        {
+            **MAMBA2,
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "expand": 1,
+            "head_dim": 8,
+            "tie_word_embeddings": True,
+        },
+        one_by_one=True,
+        patch=steady,
     ),
     "nemotron-h": Variant("NemotronH", NEMOTRON, one_by_one=True, patch=steady),
     "nemotron-h-bias": Variant(

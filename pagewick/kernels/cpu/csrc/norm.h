@@ -20,7 +20,8 @@ struct NormArgs {
   int64_t out_stride;
   float eps;
   float weight_offset;  // added to the weight; rms_norm only
-  DType dtype;          // of every tensor
+  int32_t has_wide_residual;  // residual and new_residual are fp32, and the sum is rounded before it is normalised
+  DType dtype;                // of every other tensor
 };
 
 struct NormKernels {

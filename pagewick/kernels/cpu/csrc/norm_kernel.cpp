@@ -16,6 +16,16 @@ void add_row(const T* x, const T* residual, T* new_residual, int64_t size) {
   });
 }
 
+// new_residual = x + residual in fp32, and out the same rounded to T.
+template <class T>
+void add_wide_row(const T* x, const float* residual, float* new_residual, T* out, int64_t size) {
+  for_vectors(0, size, [&](int64_t i, auto count) {
+    const Vec sum = load_count(x + i, count()) + load_count(residual + i, count());
+    store_count(new_residual + i, sum, count());
+    store_count(out + i, sum, count());
+  });
+}
+
 // out = round(x / rms(x)) * weight, each step rounded to T; with an offset, x / rms(x) * (weight + offset), rounded
 // once.
 template <class T>
@@ -52,12 +62,18 @@ template <class T, class Row>
 void norm_rows(const NormArgs& args, int64_t first_row, int64_t end_row, const Row& norm_row) {
   for (int64_t row = first_row; row < end_row; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
-    if (args.residual != nullptr) {
+    T* const out = static_cast<T*>(args.out) + row * args.out_stride;
+    if (args.has_wide_residual) {
+      const float* const residual = static_cast<const float*>(args.residual) + row * args.residual_stride;
+      float* const new_residual = static_cast<float*>(args.new_residual) + row * args.hidden_size;
+      add_wide_row(x, residual, new_residual, out, args.hidden_size);
+      x = out;
+    } else if (args.residual != nullptr) {
       T* const new_residual = static_cast<T*>(args.new_residual) + row * args.hidden_size;
       add_row(x, static_cast<const T*>(args.residual) + row * args.residual_stride, new_residual, args.hidden_size);
       x = new_residual;
     }
-    norm_row(args, x, static_cast<T*>(args.out) + row * args.out_stride);
+    norm_row(args, x, out);
   }
 }
 
