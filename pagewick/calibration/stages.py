@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, MlaConfig, MoeConfig, StateConfig
+from pagewick.layers.config import MlaConfig, MoeConfig
+from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, Block, LayerConfig, MlpConfig
 
@@ -59,7 +60,8 @@ _NO_GATE = "its inputs come from an activation without a gate"
 _NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
 _NOT_LINEAR = ("clamped_swish",)
-_STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv"}
+_STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
+_NOT_LINEAR_BEFORE = "its inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
 Stage = tuple[Fold, ...]
 """Folds whose inputs are known as soon as the weights of earlier stages are quantized."""
@@ -139,6 +141,9 @@ def _inner(config: AttentionConfig | MlaConfig | StateConfig) -> list[Stage]:
                 for kind in "fg"
             )
         ]
+    if isinstance(config, ChannelScanConfig):
+        points = [Fold((Point((f"mamba.{name}",)),), None, _NOT_LINEAR_BEFORE) for name in ("x_proj", "dt_proj")]
+        return [(fold,) for fold in points]
     if not isinstance(config, MlaConfig):
         return []
     names = [("kv_b_proj", "kv_a_layernorm")]
@@ -157,7 +162,7 @@ def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stag
     if isinstance(config, DeltaConfig):
         return (Fold((Point(("linear_attn.out_proj",)),), None, "all heads share the norm before it"),)
     if isinstance(config, StateConfig):
-        reason = "its inputs are not linear in what comes before" if isinstance(config, MambaConfig) else _SHARED
+        reason = _SHARED if isinstance(config, ConvolutionConfig) else _NOT_LINEAR_BEFORE
         return (Fold((Point((f"{_STATE_NAMES[type(config)]}.out_proj",)),), None, reason),)
     num_heads, points = config.num_heads, (Point(("self_attn.o_proj",)),)
     if isinstance(config, MlaConfig):

@@ -229,13 +229,28 @@ class ScanOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionOptions:
-    """Constants of a gated short convolution of D channels.
+    """Constants of a short convolution of D channels.
 
-    weight: [D, K] float32; the newest of K inputs has the last weight. bias: [D] float32, or None.
+    weight: [D, K] float32; the newest of K inputs has the last weight. bias: [D] float32, or None. has_gates: inputs
+    and outputs are multiplied by gates (LFM2); else the results go through a SiLU (Mamba-1).
     """
 
     weight: Tensor
     bias: Tensor | None = None
+    has_gates: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelScanOptions:
+    """Constants of a scan of D channels, each with a state of N numbers (Mamba-1).
+
+    log_decay: [N, D] float32. skip, dt_bias: [D] float32. state_offset: numbers of a block before the states.
+    """
+
+    log_decay: Tensor
+    skip: Tensor
+    dt_bias: Tensor
+    state_offset: int
 
 
 class MoeBiases(NamedTuple):

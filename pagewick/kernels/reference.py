@@ -48,7 +48,7 @@ from pagewick.kernels.reference_sampling import (
     rank_tokens,
     sample_tokens,
 )
-from pagewick.kernels.reference_scan import selective_scan, short_convolution
+from pagewick.kernels.reference_scan import channel_scan, selective_scan, short_convolution
 from pagewick.kernels.reference_streams import correct_streams, gaussian_top_k, match_magnitude, mix_streams
 from pagewick.kernels.reference_truncation import (
     mask_surprise,
@@ -61,14 +61,15 @@ from pagewick.kernels.reference_truncation import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_low_rank", "add_rms_norm", "argmax_allowed",
-    "argmax_rows", "combine", "correct_streams", "dynamic_rotary_angles", "edit_tokens", "full_attention", "fused_moe",
-    "gated_activation", "gated_delta_net", "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows",
-    "gaussian_top_k", "grouped_linear", "latent_attention", "layer_norm", "linear", "log_softmax_stats", "mask_min_p",
-    "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
-    "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
-    "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent", "rotary_angles",
-    "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys", "selective_scan",
-    "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "surprise", "xielu",
+    "argmax_rows", "channel_scan", "combine", "correct_streams", "dynamic_rotary_angles", "edit_tokens",
+    "full_attention", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks", "gather_columns",
+    "gather_quantized_rows", "gather_rows", "gaussian_top_k", "grouped_linear", "latent_attention", "layer_norm",
+    "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
+    "mask_typical_p", "mask_xtc", "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform",
+    "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent",
+    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys",
+    "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "surprise",
+    "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.

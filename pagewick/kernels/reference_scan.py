@@ -1,8 +1,9 @@
-"""The middle of a Mamba-2 layer, and a gated short convolution, in plain PyTorch; a part of `reference`.
+"""The middle of layers of Mamba-2 and Mamba-1, and a gated short convolution, in plain PyTorch; a part of `reference`.
 
 Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) has a short convolution, then a state S for each head, which forgets by a
 factor of the head and the token, adds the outer product of a key (B) and a value (x), and is read by a query (C).
-Gated short convolutions are those of Liquid AI's LFM2 (arXiv:2511.23404).
+Gated short convolutions are those of Liquid AI's LFM2 (arXiv:2511.23404). Mamba-1 (Gu and Dao 2023, arXiv:2312.00752)
+has one without gates, and behind it a state for each channel, in which every number forgets by a factor of its own.
 
 Dimensions: T tokens, B sequences, H heads of P numbers, G groups of heads that share keys and queries of N numbers, K
 inputs of a convolution for each of its C or D channels.
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagewick.kernels.options import AttentionMetadata, ConvolutionOptions, ScanOptions
+from pagewick.kernels.options import AttentionMetadata, ChannelScanOptions, ConvolutionOptions, ScanOptions
 
 
 def selective_scan(
@@ -55,8 +56,9 @@ def selective_scan(
 def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, options: ConvolutionOptions) -> Tensor:
     """Return c * convolution(b * x) for a ragged batch: [T, D] in bcx.dtype, rounded once from float32.
 
-    bcx: [T, 3 * D], b, c and x of each token. states: [num_blocks, bytes] uint8, contiguous. A block has the products
-    b * x before the next token, oldest first [K - 1, D] float32. Raises ValueError for blocks that are too small.
+    bcx: [T, 3 * D], b, c and x of each token; with options.has_gates false [T, D], x alone, and the result is
+    silu(convolution(x)). states: [num_blocks, bytes] uint8, contiguous. A block begins with the products b * x, or with
+    x, before the next token, oldest first [K - 1, D] float32. Raises ValueError for blocks that are too small.
     """
     inputs = split_convolution_states(states, options)
     num_channels = len(options.weight)
@@ -64,14 +66,44 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
     for tokens, source, target in _sequences(batch):
         window = torch.zeros_like(inputs[0]) if source is None else inputs[source]
         for t in tokens:
-            b, c, x = bcx[t].float().chunk(3)
+            b, c, x = bcx[t].float().chunk(3) if options.has_gates else (1.0, None, bcx[t].float())
             window = torch.cat((window, (b * x)[None]))
             convolved = (window.t() * options.weight).sum(-1)
             window = window[1:]
             if options.bias is not None:
                 convolved = convolved + options.bias
-            out[t] = (c * convolved).to(out.dtype)
+            out[t] = (F.silu(convolved) if c is None else c * convolved).to(out.dtype)
         inputs[target] = window
+    return out
+
+
+def channel_scan(
+    x: Tensor,
+    gate: Tensor,
+    dt: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    states: Tensor,
+    batch: AttentionMetadata,
+    options: ChannelScanOptions,
+) -> Tensor:
+    """Take a ragged batch through Mamba-1's states: [T, D] in x.dtype, rounded once from float32.
+
+    x: [T, D], values behind the convolution. gate: [T, D] before the SiLU. dt: [T, D], the step before the softplus.
+    keys, queries: [T, N]. states: [num_blocks, bytes] uint8, contiguous. A block has S [N, D] float32 behind its first
+    options.state_offset numbers, which are another operation's. Raises ValueError for blocks that are too small.
+    """
+    memories = split_channel_states(states, options)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    forgetting = -options.log_decay.exp()
+    for tokens, source, target in _sequences(batch):
+        memory = torch.zeros_like(memories[0]) if source is None else memories[source]
+        for t in tokens:
+            step, value = F.softplus(dt[t].float() + options.dt_bias), x[t].float()
+            memory = memory * (step * forgetting).exp() + keys[t].float()[:, None] * (step * value)
+            read = (queries[t].float()[:, None] * memory).sum(0) + options.skip * value
+            out[t] = (read * F.silu(gate[t].float())).to(out.dtype)
+        memories[target] = memory
     return out
 
 
@@ -92,6 +124,12 @@ def split_convolution_states(states: Tensor, options: ConvolutionOptions) -> Ten
     num_channels, width = options.weight.shape
     size = (width - 1) * num_channels
     return _numbers(states, size)[:, :size].view(len(states), width - 1, num_channels)
+
+
+def split_channel_states(states: Tensor, options: ChannelScanOptions) -> Tensor:
+    """Return S of the blocks [num_blocks, bytes]: [num_blocks, N, D] float32."""
+    begin, end = options.state_offset, options.state_offset + options.log_decay.numel()
+    return _numbers(states, end)[:, begin:end].view(len(states), *options.log_decay.shape)
 
 
 def _numbers(states: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The numbers in config.json that describe rotary embedding, layers without usual attention, and experts. No torch."""
+"""The numbers in config.json that describe rotary embedding, latent attention, and experts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from typing import Final, Literal
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
-TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order"
-"""Why several ranks cannot share layers whose DeltaConfig is_tiled."""
-
 CLIP_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 """The tensors of a checkpoint that limit the inputs and outputs of a product (layers.clipped)."""
 
-# Numbers that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py): 64, or twice as many if
-# chunks are half empty. Copies of queries and keys are in float32 where a model is in float16, and count twice.
-_CHUNK_NUMBERS: Final = 128
 XIELU_SHAPES: Final = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
 """The tensors of a checkpoint with the numbers of xIELU, and their shapes (layers.elementwise)."""
 
@@ -135,145 +129,6 @@ class MlaConfig:
     def latent_size(self) -> int:
         """Number of elements that are cached for a token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaConfig:
-    """Linear attention by the gated delta rule (arXiv:2412.06464). The numbers of heads are those of the whole model.
-
-    num_key_heads: a divisor of num_value_heads; consecutive value heads share a key head. key_dim, value_dim: elements
-    of a head. conv_size: tokens that the convolution sees, the new one included. norm_eps: of the norm of each value
-    head. is_fused: the file has in_proj_qkvz, by key head; else in_proj_qkv and in_proj_z. has_fused_gates: it has
-    in_proj_ba, by key head; else in_proj_b and in_proj_a. has_parts: it has q_proj, k_proj and v_proj in place of
-    in_proj_qkv, and a convolution of each. is_tiled: the file's value heads are in another order, that of llama.cpp:
-    the first one of each key head, then the second one of each, and so on.
-    strength: a state takes in this times the sigmoid of in_proj_b's output.
-    has_channel_decay: each number of a key decays by a factor of its own (Kimi Delta Attention, arXiv:2510.26692), and
-    there are as many value heads as key heads; else a value head has one factor. has_sigmoid_gate: the gates of outputs
-    are sigmoids, else SiLUs. gate_rank: the decays and the gates of outputs come from two vectors of this size: the
-    file has f_a_proj and f_b_proj in place of in_proj_a, g_a_proj and g_b_proj in place of in_proj_z. is_decay_4d: the
-    file has A_log as [1, 1, heads, 1].
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    conv_size: int = 4
-    norm_eps: float = 1e-6
-    is_fused: bool = False
-    has_fused_gates: bool = False
-    is_tiled: bool = False
-    has_parts: bool = False
-    strength: float = 1.0
-    has_channel_decay: bool = False
-    has_sigmoid_gate: bool = False
-    gate_rank: int | None = None
-    is_decay_4d: bool = False
-
-    @property
-    def decays_per_head(self) -> int:
-        """Factors by which a value head's state of a token decays."""
-        return self.key_dim if self.has_channel_decay else 1
-
-    @property
-    def num_channels(self) -> int:
-        """Numbers of queries, keys and values together."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
-
-        On a GPU, queries and keys of prompts are copied, and each value head has two matrices for a chunk.
-        """
-        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
-        gates = 2 * (self.gate_rank or 0) + self.num_value_heads * self.decays_per_head
-        return 3 * self.num_channels + 2 * values + 4 * keys + gates + 2 * _CHUNK_NUMBERS * self.num_value_heads
-
-    def state_bytes(self, num_ranks: int = 1) -> int:
-        """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""
-        convolution = (self.conv_size - 1) * self.num_channels
-        return 4 * (convolution + self.num_value_heads * self.key_dim * self.value_dim) // num_ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaConfig:
-    """A layer of Mamba-2 (arXiv:2405.21060). The numbers of heads and groups are those of the whole model.
-
-    num_groups: a divisor of num_heads; consecutive heads share a group's keys and queries of state_dim numbers.
-    conv_size: tokens that the convolution sees, the new one included. has_bias: the input and output projections have
-    biases. has_norm: the result is normalised, each group's heads as one vector; is_norm_first: before its gate.
-    scales: factors of the input projection's outputs: gates, values, keys, queries, steps.
-    """
-
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
-    conv_size: int = 4
-    norm_eps: float = 1e-6
-    has_bias: bool = False
-    has_conv_bias: bool = True
-    has_norm: bool = True
-    is_norm_first: bool = False
-    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-
-    @property
-    def num_values(self) -> int:
-        """Numbers of all heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def num_channels(self) -> int:
-        """Numbers of values, keys and queries together."""
-        return self.num_values + 2 * self.num_groups * self.state_dim
-
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
-
-        On a GPU, queries and keys of prompts are copied, and each head has a matrix for a chunk.
-        """
-        keys = self.num_groups * self.state_dim
-        return 3 * self.num_channels + 2 * self.num_values + 4 * keys + (1 + _CHUNK_NUMBERS) * self.num_heads
-
-    def groups_of(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Return the range of the groups that a rank's heads use. Ranks may share a model's only group."""
-        if self.num_groups == 1:
-            return 0, 1
-        return rank * self.num_groups // num_ranks, (rank + 1) * self.num_groups // num_ranks
-
-    def state_bytes(self, num_ranks: int = 1) -> int:
-        """Return the bytes of a sequence's state on each rank: float32, as kernels.selective_scan lays it out."""
-        first, last = self.groups_of(0, num_ranks)
-        channels = self.num_values // num_ranks + 2 * (last - first) * self.state_dim
-        return 4 * ((self.conv_size - 1) * channels + self.num_values * self.state_dim // num_ranks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionConfig:
-    """A gated short convolution (LFM2, arXiv:2511.23404) of num_channels channels.
-
-    conv_size: tokens that it sees, the new one included. has_bias: the convolution and both projections have biases.
-    """
-
-    num_channels: int
-    conv_size: int = 3
-    has_bias: bool = False
-
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products."""
-        return 4 * self.num_channels
-
-    def state_bytes(self, num_ranks: int = 1) -> int:
-        """Return the bytes of a sequence's state on each rank: float32, as kernels.short_convolution lays it out."""
-        return 4 * (self.conv_size - 1) * -(-self.num_channels // num_ranks)
-
-
-StateConfig = DeltaConfig | MambaConfig | ConvolutionConfig
-"""A layer that keeps one state of a sequence, and nothing of each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

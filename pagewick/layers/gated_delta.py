@@ -14,11 +14,11 @@ from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch
 from pagewick.errors import ConfigError
 from pagewick.kernels.options import DeltaOptions
-from pagewick.layers.config import TILED, DeltaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from pagewick.layers.rotary import Angles
 from pagewick.layers.state import Constant, StateLayer, constant, times
+from pagewick.layers.state_config import TILED, DeltaConfig
 from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
 from pagewick.quantization.share import Part, Range, Share
 

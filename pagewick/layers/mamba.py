@@ -9,12 +9,12 @@ from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch
 from pagewick.errors import ConfigError
 from pagewick.kernels.options import ScanOptions
-from pagewick.layers.config import MambaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, RowParallelLinear
 from pagewick.layers.norm import JointHeadNorm, norm_jointly
 from pagewick.layers.rotary import Angles
 from pagewick.layers.state import Constant, StateLayer, constant, times
+from pagewick.layers.state_config import MambaConfig
 from pagewick.parallel.sharding import check_tensor_parallel, shard_bounds
 from pagewick.quantization.share import Part, Range, Share
 

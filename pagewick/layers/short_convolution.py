@@ -7,11 +7,11 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch
 from pagewick.kernels.options import ConvolutionOptions
-from pagewick.layers.config import ConvolutionConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from pagewick.layers.rotary import Angles
 from pagewick.layers.state import Constant, StateLayer, constant
+from pagewick.layers.state_config import ConvolutionConfig
 from pagewick.parallel.sharding import shard_bounds
 
 # Raise the number whenever the layout of a state changes.

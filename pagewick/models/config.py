@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.config import TILED, DeltaConfig, MambaConfig, MlaConfig
+from pagewick.layers.config import MlaConfig
+from pagewick.layers.state_config import TILED, DeltaConfig, MambaConfig
 from pagewick.models.old_names import OLD_ARCHITECTURES
 from pagewick.models.parts import (
     AltUpConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagewick.layers.config import DeltaConfig
+from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import reading
 from pagewick.models.entries import Entries
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from pagewick.layers.config import MambaConfig
+from pagewick.layers.state_config import MambaConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries

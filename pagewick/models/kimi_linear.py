@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pagewick.layers.config import DeltaConfig, MlaConfig, MoeConfig
+from pagewick.layers.config import MlaConfig, MoeConfig
+from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import deepseek, delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries

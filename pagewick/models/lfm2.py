@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pagewick.layers.config import ConvolutionConfig, MoeConfig
+from pagewick.layers.config import MoeConfig
+from pagewick.layers.state_config import ConvolutionConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries

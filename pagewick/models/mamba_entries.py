@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pagewick.layers.config import MambaConfig
+from pagewick.layers.state_config import MambaConfig
 from pagewick.models import reading
 from pagewick.models.entries import Entries
 

@@ -20,7 +20,8 @@ from pagewick.layers.attention import (
     HeadSinks,
     Rotation,
 )
-from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, MlaConfig, StateConfig
+from pagewick.layers.channel_scan import ChannelScan
+from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import sigmoid_gate
@@ -39,6 +40,7 @@ from pagewick.layers.norm import (
 from pagewick.layers.rotary import Angles
 from pagewick.layers.short_convolution import ShortConvolution
 from pagewick.layers.state import StateLayer
+from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig
 
 # Where some checkpoints keep constant scales for the KV cache, and for what: keys (0), values (1).
@@ -226,6 +228,7 @@ MIXER_NAMES: Final[dict[type, str]] = {
     DeltaConfig: "linear_attn",
     MambaConfig: "mamba",
     ConvolutionConfig: "short_conv",
+    ChannelScanConfig: "mamba",
 }
 
 
@@ -244,4 +247,6 @@ def _make_state_layer(context: LayerContext, prefix: str, hidden_size: int, conf
         return GatedDeltaNet(context, prefix, hidden_size, config)
     if isinstance(config, MambaConfig):
         return MambaMixer(context, prefix, hidden_size, config)
+    if isinstance(config, ChannelScanConfig):
+        return ChannelScan(context, prefix, hidden_size, config)
     return ShortConvolution(context, prefix, hidden_size, config)

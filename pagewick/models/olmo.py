@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pagewick.layers.config import DeltaConfig
+from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries

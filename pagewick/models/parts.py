@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from pagewick.layers.config import MambaConfig, MlaConfig, StateConfig
+from pagewick.layers.config import MlaConfig
+from pagewick.layers.state_config import MambaConfig, StateConfig
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig, QueryScaleConfig, RopeConfig

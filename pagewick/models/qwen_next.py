@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pagewick.layers.config import DeltaConfig, MoeConfig
+from pagewick.layers.config import MoeConfig
+from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries

@@ -101,6 +101,8 @@ ARCHITECTURES: Final = {
     "GraniteMoeForCausalLM": "pagewick.models.granite:read_granite_moe",
     "GraniteMoeHybridForCausalLM": "pagewick.models.granite:read_granite_hybrid",
     "BambaForCausalLM": "pagewick.models.bamba:read_bamba",
+    "MambaForCausalLM": "pagewick.models.mamba_alone:read_mamba1",
+    "FalconMambaForCausalLM": "pagewick.models.mamba_alone:read_falcon_mamba",
     "Mamba2ForCausalLM": "pagewick.models.mamba_alone:read_mamba2",
     "NemotronHForCausalLM": "pagewick.models.nemotron_h:read_nemotron_h",
     "FalconH1ForCausalLM": "pagewick.models.falcon_h1:read_falcon_h1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pagewick.layers.config import ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
+from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.tensor_sizes import Role, Size, cut, whole
 
 Named = tuple[str, Role, tuple[Size, ...]]
@@ -19,6 +19,8 @@ def state_tensors(config: StateConfig, hidden: Size, rank: int, num_ranks: int) 
         return _linear_attention(config, hidden, rank, num_ranks)
     if isinstance(config, MambaConfig):
         return _mamba(config, hidden, rank, num_ranks)
+    if isinstance(config, ChannelScanConfig):
+        return _channel_scan(config, hidden, rank, num_ranks)
     return _short_convolution(config, hidden, rank, num_ranks)
 
 
@@ -64,6 +66,18 @@ def _mamba(config: MambaConfig, hidden: Size, rank: int, num_ranks: int) -> Iter
     constants |= dict.fromkeys(("A_log", "D", "dt_bias"), (heads,))
     if config.has_norm:
         constants["norm.weight"] = (values,)
+    yield from _constants("mamba", constants)
+
+
+def _channel_scan(config: ChannelScanConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
+    channels, low = cut(config.num_channels, rank, num_ranks), whole(config.step_rank)
+    yield from _products("mamba", {"in_proj": channels.times(2)}, hidden, channels, has_bias=config.has_bias)
+    yield "mamba.x_proj.weight", "attention", (whole(config.step_rank + 2 * config.state_dim), channels)
+    yield "mamba.dt_proj.weight", "attention", (channels, low)
+    constants: dict[str, tuple[Size, ...]] = {"conv1d.weight": (channels, whole(1), whole(config.conv_size))}
+    if config.has_conv_bias:
+        constants["conv1d.bias"] = (channels,)
+    constants |= {"A_log": (channels, whole(config.state_dim)), "D": (channels,), "dt_proj.bias": (channels,)}
     yield from _constants("mamba", constants)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pagewick.layers.config import XIELU_SHAPES, IndexerConfig, MlaConfig, StateConfig
+from pagewick.layers.config import XIELU_SHAPES, IndexerConfig, MlaConfig
+from pagewick.layers.state_config import StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,

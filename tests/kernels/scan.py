@@ -1,18 +1,20 @@
-"""Batches for Mamba-2's scan and for gated short convolutions, and what transformers makes of them."""
+"""Batches for the scans of Mamba-2 and Mamba-1 and for short convolutions, and what transformers makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
+from transformers.models.mamba import modeling_mamba as mamba
 
-from pagewick.kernels.options import ConvolutionOptions, ScanOptions
-from pagewick.kernels.reference_scan import split_convolution_states, split_scan_states
+from pagewick.kernels.options import ChannelScanOptions, ConvolutionOptions, ScanOptions
+from pagewick.kernels.reference_scan import split_channel_states, split_convolution_states, split_scan_states
 from tests.kernels.states import StateBatch, random_states
 
 EPS = 1e-5
@@ -96,10 +98,46 @@ class ConvolutionBatch(StateBatch):
         out = torch.zeros(len(self.bcx), len(weight))
         for rows, source, target in self.sequences():
             window = torch.zeros_like(inputs[0]) if source is None else inputs[source]
-            b, c, x = self.bcx[rows].float().chunk(3, dim=1)
+            given = self.bcx[rows].float()
+            b, c, x = given.chunk(3, dim=1) if self.options.has_gates else (1.0, None, given)
             sequence = torch.cat((window, b * x))
-            out[rows] = c * F.conv1d(sequence.t()[None], weight[:, None], bias, groups=len(weight))[0].t()
+            convolved = F.conv1d(sequence.t()[None], weight[:, None], bias, groups=len(weight))[0].t()
+            out[rows] = F.silu(convolved) if c is None else c * convolved
             inputs[target] = sequence[len(sequence) - len(window) :]
+        return out, states
+
+
+@dataclass(frozen=True)
+class ChannelScanBatch(StateBatch):
+    """The arguments of channel_scan."""
+
+    OPERATION = "channel_scan"
+    ROWS = "x", "gate", "dt", "keys", "queries"
+    ERRORS = 5e-5, 2e-5
+
+    x: Tensor
+    gate: Tensor
+    dt: Tensor
+    keys: Tensor
+    queries: Tensor
+    options: ChannelScanOptions
+
+    def in_place(self, operation: Callable[..., Tensor]) -> Tensor:
+        rows = (getattr(self, name) for name in self.ROWS)
+        return operation(*rows, self.states, self.batch, self.options)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        o, states = self.options, self.states.clone()
+        memories = split_channel_states(states, o)
+        out = torch.zeros(self.x.shape)
+        for rows, source, target in self.sequences():
+            memory = (torch.zeros_like(memories[0]) if source is None else memories[source]).t()[None].contiguous()
+            for token in range(rows.start, rows.stop):
+                x, gate, dt, b, c = (getattr(self, name)[token : token + 1].float() for name in self.ROWS)
+                out[token] = mamba.mamba_selective_state_update(
+                    memory, x, dt, -o.log_decay.exp().t(), b, c, o.skip, z=gate, dt_bias=o.dt_bias, dt_softplus=True
+                )[0]
+            memories[target] = memory[0].t()
         return out, states
 
 
@@ -149,11 +187,41 @@ def make_convolution(
     dtype: torch.dtype = torch.float32,
     in_place: bool = False,
     has_bias: bool = True,
+    has_gates: bool = True,
 ) -> ConvolutionBatch:
     """Random numbers; width: K. Blocks are those of random_states."""
     generator = torch.Generator().manual_seed(len(q_lens) + sum(q_lens))
     weight = torch.randn(num_channels, width, generator=generator)
     bias = torch.randn(num_channels, generator=generator) if has_bias else None
-    bcx = torch.randn(sum(q_lens), 3 * num_channels, generator=generator).to(dtype)
+    bcx = torch.randn(sum(q_lens), (3 if has_gates else 1) * num_channels, generator=generator).to(dtype)
     states, batch = random_states(generator, q_lens, earlier, (width - 1) * num_channels, in_place)
-    return ConvolutionBatch(states, batch, bcx, ConvolutionOptions(weight, bias))
+    return ConvolutionBatch(states, batch, bcx, ConvolutionOptions(weight, bias, has_gates))
+
+
+def make_plain_convolution(q_lens: Sequence[int], earlier: Sequence[int], **others: Any) -> ConvolutionBatch:
+    """make_convolution without gates."""
+    return make_convolution(q_lens, earlier, has_gates=False, **others)
+
+
+def make_channel_scan(
+    q_lens: Sequence[int],
+    earlier: Sequence[int],
+    *,
+    num_channels: int = 150,
+    state_dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    in_place: bool = False,
+) -> ChannelScanBatch:
+    """Random numbers; blocks are those of random_states, and begin with a few numbers of somebody else."""
+    generator = torch.Generator().manual_seed(len(q_lens) + sum(q_lens))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    offset, num_tokens = 6, sum(q_lens)
+    options = ChannelScanOptions(random(state_dim, num_channels), random(num_channels), random(num_channels), offset)
+    x, gate, dt = (random(num_tokens, num_channels + 3).to(dtype)[:, :num_channels] for _ in range(3))
+    keys, queries = random(num_tokens, 2 * state_dim).to(dtype).chunk(2, dim=1)
+    states, batch = random_states(generator, q_lens, earlier, offset + state_dim * num_channels, in_place)
+    states.view(torch.float32)[:, :offset] = 0.5
+    return ChannelScanBatch(states, batch, x, gate, dt, keys, queries, options)

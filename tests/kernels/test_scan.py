@@ -1,4 +1,4 @@
-"""Mamba-2's scan and short convolutions against transformers. Tests of all operations: test_states.py."""
+"""The scans of Mamba-2 and Mamba-1 and convolutions against transformers. Tests of all operations: test_states.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from pagewick.kernels.reference_scan import split_scan_states
 from tests.kernels.conftest import NativeKernels, required_library
-from tests.kernels.scan import make_convolution, make_scan
+from tests.kernels.scan import make_channel_scan, make_convolution, make_scan
 from tests.kernels.states import assert_is_expected
 
 
@@ -31,11 +31,27 @@ def test_heads_dimensions_and_widths(
 
 @pytest.mark.parametrize(("num_channels", "width"), [(1, 1), (17, 2), (70, 4), (1030, 3), (5, 5)])
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_gates", [False, True])
 def test_channels_and_widths(
-    operations: ModuleType | NativeKernels, num_channels: int, width: int, has_bias: bool
+    operations: ModuleType | NativeKernels, num_channels: int, width: int, has_bias: bool, has_gates: bool
 ) -> None:
-    convolution = make_convolution([1, 6, 2], [3, 0, 1], num_channels=num_channels, width=width, has_bias=has_bias)
+    convolution = make_convolution(
+        [1, 6, 2], [3, 0, 1], num_channels=num_channels, width=width, has_bias=has_bias, has_gates=has_gates
+    )
     assert_is_expected(convolution.run(operations.short_convolution), convolution)
+
+
+@pytest.mark.parametrize(("num_channels", "state_dim"), [(1, 1), (17, 3), (130, 16), (40, 33)])
+def test_states_of_channels(operations: ModuleType | NativeKernels, num_channels: int, state_dim: int) -> None:
+    scan = make_channel_scan([1, 6, 2], [3, 0, 1], num_channels=num_channels, state_dim=state_dim)
+    assert_is_expected(scan.run(operations.channel_scan), scan)
+
+
+def test_large_numbers_of_channels_give_no_infinities(operations: ModuleType | NativeKernels) -> None:
+    scan = make_channel_scan([9], [4])
+    large = replace(scan, gate=100 * scan.gate, dt=100 * scan.dt)
+    out, _ = large.run(operations.channel_scan)
+    torch.testing.assert_close(out, large.expected()[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("num_norm_groups", "is_norm_first"), [(None, False), (1, False), (4, True), (1, True)])

@@ -16,7 +16,7 @@ from pagewick import kernels as dispatched
 from pagewick.kernels.recorded_steps import NextInputs, RecordedStep, StepMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
 from tests.kernels.delta import make_channel_delta, make_delta
-from tests.kernels.scan import make_convolution, make_scan
+from tests.kernels.scan import make_channel_scan, make_convolution, make_plain_convolution, make_scan
 from tests.kernels.states import (
     ROUNDING,
     StateBatch,
@@ -25,7 +25,9 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
 )
 
-MAKERS: list[Callable[..., StateBatch]] = [make_delta, make_channel_delta, make_scan, make_convolution]
+MAKERS: list[Callable[..., StateBatch]] = [
+    make_delta, make_channel_delta, make_scan, make_channel_scan, make_convolution, make_plain_convolution,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -78,6 +80,7 @@ def test_blocks_that_are_larger_give_the_same(
             for dims in ((24, 40), (150, 16))
         ),
         make_convolution([1, 150, 2], [9, 4, 3], num_channels=2050, dtype=torch.bfloat16, in_place=True),
+        make_channel_scan([1, 70, 2], [9, 4, 3], num_channels=300, dtype=torch.bfloat16, in_place=True),
     ],
     ids=lambda batch: batch.OPERATION,
 )

@@ -106,7 +106,8 @@ def _one_by_one(model: nn.Module, token_ids: Tensor) -> Tensor:
     """Logits [B, T, V] for token_ids [B, T], each token of a sequence after what the cache holds of those before."""
     cache, logits = None, []
     # Models of Mamba alone have another name for what they keep.
-    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"  # type: ignore[union-attr]
+    is_mamba = model.config.model_type in ("mamba", "falcon_mamba", "mamba2")  # type: ignore[union-attr]
+    name = "cache_params" if is_mamba else "past_key_values"
     for position in range(token_ids.shape[1]):
         output = model(token_ids[:, position : position + 1], use_cache=True, **{name: cache})
         cache = output[name]

@@ -72,6 +72,17 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"qk_rope_head_dim": 4},
         {"attention_bias": True, "q_lora_rank": 20},
     ],
+    "mamba-1": [
+        {"state_size": 8},
+        {"time_step_rank": "auto"},
+        {"conv_kernel": 4},
+        {"use_conv_bias": True},
+        {"use_bias": False},
+        {"expand": 2},
+        {"layer_norm_epsilon": 0.1},
+        {"tie_word_embeddings": False},
+    ],
+    "falcon-mamba": [{"mixer_rms_eps": 0.1}, {"time_step_rank": 9}],
     "mamba-2": [
         {"n_groups": 3},
         {"state_size": 16},

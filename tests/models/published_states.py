@@ -73,6 +73,25 @@ _CODESTRAL_MAMBA: dict[str, Any] = {
     "time_step_scale": 1.0, "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True, "use_conv_bias": True,
     "vocab_size": 32768,
 }
+_MAMBA: dict[str, Any] = {
+    "architectures": ["MambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "d_inner": 1536, "d_model": 768,
+    "eos_token_id": 0, "expand": 2, "fused_add_norm": True, "hidden_act": "silu", "hidden_size": 768,
+    "initializer_range": 0.1, "intermediate_size": 1536, "layer_norm_epsilon": 1e-05, "model_type": "mamba",
+    "n_layer": 24, "num_hidden_layers": 24, "pad_token_id": 0, "pad_vocab_size_multiple": 8,
+    "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "ssm_cfg": {}, "state_size": 16,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 48, "time_step_scale": 1.0, "torch_dtype": "float32", "use_bias": False, "use_cache": True,
+    "use_conv_bias": True, "vocab_size": 50280,
+}
+_FALCON_MAMBA: dict[str, Any] = {
+    "architectures": ["FalconMambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "eos_token_id": 11, "expand": 16,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1, "intermediate_size": 8192,
+    "layer_norm_epsilon": 1e-05, "model_type": "falcon_mamba", "num_hidden_layers": 64, "pad_token_id": 11,
+    "rescale_prenorm_residual": False, "residual_in_fp32": True, "state_size": 16, "tie_word_embeddings": False,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 256, "time_step_scale": 1.0, "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True,
+    "use_conv_bias": True, "vocab_size": 65024,
+}
 # fmt: on
 PUBLISHED_STATES: dict[str, dict[str, Any]] = {
     "LFM2-1.2B": {
@@ -137,6 +156,8 @@ PUBLISHED_STATES: dict[str, dict[str, Any]] = {
     },
     "Kimi-Linear-48B-A3B-Instruct": _KIMI_LINEAR,
     "Mamba-Codestral-7B-v0.1": _CODESTRAL_MAMBA,
+    "mamba-130m-hf": _MAMBA,
+    "falcon-mamba-7b": _FALCON_MAMBA,
     "Olmo-Hybrid-7B": _OLMO_HYBRID,
     "Olmo-Hybrid-Think-SFT-7B": {**_OLMO_HYBRID, "rope_parameters": None},
     "LFM2-8B-A1B": {
@@ -234,6 +255,10 @@ _OLMO_HYBRID_FACTS = (
 _GRANITE_FACTS = "40 12/4x128 | 36 mamba 48x64 1x128 over 4 | none | all | sequential rms 1e-05"
 _GRANITE_END = "131072 | tied, factors 12 0.22 0.166667"
 FACTS_STATES = {
+    "mamba-130m-hf": "24 no heads | 24 mamba 1 1536x16 by 48 over 4 | none | all | "
+    "sequential rms 1e-05 in float32 |  | 1048576 | tied",
+    "falcon-mamba-7b": "64 no heads | 64 mamba 1 8192x16 by 256 over 4 normed | none | all | "
+    "sequential rms 1e-05 in float32 |  | 1048576 |",
     "Mamba-Codestral-7B-v0.1": "64 no heads | 64 mamba 128x64 8x128 over 4 | none | all | "
     "sequential rms 1e-05 in float32 |  | 1048576 |",
     "Kimi-Linear-48B-A3B-Instruct": "27 32 None/512 128+64 128 | 20 delta rule 32x128 32x128 over 4 by channel | "

@@ -14,15 +14,8 @@ from itertools import groupby
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import (
-    ConvolutionConfig,
-    DeltaConfig,
-    IndexerConfig,
-    MambaConfig,
-    MlaConfig,
-    MoeConfig,
-    StateConfig,
-)
+from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig
+from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
@@ -170,6 +163,9 @@ def state_of(state: StateConfig) -> str:
     if isinstance(state, MambaConfig):
         sizes = f"{state.num_heads}x{state.head_dim} {state.num_groups}x{state.state_dim}"
         return f"mamba {sizes} over {state.conv_size}"
+    if isinstance(state, ChannelScanConfig):
+        sizes = f"{state.num_channels}x{state.state_dim} by {state.step_rank} over {state.conv_size}"
+        return f"mamba 1 {sizes}" + " normed" * (state.norm_eps is not None)
     if isinstance(state, DeltaConfig):
         keys, values = f"{state.num_key_heads}x{state.key_dim}", f"{state.num_value_heads}x{state.value_dim}"
         found = f"delta rule {keys} {values} over {state.conv_size}" + " by channel" * state.has_channel_decay

@@ -11,7 +11,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import MambaConfig, MoeConfig
+from pagewick.layers.config import MoeConfig
+from pagewick.layers.state_config import MambaConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.weights.gguf.architecture import GgufArchitecture

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pagewick.layers.config import DeltaConfig
+from pagewick.layers.state_config import DeltaConfig
 from pagewick.models.config import ModelConfig
 
 # Tensors of linear attention that belong to value heads alone, and those in which queries and keys come first.

@@ -1,15 +1,16 @@
-"""Mamba-2's selective scan, and gated short convolutions, by the native library."""
+"""The scans of Mamba-2 and Mamba-1, and short convolutions, by the native library."""
 
 from torch import Tensor
 
 from pagewick.kernels import reference_scan
 from pagewick.kernels.cpu.binding import DTYPES, Operation, address, empty, is_plain
 from pagewick.kernels.cpu.states import check_parameters, check_rows, check_states, check_status
-from pagewick.kernels.cpu.structs import ConvolutionArgs, ScanArgs
-from pagewick.kernels.options import AttentionMetadata, ConvolutionOptions, ScanOptions
+from pagewick.kernels.cpu.structs import ChannelScanArgs, ConvolutionArgs, ScanArgs
+from pagewick.kernels.options import AttentionMetadata, ChannelScanOptions, ConvolutionOptions, ScanOptions
 
 _SELECTIVE_SCAN = Operation("selective_scan", ScanArgs)
 _SHORT_CONVOLUTION = Operation("short_convolution", ConvolutionArgs)
+_CHANNEL_SCAN = Operation("channel_scan", ChannelScanArgs)
 
 
 def selective_scan(
@@ -56,7 +57,7 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
     num_tokens, num_channels = len(bcx), len(options.weight)
     if options.weight.dim() != 2 or options.weight.numel() == 0:
         raise ValueError(f"weight must be [D, K], not {list(options.weight.shape)}")
-    check_rows(bcx, (num_tokens, 3 * num_channels), bcx.dtype, "bcx")
+    check_rows(bcx, (num_tokens, (3 if options.has_gates else 1) * num_channels), bcx.dtype, "bcx")
     check_parameters({"weight": (options.weight, options.weight.shape)})
     if options.bias is not None:
         check_parameters({"bias": (options.bias, (num_channels,))})
@@ -70,13 +71,55 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
         cu_seqlens_q=cu_seqlens_q.data_ptr(), out=out.data_ptr(), num_tokens=num_tokens, num_seqs=len(context_lens),
         num_blocks=len(states), block_floats=states.shape[1] // 4, block_table_stride=block_tables.stride(0),
         num_channels=num_channels, conv_width=options.weight.shape[1], bcx_stride=bcx.stride(0),
-        dtype=DTYPES[bcx.dtype],
+        has_gates=options.has_gates, dtype=DTYPES[bcx.dtype],
     )  # fmt: skip
     check_status(_SHORT_CONVOLUTION.run(args), states, "bcx")
     return out
 
 
-OPERATIONS = {selective_scan: DTYPES, short_convolution: DTYPES}
+def channel_scan(
+    x: Tensor,
+    gate: Tensor,
+    dt: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    states: Tensor,
+    batch: AttentionMetadata,
+    options: ChannelScanOptions,
+) -> Tensor:
+    """reference_scan.channel_scan. Bits and errors are as in selective_scan."""
+    if not all(is_plain(each) for each in (x, gate, dt, keys, queries)):
+        return reference_scan.channel_scan(x, gate, dt, keys, queries, states, batch, options)
+    if options.log_decay.dim() != 2 or options.log_decay.numel() == 0 or options.state_offset < 0:
+        raise ValueError(f"log_decay must be [N, D], not {list(options.log_decay.shape)}, and state_offset at least 0")
+    num_tokens, (state_dim, num_channels) = len(x), options.log_decay.shape
+    for name, rows in (("x", x), ("gate", gate), ("dt", dt)):
+        check_rows(rows, (num_tokens, num_channels), x.dtype, name)
+    for name, rows in (("keys", keys), ("queries", queries)):
+        check_rows(rows, (num_tokens, state_dim), x.dtype, name)
+    check_parameters({
+        "log_decay": (options.log_decay, (state_dim, num_channels)), "skip": (options.skip, (num_channels,)),
+        "dt_bias": (options.dt_bias, (num_channels,)),
+    })  # fmt: skip
+    reference_scan.split_channel_states(states, options)
+    check_states(states, batch)
+    block_tables, context_lens, cu_seqlens_q, *_ = batch
+    out = empty((num_tokens, num_channels), x.dtype)
+    args = ChannelScanArgs(
+        x=x.data_ptr(), gate=gate.data_ptr(), dt=dt.data_ptr(), keys=keys.data_ptr(), queries=queries.data_ptr(),
+        log_decay=options.log_decay.data_ptr(), skip=options.skip.data_ptr(), dt_bias=options.dt_bias.data_ptr(),
+        states=states.data_ptr(), block_tables=block_tables.data_ptr(), context_lens=context_lens.data_ptr(),
+        cu_seqlens_q=cu_seqlens_q.data_ptr(), out=out.data_ptr(), num_tokens=num_tokens, num_seqs=len(context_lens),
+        num_blocks=len(states), block_floats=states.shape[1] // 4, block_table_stride=block_tables.stride(0),
+        num_channels=num_channels, state_dim=state_dim, state_offset=options.state_offset, x_stride=x.stride(0),
+        gate_stride=gate.stride(0), dt_stride=dt.stride(0), key_stride=keys.stride(0), query_stride=queries.stride(0),
+        dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    check_status(_CHANNEL_SCAN.run(args), states, "x")
+    return out
+
+
+OPERATIONS = {selective_scan: DTYPES, short_convolution: DTYPES, channel_scan: DTYPES}
 
 
 def _check_scan_options(options: ScanOptions) -> None:

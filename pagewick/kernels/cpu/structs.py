@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 26
+ABI_VERSION = 27
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
@@ -80,10 +80,18 @@ class StoreKvArgs(Structure):
     v_scale: Float; dtype: Int32; kv_dtype: Int32
 
 @laid_out
+class ChannelScanArgs(Structure):
+    x: Address; gate: Address; dt: Address; keys: Address; queries: Address; log_decay: Address; skip: Address
+    dt_bias: Address; states: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address
+    out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64; block_table_stride: Int64
+    num_channels: Int64; state_dim: Int64; state_offset: Int64; x_stride: Int64; gate_stride: Int64; dt_stride: Int64
+    key_stride: Int64; query_stride: Int64; dtype: Int32
+
+@laid_out
 class ConvolutionArgs(Structure):
     bcx: Address; weight: Address; bias: Address; states: Address; block_tables: Address; context_lens: Address
     cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
-    block_table_stride: Int64; num_channels: Int64; conv_width: Int64; bcx_stride: Int64; dtype: Int32
+    block_table_stride: Int64; num_channels: Int64; conv_width: Int64; bcx_stride: Int64; has_gates: Int32; dtype: Int32
 
 @laid_out
 class DeltaArgs(Structure):
@@ -295,7 +303,7 @@ OPERATIONS: dict[str, type[Structure]] = {
     "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
     "latent_attention": LatentAttentionArgs, "store_index_keys": StoreIndexArgs, "select_keys": SelectKeysArgs,
     "gated_delta_net": DeltaArgs, "selective_scan": ScanArgs, "short_convolution": ConvolutionArgs,
-    "quantized_linear": QuantizedLinearArgs, "pack_quantized_rows": PackQuantizedArgs,
+    "channel_scan": ChannelScanArgs, "quantized_linear": QuantizedLinearArgs, "pack_quantized_rows": PackQuantizedArgs,
     "gather_quantized_rows": GatherQuantizedArgs, "quantize_weight": QuantizeWeightArgs,
     "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs, "truncate_rows": TruncateArgs,
     "surprise": SurpriseArgs, "xielu": XieluArgs, "gaussian_top_k": GaussianTopKArgs, "mix_streams": StreamsArgs,

@@ -86,5 +86,5 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
 
 def _is_served(bcx: Tensor, states: Tensor, options: ConvolutionOptions) -> bool:
     constants = [each for each in (options.weight, options.bias) if each is not None]
-    fits = len(options.weight) % MULTIPLE == 0 and bcx.stride(-1) == 1 and states.is_contiguous()
+    fits = options.has_gates and len(options.weight) % MULTIPLE == 0 and bcx.stride(-1) == 1 and states.is_contiguous()
     return bcx.dtype in windows.DTYPES and fits and all(each.is_contiguous() for each in constants)

@@ -1,4 +1,4 @@
-"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1; and in all: Codestral Mamba."""
+"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1; Mamba-1 or 2 alone."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def steady(model: nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.uniform_(-0.3, 0.3)
+
+
+def steady_channels(model: nn.Module) -> None:
+    """Let states of channels decay, too, and make products as small as those of trained models."""
+    steady(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("x_proj.weight", "dt_proj.weight")):
+                parameter.mul_(0.15)
+            elif name.endswith("dt_proj.bias"):
+                parameter.uniform_(-3.0, 0.5)
+            elif name.endswith("out_proj.weight"):
+                parameter.mul_(0.4)
 
 
 def variant(config: str, entries: dict[str, Any], *, is_loose: bool = False) -> Variant:
@@ -73,6 +86,11 @@ MAMBA2: dict[str, Any] = {
     "num_key_value_heads": None, "num_heads": 12, "n_groups": 6, "state_size": 24, "layer_norm_epsilon": 2e-2,
     "chunk_size": 8, "num_hidden_layers": 4,
 }  # fmt: skip
+# The norms of FalconMamba divide by small numbers, too.
+MAMBA1: dict[str, Any] = {
+    "hidden_size": 96, "head_dim": None, "intermediate_size": None, "num_attention_heads": None,
+    "num_key_value_heads": None, "state_size": 12, "layer_norm_epsilon": 2e-2, "num_hidden_layers": 4,
+}  # fmt: skip
 
 VARIANTS = {
     "granite-4-h": variant(
@@ -99,6 +117,18 @@ VARIANTS = {
     "bamba-groups": variant(
         "Bamba",
         {**GROUPS, "attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "mamba-1": Variant(
+        "Mamba",
+        {**MAMBA1, "conv_kernel": 3, "use_bias": True, "use_conv_bias": False, "time_step_rank": 9, "expand": 1},
+        one_by_one=True,
+        patch=steady_channels,
+    ),
+    "falcon-mamba": Variant(
+        "FalconMamba",
+        {**MAMBA1, "mixer_rms_eps": 1e-2, "tie_word_embeddings": False},
+        one_by_one=True,
+        patch=steady_channels,
     ),
     "mamba-2": Variant("Mamba2", MAMBA2, one_by_one=True, patch=steady),
     "mamba-2-one-group": Variant(

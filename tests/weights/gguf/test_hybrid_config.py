@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.config import ConvolutionConfig, MambaConfig
+from pagewick.layers.state_config import ConvolutionConfig, MambaConfig
 from pagewick.models.parts import MlpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.checkpoint import open_gguf

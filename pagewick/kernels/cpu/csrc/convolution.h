@@ -1,4 +1,5 @@
-// The gated short convolutions of LFM2 (arXiv:2511.23404) between the projections of a layer: c * convolution(b * x).
+// The gated short convolutions of LFM2 (arXiv:2511.23404) between the projections of a layer: c * convolution(b * x). Also
+// those of Mamba-1 (arXiv:2312.00752), without gates: silu(convolution(x)).
 //
 // Dimensions: T tokens, B sequences, D channels, K inputs of the convolution for each.
 #pragma once
@@ -7,9 +8,9 @@
 
 namespace pagewick {
 
-// A block of states is the products b * x before the next token, oldest first [K - 1, D].
+// A block of states begins with the products b * x, or with x, before the next token, oldest first [K - 1, D].
 struct ConvolutionArgs {
-  const void* bcx;              // [T, 3 * D], rows bcx_stride elements apart
+  const void* bcx;              // [T, 3 * D], or [T, D] without gates; rows bcx_stride elements apart
   const float* weight;          // [D, K]
   const float* bias;            // [D], or null
   float* states;                // num_blocks, block_floats apart
@@ -25,6 +26,7 @@ struct ConvolutionArgs {
   int64_t num_channels;  // D
   int64_t conv_width;    // K
   int64_t bcx_stride;
+  int32_t has_gates;
   DType dtype;  // of bcx and out
 };
 

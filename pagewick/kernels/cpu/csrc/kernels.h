@@ -14,7 +14,7 @@ namespace pagewick {
 
 // Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
-constexpr int kAbiVersion = 26;
+constexpr int kAbiVersion = 27;
 
 // The last three are for KV caches only.
 enum class DType : int32_t {
@@ -43,6 +43,7 @@ struct QuantizedKernels;
 struct QuantizerKernels;
 struct ScanKernels;
 struct ConvolutionKernels;
+struct ChannelScanKernels;
 struct StreamsKernels;
 
 // The kernels of one instruction set.
@@ -62,6 +63,7 @@ struct Kernels {
   const QuantizerKernels* quantizers;
   const ScanKernels* scan;
   const ConvolutionKernels* convolution;
+  const ChannelScanKernels* channel_scan;
   const StreamsKernels* streams;
 };
 

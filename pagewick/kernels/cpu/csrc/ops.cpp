@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "channel_scan.h"
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
@@ -44,6 +45,7 @@ namespace pagewick {
   extern const QuantizerKernels kQuantizers;    \
   extern const ScanKernels kScan;               \
   extern const ConvolutionKernels kConvolution; \
+  extern const ChannelScanKernels kChannelScan; \
   extern const StreamsKernels kStreams;         \
   }
 
@@ -52,6 +54,7 @@ namespace pagewick {
   namespace isa {                           \
   extern const QuantizedKernels kQuantized; \
   using other::kActivation;                 \
+  using other::kChannelScan;                \
   using other::kConvolution;                \
   using other::kDelta;                      \
   using other::kElementwise;                \
@@ -107,7 +110,7 @@ struct InstructionSet {
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
    &isa::kElementwise, &isa::kMla, &isa::kIndex, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,   \
-   &isa::kScan, &isa::kConvolution, &isa::kStreams}
+   &isa::kScan, &isa::kConvolution, &isa::kChannelScan, &isa::kStreams}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -180,6 +183,7 @@ const Operation kOperations[] = {
     PW_ADVANCING(gated_delta_net, DeltaArgs),
     PW_ADVANCING(selective_scan, ScanArgs),
     PW_ADVANCING(short_convolution, ConvolutionArgs),
+    PW_ADVANCING(channel_scan, ChannelScanArgs),
     PW_EXPECTED(quantized_linear, QuantizedLinearArgs, expect_quantized_linear),
     PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
