@@ -2,8 +2,8 @@
 
 Definition: gated_delta_net of reference_delta.py. The state of a head is divided by columns among programs, each of
 which takes its part through all new tokens of a sequence, in registers, so that the bits of a token depend on its own
-sequence alone. Long runs of tokens go in chunks (chunks.py), and their bits depend on where a chunk begins as well. The
-convolution and its inputs are in windows.py.
+sequence alone. Long runs of tokens go in chunks (chunks.py), and their bits depend on where a chunk begins as well;
+not where channels decay by themselves. The convolution and its inputs are in windows.py.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.
@@ -65,12 +65,13 @@ def convolve_heads(
 def advance_states(
     mixed_ptr, beta_ptr, decay_ptr, log_decay_ptr, dt_bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
     num_key_heads, num_value_heads, value_dim, num_channels, width, beta_stride, decay_stride, block_floats,
-    table_stride, least, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+    table_stride, least, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of value head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
-    Sequences with `least` new tokens or more are left to chunks.py.
+    Sequences with `least` new tokens or more are left to chunks.py. BY_CHANNEL: each row of a state decays by itself,
+    and there are as many value heads as key heads.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
@@ -81,17 +82,22 @@ def advance_states(
             block_floats, table_stride, KEY_DIM,
         )  # fmt: skip
         speed = tl.exp(tl.load(log_decay_ptr + head))
-        bias = tl.load(dt_bias_ptr + head)
         queries = head // (num_value_heads // num_key_heads) * KEY_DIM + dims
         keys = num_key_heads * KEY_DIM + queries
         values = 2 * num_key_heads * KEY_DIM + head * value_dim + columns
+        bias = tl.load(dt_bias_ptr + (queries if BY_CHANNEL else head))
         for step in range(0, end - start):
             token = start.to(tl.int64) + step
             row_ptr = mixed_ptr + token * num_channels
             key, query = tl.load(row_ptr + keys), tl.load(row_ptr + queries)
-            time = softplus(tl.load(decay_ptr + token * decay_stride + head).to(tl.float32) + bias)
             strength = tl.load(beta_ptr + token * beta_stride + head).to(tl.float32)
-            state = state * tl.exp(-speed * time)
+            decays_ptr = decay_ptr + token * decay_stride
+            if BY_CHANNEL:
+                time = softplus(tl.load(decays_ptr + queries).to(tl.float32) + bias)
+                state = state * tl.exp(-speed * time)[:, None]
+            else:
+                time = softplus(tl.load(decays_ptr + head).to(tl.float32) + bias)
+                state = state * tl.exp(-speed * time)
             held = tl.sum(state * key[:, None], axis=0)
             delta = (tl.load(row_ptr + values) - held) / (1.0 + tl.exp(-strength))
             state += key[:, None] * delta[None, :]
@@ -102,7 +108,7 @@ def advance_states(
 @triton.jit(do_not_specialize=["eps"])
 def finish_heads(
     mixed_ptr, gate_ptr, weight_ptr, out_ptr, first_channel, num_channels, gate_stride, out_stride, eps,
-    VALUE_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, IS_SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """Normalise what value head program_id(1) of token program_id(0) has read, and multiply it with its gate."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -111,7 +117,8 @@ def finish_heads(
     weight = tl.load(weight_ptr + tl.arange(0, VALUE_DIM))
     gate = tl.load(gate_ptr + token * gate_stride + columns).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / VALUE_DIM + eps) * weight
-    tl.store(out_ptr + token * out_stride + columns, (normed * silu(gate)).to(out_ptr.dtype.element_ty))
+    factor = 1.0 / (1.0 + tl.exp(-gate)) if IS_SIGMOID else silu(gate)
+    tl.store(out_ptr + token * out_stride + columns, (normed * factor).to(out_ptr.dtype.element_ty))
 
 
 def columns_of(key_dim: int, value_dim: int) -> int:
@@ -133,16 +140,16 @@ def _convolution(dtype: torch.dtype, size: int) -> Variant:
     )
 
 
-def _advance(dtype: torch.dtype, key_dim: int, columns: int) -> Variant:
+def _advance(dtype: torch.dtype, key_dim: int, columns: int, by_channel: bool) -> Variant:
     numbers = {**dict.fromkeys(("beta_ptr", "decay_ptr"), f"*{TYPE_NAMES[dtype]}"), "mixed_ptr": "*fp32"}
     numbers |= dict.fromkeys(("log_decay_ptr", "dt_bias_ptr"), "*fp32")
     counts = ("num_key_heads", "num_value_heads", "width", "beta_stride", "decay_stride", "table_stride", "least")
     sizes = dict.fromkeys(("value_dim", "num_channels", "block_floats"), "i32:16")
     return Variant(
-        name=f"advance_{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
+        name=f"advance_{'channels_' if by_channel else ''}{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
         kernel=advance_states,
         signature={**numbers, **windows.BATCH, **dict.fromkeys(counts, "i32"), **sizes},
-        constexprs={"KEY_DIM": key_dim, "BLOCK_V": columns},
+        constexprs={"KEY_DIM": key_dim, "BLOCK_V": columns, "BY_CHANNEL": by_channel},
         num_warps=1,
         fuses=_FUSES,
         num_stages=3,
@@ -150,15 +157,15 @@ def _advance(dtype: torch.dtype, key_dim: int, columns: int) -> Variant:
     )
 
 
-def _finish(dtype: torch.dtype, value_dim: int) -> Variant:
+def _finish(dtype: torch.dtype, value_dim: int, is_sigmoid: bool) -> Variant:
     number = f"*{TYPE_NAMES[dtype]}"
     pointers = {"mixed_ptr": "*fp32", "gate_ptr": number, "weight_ptr": "*fp32", "out_ptr": number}
     sizes = dict.fromkeys(("first_channel", "num_channels", "gate_stride", "out_stride"), "i32:16")
     return Variant(
-        name=f"finish_{TYPE_NAMES[dtype]}_{value_dim}",
+        name=f"finish_{'sigmoid_' if is_sigmoid else ''}{TYPE_NAMES[dtype]}_{value_dim}",
         kernel=finish_heads,
         signature={**pointers, **sizes, "eps": "fp32"},
-        constexprs={"VALUE_DIM": value_dim},
+        constexprs={"VALUE_DIM": value_dim, "IS_SIGMOID": is_sigmoid},
         num_warps=1,
         fuses=_FUSES,
     )
@@ -166,11 +173,11 @@ def _finish(dtype: torch.dtype, value_dim: int) -> Variant:
 
 _CONVOLUTIONS = {key: _convolution(*key) for key in itertools.product(windows.DTYPES, SIZES)}
 _ADVANCES = {
-    (dtype, key_dim, columns): _advance(dtype, key_dim, columns)
-    for dtype, key_dim in itertools.product(windows.DTYPES, SIZES)
+    (dtype, key_dim, columns, by_channel): _advance(dtype, key_dim, columns, by_channel)
+    for dtype, key_dim, by_channel in itertools.product(windows.DTYPES, SIZES, (False, True))
     for columns in sorted({columns_of(key_dim, value_dim) for value_dim in SIZES})
 }
-_FINISHES = {key: _finish(*key) for key in itertools.product(windows.DTYPES, SIZES)}
+_FINISHES = {key: _finish(*key) for key in itertools.product(windows.DTYPES, SIZES, (False, True))}
 _CHUNKS = Chunks.of((64, 128), is_delta=True)
 VARIANTS = (
     *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values(), *_CHUNKS.variants
@@ -223,14 +230,15 @@ def gated_delta_net(
         "beta_ptr": beta, "decay_ptr": decay, "log_decay_ptr": options.log_decay, "dt_bias_ptr": options.dt_bias,
         "beta_stride": beta.stride(0), "decay_stride": decay.stride(0),
     }  # fmt: skip
-    columns, least = columns_of(key_dim, value_dim), _CHUNKS.least(dtype, heads, batch, num_tokens)
-    _ADVANCES[dtype, key_dim, columns].launch(
+    columns, by_channel = columns_of(key_dim, value_dim), options.has_channel_decay
+    least = NEVER if by_channel else _CHUNKS.least(dtype, heads, batch, num_tokens)
+    _ADVANCES[dtype, key_dim, columns, by_channel].launch(
         (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, num_key_heads=key_heads,
         num_value_heads=value_heads, value_dim=value_dim, least=least, **gates, **where,
     )  # fmt: skip
     if least < NEVER:
         _CHUNKS.advance(heads, mixed, where, gates | {"dt_scale": 1.0})
-    _FINISHES[dtype, value_dim].launch(
+    _FINISHES[dtype, value_dim, options.has_sigmoid_gate].launch(
         (num_tokens, value_heads), mixed_ptr=mixed, gate_ptr=gate, weight_ptr=options.norm_weight, out_ptr=out,
         first_channel=2 * key_heads * key_dim, num_channels=channels, gate_stride=gate.stride(0),
         out_stride=out.stride(0), eps=options.norm_eps,
@@ -243,5 +251,6 @@ def _is_served(rows: tuple[Tensor, ...], states: Tensor, options: DeltaOptions) 
     constants = (options.conv_weight, options.log_decay, options.dt_bias, options.norm_weight)
     is_alike = all(each.dtype == rows[0].dtype and each.stride(-1) == 1 for each in rows)
     fits = options.key_dim in SIZES and options.value_dim in SIZES and states.is_contiguous()
-    fits = fits and not (options.has_channel_decay or options.has_sigmoid_gate or options.strength != 1.0)
+    fits = fits and options.strength == 1.0
+    fits = fits and not (options.has_channel_decay and options.num_key_heads != options.num_value_heads)
     return rows[0].dtype in windows.DTYPES and is_alike and fits and all(each.is_contiguous() for each in constants)

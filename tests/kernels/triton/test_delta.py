@@ -44,6 +44,14 @@ def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, in
     assert_is_expected(delta.run(kernels.gated_delta_net), delta)
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_channels_that_decay_by_themselves(dtype: torch.dtype) -> None:
+    """Token by token, however long a prompt is."""
+    delta = make_channel_delta([1, LONG, 2], [3, 0, 1], heads=(2, 2), dims=(32, 16), width=2, dtype=dtype)
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta, num_roundings=2)
+    assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, LONG]})
+
+
 def test_prompts_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside sequences that are not; test_chunks.py has the details."""
     delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), dims=(64, 32), width=2, dtype=torch.float16)
@@ -86,8 +94,8 @@ def test_large_numbers_give_no_infinities() -> None:
 def test_unsupported_calls_go_to_the_definition() -> None:
     delta = make_delta([2, 1], [1, 0])
     assert all(map(torch.equal, delta.run(kernels.gated_delta_net), delta.run(reference.gated_delta_net)))
-    by_channel = make_channel_delta([2, 1], [1, 0], heads=(2, 2), dims=(16, 16))
-    assert all(map(torch.equal, by_channel.run(kernels.gated_delta_net), by_channel.run(reference.gated_delta_net)))
+    reflected = make_delta([2, 1], [1, 0], dims=(16, 16), strength=2.0)
+    assert all(map(torch.equal, reflected.run(kernels.gated_delta_net), reflected.run(reference.gated_delta_net)))
     wide = make_delta([2], [1], dims=(16, 16), dtype=torch.float64)
     assert torch.equal(wide.run(kernels.gated_delta_net)[0], wide.run(reference.gated_delta_net)[0])
 
