@@ -34,6 +34,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "add_rms_norm": ("norm", _FLOATS),
     "argmax_allowed": ("logits", _FLOAT32),
     "argmax_rows": ("logits", _FLOAT32),
+    "channel_scan": ("channel_scan", _FLOATS),
     "combine": ("routing", _FLOATS),
     "edit_tokens": ("edits", _FLOAT32),
     "full_attention": ("full_attention", _FLOATS),

@@ -1,4 +1,4 @@
-"""Mamba-2's scan and short convolutions in Triton, interpreted: against transformers, and against themselves."""
+"""The scans of Mamba-2 and Mamba-1 and convolutions in Triton, interpreted: against transformers and themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from pagewick.kernels import reference
 from tests.deep import IS_DEEP
-from tests.kernels.scan import make_convolution, make_scan
+from tests.kernels.scan import make_channel_scan, make_convolution, make_plain_convolution, make_scan
 from tests.kernels.states import (
     ROUNDING,
     StateBatch,
@@ -21,11 +21,12 @@ from tests.kernels.states import (
 from tests.kernels.triton.harness import IS_EMULATED
 
 from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
+from pagewick.kernels.triton import channel_scan as channels  # isort: skip
 from pagewick.kernels.triton import short_convolution as short  # isort: skip
 from pagewick.kernels.triton.chunk_launches import LONG  # isort: skip
 
 DIMS = (32, 16)
-MODULES = {"selective_scan": kernels, "short_convolution": short}
+MODULES = {"selective_scan": kernels, "short_convolution": short, "channel_scan": channels}
 
 
 @pytest.fixture
@@ -51,6 +52,26 @@ def test_a_ragged_batch_of_short_convolutions(dtype: torch.dtype) -> None:
     # One program has all of its channels, the last one few.
     convolution = make_convolution(*lengths, num_channels=272, dtype=dtype, in_place=is_exact, has_bias=is_exact)
     assert_is_expected(convolution.run(short.short_convolution), convolution)
+
+
+@pytest.mark.usefixtures("roughly")
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_ragged_batch_of_mamba_1(dtype: torch.dtype) -> None:
+    """The convolution without gates, and the scan behind it; the last program has few channels."""
+    is_exact = dtype == torch.float32
+    lengths = [1, 2, 5, 1], [0, 7, 1, 2]
+    convolution = make_plain_convolution(*lengths, num_channels=272, width=4, dtype=dtype, has_bias=is_exact)
+    assert_is_expected(convolution.run(short.short_convolution), convolution)
+    scan = make_channel_scan(*lengths, num_channels=80, dtype=dtype, in_place=is_exact)
+    assert_is_expected(scan.run(channels.channel_scan), scan)
+
+
+def test_channels_have_the_same_bits_alone_and_in_chunks() -> None:
+    scan = make_channel_scan([1, 6, 2], [4, 0, 1], num_channels=48, in_place=True)
+    assert_same_bits_in_chunks(scan, channels, {0: [0, 1], 1: [0, 1, 3, 6]})
+    assert_padding_changes_nothing(make_channel_scan([2, 1, 1, 1], [5, 0, 0, 0], num_channels=16), channels)
+    other = make_channel_scan([2, 1], [1, 0], num_channels=17)
+    assert all(map(torch.equal, other.run(channels.channel_scan), other.run(reference.channel_scan)))
 
 
 @pytest.mark.parametrize(
