@@ -226,7 +226,7 @@ def other(config: ModelConfig) -> str:
             found[-1] += "" if norm.has_weight else " plain"
         if attention.logit_soft_cap:
             found.append(f"caps {attention.logit_soft_cap:g} {config.logit_soft_cap:g}")
-    elif attention.indexer is not None:
+    elif attention is not None and attention.indexer is not None:
         indexer, num_own = attention.indexer, sum(not one.is_shared for one in indexers(config))
         found.append(f"{num_own} indexers {indexer.num_heads}x{indexer.head_dim} for {indexer.top_k}")
         found[-1] += " in pairs" if indexer.is_interleaved else ""
