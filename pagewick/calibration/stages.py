@@ -70,10 +70,13 @@ Stage = tuple[Fold, ...]
 def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     """Return a layer's stages, in the order of computation."""
     block = layer.block or config.block
-    if block == "parallel":
+    if block in ("parallel", "parallel_norms"):
         assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
-        inputs = (*_attention_inputs(layer.attention), *_mlp_inputs(layer.mlp))
-        first = [(Fold(inputs, _norm(config, "input_layernorm", layer.mlp)),)]
+        attending, feeding = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
+        first: list[Stage] = [(Fold((*attending, *feeding), _norm(config, "input_layernorm", layer.mlp)),)]
+        if block == "parallel_norms":
+            norms = _norm(config, "input_layernorm", None), _norm(config, "post_attention_layernorm", layer.mlp)
+            first = [(Fold(attending, norms[0]), Fold(feeding, norms[1]))]
         outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
         return [*first, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
     first_norm, second_norm = _norms_before(config, layer, block)

@@ -144,6 +144,15 @@ class ParallelBlock(Block):
         return self.scaled(add(self.mixer(normed, angles, batch), self.mlp(normed, batch))), residual
 
 
+class ParallelNormsBlock(Block):
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
+        attended = self.mixer(normed, angles, batch)
+        return self.scaled(add(attended, self.mlp(self.post_attention_layernorm(residual), batch))), residual
+
+
 class SandwichBlock(Block):
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
@@ -182,6 +191,7 @@ def add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) 
 BLOCKS: Final[dict[str, type[Block]]] = {
     "sequential": SequentialBlock,
     "parallel": ParallelBlock,
+    "parallel_norms": ParallelNormsBlock,
     "sandwich": SandwichBlock,
     "post_norm": PostNormBlock,
     "post_ln": PostLNBlock,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
+#   parallel_norms: h += attention(norm(h)) + mlp(norm(h)), a norm for each
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
 #   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
 #   post_ln:    h = norm(h + attention(h)); h = norm(h + mlp(h)), as in the first transformers
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 #   altup:      the token has several streams, from which the layer predicts new ones; h is the first of these. As
 #               sandwich, but h = (h + norm(attention(n)) + n + norm(projections(n))) / sqrt(2) with n = norm(h). The
 #               layer corrects all streams by the difference that it makes, and adds its own input to the others.
-Block = Literal["sequential", "parallel", "sandwich", "post_norm", "post_ln", "extended", "altup"]
+Block = Literal["sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_ln", "extended", "altup"]
 # An activation with learned numbers.
 XIELU: Final = "xielu"
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -36,6 +37,7 @@ NORMS_OF_EXPERTS: Final = (
 NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "sequential": _NORMS,
     "parallel": _NORMS[:1],
+    "parallel_norms": _NORMS,
     "sandwich": _SANDWICH,
     "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),

@@ -34,9 +34,9 @@ WIDE: Final = {"hidden_size": 96, "intermediate_size": 96}
 # A variant for each kind of block, attention, fused weight and norm.
 KINDS: Final = (
     "llama-bias-tied", "llama-1", "qwen3", "phi-3-mini-4k", "phi-gqa-qk-layernorm", "starcoder", "gpt-bigcode-mha",
-    "starcoder2-3b", "gemma-2", "granite-untied-bias", "mixtral", "qwen2-moe-dense-layers", "deepseek-v2-lite",
-    "deepseek-v3", "olmo-2", "ministral-3", "command-r-plus", "qwen3.5", "lfm3", "granite-4-h-moe", "nemotron-h",
-    "nemotron-3-latents", "falcon-h1",
+    "starcoder2-3b", "pythia", "gemma-2", "granite-untied-bias", "mixtral", "qwen2-moe-dense-layers",
+    "deepseek-v2-lite", "deepseek-v3", "olmo-2", "ministral-3", "command-r-plus", "qwen3.5", "lfm3",
+    "granite-4-h-moe", "nemotron-h", "nemotron-3-latents", "falcon-h1",
 )  # fmt: skip
 
 # The deep run takes them all.
@@ -144,7 +144,17 @@ def test_every_linear_layer_is_quantized(name: str, method: Any, tmp_path: Path)
     assert results.keys() == set(range(config.num_layers))
     linears = {f"{linear.name}.weight" for result in results.values() for linear in result.linears}
     norms = {name for name in names if "norm" in name or "ln_" in name or name.endswith("bias")}
-    ends = ("embed_tokens.weight", "embeddings.weight", "lm_head.weight", "A_log", ".D", "conv.weight", "conv1d.weight")
+    ends = (
+        "embed_tokens.weight",
+        "embeddings.weight",
+        "lm_head.weight",
+        "embed_in.weight",
+        "embed_out.weight",
+        "A_log",
+        ".D",
+        "conv.weight",
+        "conv1d.weight",
+    )
     others = {name for name in names - norms - linears if not name.endswith(ends)}
     assert all(
         "gate.weight" in name or "router" in name or "w" in name.rsplit(".", 2)[1] or "scale" in name for name in others

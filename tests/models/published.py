@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.published_2025 import PUBLISHED_2025
+from tests.models.published_early import PUBLISHED_EARLY
 from tests.models.published_gemma3n import GEMMA3N
 from tests.models.published_gemma4 import GEMMA4
 from tests.models.published_llama4 import PUBLISHED_LLAMA4
@@ -364,6 +365,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_GRANITE, "attention_multiplier": 0.0078125, "hidden_size": 4096, "intermediate_size": 12800,
         "logits_scaling": 16.0, "max_position_embeddings": 131072, "rope_theta": 10000000.0,
     },
+    **PUBLISHED_EARLY,
     **GEMMA3N,
     **GEMMA4,
     **OPENAI,

@@ -17,6 +17,7 @@ from tests.deep import IS_DEEP
 from tests.models.answers import Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, save
 from tests.models.entry_changes_2025 import CHANGES_2025
+from tests.models.entry_changes_early import CHANGES_EARLY
 from tests.models.entry_changes_states import CHANGES_STATES
 
 PROMPTS = make_prompts((2, 90, 61))
@@ -28,6 +29,7 @@ NUM_NEW_TOKENS = 4
 CHANGES: dict[str, list[dict[str, Any]]] = {
     **CHANGES_2025,
     **CHANGES_STATES,
+    **CHANGES_EARLY,
     "llama": [
         {"rms_norm_eps": 0.02},
         {"rope_parameters.rope_theta": 9000.0},

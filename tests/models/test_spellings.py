@@ -17,6 +17,9 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 _WITH_TYPES = {"exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe", "gemma3n_text"}
 
+# The base of the rotation and the part that is rotated, in families with other names for them.
+_OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
+
 
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
@@ -41,9 +44,10 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
             old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
             old["sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
         rope = dict(rope["full_attention"])
-    old["rope_theta"] = rope.pop("rope_theta")
+    theta, part = _OLD_NAMES.get(config["model_type"], ("rope_theta", "partial_rotary_factor"))
+    old[theta] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
-        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        old[part] = rope.pop("partial_rotary_factor")
     if config["model_type"] == "phi3":
         rope.pop("original_max_position_embeddings", None)
     kind = rope.pop("rope_type")

@@ -97,6 +97,7 @@ VARIANT_OF = {
     "Kimi_K25ForConditionalGeneration": "kimi-k2.5",
     "DeepseekV32ForCausalLM": "deepseek-v3.2",
     "GlmMoeDsaForCausalLM": "glm-5.2",
+    "GPTNeoXForCausalLM": "pythia",
     "GPTBigCodeForCausalLM": "starcoder",
     "Starcoder2ForCausalLM": "starcoder2-3b",
     "GraniteForCausalLM": "granite-untied-bias",

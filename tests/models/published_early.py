@@ -1,0 +1,28 @@
+"""The config.json of checkpoints of early families, as in published.py, and their facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# fmt: off
+_PYTHIA: dict[str, Any] = {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 8, "num_hidden_layers": 16,
+    "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.24.0", "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
+}
+PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
+    "pythia-1b": _PYTHIA,
+    "gpt-neox-20b": {
+        **{name: value for name, value in _PYTHIA.items() if name != "use_parallel_residual"},
+        "attention_probs_dropout_prob": 0, "hidden_act": "gelu_fast", "hidden_dropout_prob": 0, "hidden_size": 6144,
+        "intermediate_size": 24576, "num_attention_heads": 64, "num_hidden_layers": 44, "vocab_size": 50432,
+    },
+}
+# fmt: on
+_NEOX = "all | parallel_norms layer 1e-05 | plain"
+FACTS_EARLY = {
+    "pythia-1b": f"16 8/8x256 | default 64@10000 | {_NEOX} gelu 8192 | 2048 | qkv bias, o bias",
+    "gpt-neox-20b": f"44 64/64x96 | default 24@10000 | {_NEOX} gelu_tanh 24576 | 2048 | qkv bias, o bias",
+}
