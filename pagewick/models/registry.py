@@ -95,6 +95,7 @@ ARCHITECTURES: Final = {
     "KimiK25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "Kimi_K25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
+    "GPT2LMHeadModel": "pagewick.models.gpt2:read_gpt2",
     "GPTNeoXForCausalLM": "pagewick.models.gpt_neox:read_gpt_neox",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",

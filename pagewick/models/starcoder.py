@@ -14,37 +14,15 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.gpt2 import GPT2_ENTRIES, GPT2_MASKS, GPT2_NAMES, read_gpt2_mlp
+from pagewick.models.parts import LayerConfig, NameMap, NormConfig
 
-_GPT2_ENTRIES: Final = {
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
-}
-_GPT2_NAMES: Final = NameMap(
-    parts=(
-        ("model.embed_tokens", "transformer.wte"),
-        ("model.embed_positions", "transformer.wpe"),
-        ("model.layers", "transformer.h"),
-        ("model.norm", "transformer.ln_f"),
-        ("input_layernorm", "ln_1"),
-        ("post_attention_layernorm", "ln_2"),
-        ("self_attn.qkv_proj", "attn.c_attn"),
-        ("self_attn.o_proj", "attn.c_proj"),
-        ("mlp.up_proj", "mlp.c_fc"),
-        ("mlp.down_proj", "mlp.c_proj"),
-    )
-)
 _STARCODER2_NAMES: Final = NameMap(parts=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")))
 
 
 def read_gpt_bigcode(entries: Entries) -> ModelConfig:
-    entries = entries.filled({"n_positions": 1024}).renamed(_GPT2_ENTRIES)
+    entries = entries.filled({"n_positions": 1024}).renamed(GPT2_ENTRIES)
     entries.demand("add_cross_attention", False, False)
-    hidden_size = entries.size("hidden_size")
     is_multi_query = entries.flag("multi_query", True)
     attention = reading.read_attention(
         entries,
@@ -54,21 +32,15 @@ def read_gpt_bigcode(entries: Entries) -> ModelConfig:
         layout="fused" if is_multi_query else "by_head",
         softmax_scale=None if entries.flag("scale_attn_weights", True) else 1.0,
     )
-    mlp = MlpConfig(
-        intermediate_size=entries.size("intermediate_size", 4 * hidden_size),
-        activation=reading.read_activation(entries, "gelu_pytorch_tanh"),
-        is_gated=False,
-        bias=True,
-    )
+    mlp = read_gpt2_mlp(entries, "gelu_pytorch_tanh")
     return reading.model_config(
         entries,
         tie_word_embeddings=True,
         norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_epsilon", 1e-5), has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
         num_position_embeddings=entries.size("max_position_embeddings"),
-        names=(_GPT2_NAMES,),
-        # Old files hold masks as tensors.
-        ignored=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+        names=(GPT2_NAMES,),
+        ignored=(GPT2_MASKS,),
     )
 
 

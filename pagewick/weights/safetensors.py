@@ -21,6 +21,7 @@ from pagewick.weights.packed.config import read_config
 from pagewick.weights.source import TensorSource
 from pagewick.weights.stacked import separated, stacked_parts
 from pagewick.weights.tensor_headers import TensorInfo, with_stored_dtype
+from pagewick.weights.transposed import transposed_names, upright
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -62,7 +63,9 @@ class SafetensorsSource(TensorSource):
                 f"  supported: {', '.join(_DTYPES)}"
             )
         self._of_experts = stacked_parts(self._config, self._tensors.values())
-        self._infos = {tensor.name: tensor for tensor in separated(self._config, self._tensors.values())}
+        self._transposed = transposed_names(self._config, self._tensors.values())
+        seen = upright(self._config, separated(self._config, self._tensors.values()))
+        self._infos = {tensor.name: tensor for tensor in seen}
         advice = directory / GENERATION_CONFIG_NAME
         self._generation_config = read_json_object(advice) if advice.exists() else {}
         file_names = dict.fromkeys(tensor.file_name for tensor in self._tensors.values())
@@ -88,7 +91,7 @@ class SafetensorsSource(TensorSource):
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor whose memory is the mapped file; no byte is read before it is used.
 
-        A single expert's tensor in a stack may have to be copied.
+        A single expert's tensor in a stack may have to be copied, and a weight that lies transposed is.
         """
         if (part := self._of_experts.get(name)) is not None:
             stack = self.get(part.stack)
@@ -98,6 +101,9 @@ class SafetensorsSource(TensorSource):
             return found
         info = self._tensors[name]
         tensor: torch.Tensor = self._files[info.file_name].get_tensor(name_in_file(info))
+        if name in self._transposed:
+            lying, tensor = tensor, tensor.T.contiguous()
+            release_pages(lying)
         return tensor
 
     def release(self, tensor: torch.Tensor) -> None:

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 CHANGES_EARLY: dict[str, list[dict[str, Any]]] = {
+    "gpt2": [
+        {"activation_function": "relu"},
+        {"layer_norm_epsilon": 0.05},
+        {"n_inner": 80},
+        {"n_head": 4},
+        {"scale_attn_weights": False},
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"tie_word_embeddings": False},
+    ],
     "pythia": [
         {"use_parallel_residual": False},
         {"layer_norm_eps": 0.05},

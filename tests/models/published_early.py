@@ -12,7 +12,17 @@ _PYTHIA: dict[str, Any] = {
     "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16",
     "transformers_version": "4.24.0", "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
 }
+_GPT2: dict[str, Any] = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+    "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+    "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
+}
 PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2,
+    "gpt2-xl": {**_GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True},
     "pythia-1b": _PYTHIA,
     "gpt-neox-20b": {
         **{name: value for name, value in _PYTHIA.items() if name != "use_parallel_residual"},
@@ -22,7 +32,10 @@ PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
 }
 # fmt: on
 _NEOX = "all | parallel_norms layer 1e-05 | plain"
+_GPT2_END = "1024 | tied, learned positions, qkv bias, o bias, fused"
 FACTS_EARLY = {
+    "gpt2": f"12 12/12x64 | none | all | sequential layer 1e-05 | plain gelu_tanh 3072 | {_GPT2_END}",
+    "gpt2-xl": f"48 25/25x64 | none | all | sequential layer 1e-05 | plain gelu_tanh 6400 | {_GPT2_END}",
     "pythia-1b": f"16 8/8x256 | default 64@10000 | {_NEOX} gelu 8192 | 2048 | qkv bias, o bias",
     "gpt-neox-20b": f"44 64/64x96 | default 24@10000 | {_NEOX} gelu_tanh 24576 | 2048 | qkv bias, o bias",
 }

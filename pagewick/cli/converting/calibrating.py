@@ -24,6 +24,7 @@ from pagewick.weights.packed.integer_format import IntegerFormat
 from pagewick.weights.packed.marlin import MarlinFormat
 from pagewick.weights.progress import Progress
 from pagewick.weights.safetensors import SafetensorsSource
+from pagewick.weights.transposed import check_none_lies
 from pagewick.weights.unfinished import UnfinishedCheckpoint
 
 # Texts of a part, beside its tensors.
@@ -77,6 +78,7 @@ class Calibration:
                 f"groups of {size} columns do not divide {_sizes(undivided)}\n  choose other groups: --group {fix}"
             )
         misfits = [one for one in self._linears if self._misfit(one.shape)]
+        check_none_lies(self.source.config(), self.source.infos, (one.name for one in misfits))
         if misfits and isinstance(self.form, MarlinFormat):
             raise ConfigError(
                 f"{self.form.label} cannot hold {_sizes(misfits)}: rows must be multiples of 64, columns of 128\n"

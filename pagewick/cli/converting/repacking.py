@@ -20,6 +20,7 @@ from pagewick.weights.packed.layout import PackedWeight
 from pagewick.weights.packed.marlin import AWQ_SUFFIXES, MARLIN_GROUPS, MarlinFormat
 from pagewick.weights.progress import Progress
 from pagewick.weights.safetensors import SafetensorsSource
+from pagewick.weights.transposed import check_none_lies
 from pagewick.weights.unfinished import UnfinishedCheckpoint
 
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -132,7 +133,9 @@ def planned_repacking(source: SafetensorsSource, path: Path, to: str) -> Repacki
                 f"{weight.name} cannot be written as {form.label}: {reason}\n"
                 "  serve the checkpoint as it is, or choose another format: --to"
             )
-    return Repacking(source, weights, form)
+    found = Repacking(source, weights, form)
+    check_none_lies(source.config(), source.infos, found.plain)
+    return found
 
 
 def _target(form: IntegerFormat, to: str, zeros: Collection[int]) -> IntegerFormat:

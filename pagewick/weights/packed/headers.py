@@ -13,6 +13,7 @@ from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight
 from pagewick.weights.stacked import separated
 from pagewick.weights.tensor_headers import TensorInfo
+from pagewick.weights.transposed import upright
 
 # Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8.
 _PACKED_SUFFIXES: Final = (".qweight", ".weight.absmax", ".weight_scale", ".weight_scale_inv", ".weight_packed")
@@ -34,11 +35,11 @@ class LogicalTensors:
 
 
 def logical_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> LogicalTensors:
-    """Join the parts of packed weights, and separate experts that are stacked. tensors: of the files.
+    """Join the parts of packed weights, separate experts that are stacked, and turn weights that lie transposed.
 
-    Raises ConfigError and ModelLoadError.
+    tensors: of the files. Raises ConfigError and ModelLoadError.
     """
-    rules, stored = packed_rules(config), separated(config, tensors)
+    rules, stored = packed_rules(config), upright(config, separated(config, tensors))
     if rules is None:
         if packed := [one.name for one in stored if one.name.endswith(_PACKED_SUFFIXES)]:
             raise ConfigError(
