@@ -55,7 +55,7 @@ class Fold:
     reason: str = ""
 
 
-_NO_NORM = "no norm comes before it"
+_NO_NORM = "no norm with a weight comes before it"
 _NO_GATE = "its inputs come from an activation without a gate"
 _NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
@@ -73,26 +73,28 @@ def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     if block in ("parallel", "parallel_norms"):
         assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
         attending, feeding = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
-        first: list[Stage] = [(Fold((*attending, *feeding), _norm(config, "input_layernorm", layer.mlp)),)]
+        folds: Stage = (_fold((*attending, *feeding), _norm(config, "input_layernorm", layer.mlp)),)
         if block == "parallel_norms":
             norms = _norm(config, "input_layernorm", None), _norm(config, "post_attention_layernorm", layer.mlp)
-            first = [(Fold(attending, norms[0]), Fold(feeding, norms[1]))]
+            folds = _fold(attending, norms[0]), _fold(feeding, norms[1])
         outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
-        return [*first, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
+        return [folds, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
     first_norm, second_norm = _norms_before(config, layer, block)
     stages: list[Stage] = []
     if layer.attention is not None:
-        reason = _NO_NORM if first_norm is None else ""
         beside = [] if layer.beside is None else [layer.beside.mamba]
         parts = (layer.attention, *beside)
         points = tuple(point for part in parts for point in _attention_inputs(part))
-        stages.append((Fold(points, first_norm, reason),))
+        stages.append((_fold(points, first_norm),))
         stages += [*_inner(layer.attention), tuple(fold for part in parts for fold in _attention_output(part))]
     if layer.mlp is not None:
-        reason = _NO_NORM if second_norm is None else ""
-        stages.append((Fold(_mlp_inputs(layer.mlp), second_norm, reason),))
+        stages.append((_fold(_mlp_inputs(layer.mlp), second_norm),))
         stages += [*_latents(layer.mlp), _mlp_outputs(layer.mlp), *_latent_outputs(layer.mlp)]
     return stages
+
+
+def _fold(points: tuple[Point, ...], norm: NormAbsorber | None) -> Fold:
+    return Fold(points, norm, _NO_NORM if norm is None else "")
 
 
 def _norms_before(
@@ -105,7 +107,10 @@ def _norms_before(
     return _norm(config, "input_layernorm", None), _norm(config, second, layer.mlp)
 
 
-def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> NormAbsorber:
+def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> NormAbsorber | None:
+    """Return a norm; None if it has no weight to divide."""
+    if not config.norm.has_weight:
+        return None
     readers: list[str] = []
     if isinstance(mlp, MoeConfig):
         readers = ["mlp.gate", *(["mlp.shared_expert_gate"] if mlp.has_shared_gate else [])]

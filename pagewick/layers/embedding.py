@@ -9,7 +9,7 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.linear import Linear, WeightLayer, row_share
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import shard_sizes
-from pagewick.quantization.share import Part, Share, whole_rows
+from pagewick.quantization.share import Part, Share
 
 
 class VocabParallelEmbedding(WeightLayer):
@@ -54,10 +54,16 @@ class VocabParallelEmbedding(WeightLayer):
 
 
 class WholeEmbedding(WeightLayer):
-    """A learned table that every rank holds whole, as of positions: numbers of rows [T] -> [T, hidden_size]."""
+    """A learned table that every rank holds whole, as of positions: numbers of rows [T] -> [T, hidden_size].
 
-    def __init__(self, context: LayerContext, prefix: str, num_rows: int, hidden_size: int) -> None:
-        super().__init__(context.make_weight(prefix, whole_rows(num_rows, hidden_size), is_multiplied=False))
+    first_row: the rows before it are not kept, and it is number 0.
+    """
+
+    def __init__(
+        self, context: LayerContext, prefix: str, num_rows: int, hidden_size: int, *, first_row: int = 0
+    ) -> None:
+        share = Share((Part(None, num_rows, ((first_row, num_rows),)),), hidden_size, (0, hidden_size))
+        super().__init__(context.make_weight(prefix, share, is_multiplied=False))
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.weight.take(rows)

@@ -15,12 +15,22 @@ from pagewick.quantization.share import check_floats
 
 
 class Norm(nn.Module):
-    """Base of normalisations: parameters of one row's size, which every rank holds whole."""
+    """Base of normalisations: parameters of one row's size, which every rank holds whole.
 
-    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool) -> None:
+    has_weight: False: the checkpoint has no weight, and rows are not multiplied by one.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, context: LayerContext, size: int, eps: float, *, has_bias: bool, has_weight: bool = True
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = empty_parameter(context, size)
+        if has_weight:
+            self.weight = empty_parameter(context, size)
+        else:
+            self.weight = torch.ones(size, dtype=context.dtype, device=context.device)
         self.bias = empty_parameter(context, size) if has_bias else None
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -45,8 +55,10 @@ def empty_sum(context: LayerContext, size: int) -> Tensor | None:
 class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension (arXiv:1910.07467)."""
 
-    def __init__(self, context: LayerContext, size: int, eps: float, *, offset: float = 0.0) -> None:
-        super().__init__(context, size, eps, has_bias=False)
+    def __init__(
+        self, context: LayerContext, size: int, eps: float, *, offset: float = 0.0, has_weight: bool = True
+    ) -> None:
+        super().__init__(context, size, eps, has_bias=False, has_weight=has_weight)
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,8 +87,17 @@ class LayerNorm(Norm):
     offset: is added to the weights of the file, in the dtype of the activations.
     """
 
-    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool, offset: float = 0.0) -> None:
-        super().__init__(context, size, eps, has_bias=has_bias)
+    def __init__(
+        self,
+        context: LayerContext,
+        size: int,
+        eps: float,
+        *,
+        has_bias: bool,
+        offset: float = 0.0,
+        has_weight: bool = True,
+    ) -> None:
+        super().__init__(context, size, eps, has_bias=has_bias, has_weight=has_weight)
         self._offset = offset
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:

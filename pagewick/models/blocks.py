@@ -26,10 +26,12 @@ from pagewick.models.parts import NORMS_OF_BLOCK, XIELU, LayerConfig, MlpConfig
 
 def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
     """The model's kind of norm over hidden states."""
-    norm = config.norm
+    norm, size = config.norm, config.hidden_size
     if norm.kind == "layer":
-        return LayerNorm(context, config.hidden_size, norm.eps, has_bias=norm.has_bias, offset=norm.offset)
-    return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
+        return LayerNorm(
+            context, size, norm.eps, has_bias=norm.has_bias, offset=norm.offset, has_weight=norm.has_weight
+        )
+    return RMSNorm(context, size, norm.eps, offset=norm.offset, has_weight=norm.has_weight)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

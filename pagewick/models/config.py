@@ -44,6 +44,7 @@ class ModelConfig:
     max_position_embeddings: the longest sequence that the file intends, in tokens. longest_context: the longest that
     the scaling of its rotary embedding allows, if that is more.
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
+    position_offset: the row of this table that the first token has.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
     altup: in models whose block is "altup", which have layer_inputs, too.
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
@@ -68,6 +69,7 @@ class ModelConfig:
     norm: NormConfig
     block: Block = "sequential"
     num_position_embeddings: int | None = None
+    position_offset: int = 0
     layer_inputs: LayerInputsConfig | None = None
     altup: AltUpConfig | None = None
     embedding_scale: float = 1.0

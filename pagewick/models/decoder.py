@@ -79,10 +79,13 @@ class DecoderStack(nn.Module):
         self.embed_positions: WholeEmbedding | None = None
         if config.num_position_embeddings is not None:
             self.embed_positions = WholeEmbedding(
-                context, "model.embed_positions", config.num_position_embeddings, config.hidden_size
+                context,
+                "model.embed_positions",
+                config.num_position_embeddings,
+                config.hidden_size,
+                first_row=config.position_offset,
             )
         encoder = config.encoder or EncoderConfig()
-        self._position_offset = encoder.position_offset
         self.embed_types: WholeEmbedding | None = None
         if encoder.num_token_types:
             self.embed_types = WholeEmbedding(context, "model.embed_types", encoder.num_token_types, config.hidden_size)
@@ -166,9 +169,7 @@ class DecoderStack(nn.Module):
             types = torch.zeros_like(batch.input_ids) if batch.token_types is None else batch.token_types
             embedded = add(embedded, self.embed_types(types))
         if self.embed_positions is not None:
-            positions = batch.positions[0]
-            rows = positions + self._position_offset if self._position_offset else positions
-            embedded = add(embedded, self.embed_positions(rows))
+            embedded = add(embedded, self.embed_positions(batch.positions[0]))
         return embedded if self.embed_norm is None else self.embed_norm(embedded)  # type: ignore[no-any-return]
 
 

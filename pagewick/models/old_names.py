@@ -1,4 +1,7 @@
-"""Old names of architectures: classes were called so before they became part of transformers. Imports no torch."""
+"""Other names of architectures. Imports no torch.
+
+Most are old: classes were called so before they became part of transformers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import Final
 
 OLD_ARCHITECTURES: Final = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
+    # transformers has never given it a name like those of others.
+    "GPT2LMHeadModel": "GPT2ForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",

@@ -48,12 +48,16 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """offset: added to the weight; among norms of heads, to that of an RMS norm only. has_bias: of a layer norm."""
+    """offset: added to the weight; among norms of heads, to that of an RMS norm only. has_bias: of a layer norm.
+
+    has_weight: False: there is nothing to multiply by.
+    """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
     offset: float = 0.0
     has_bias: bool = False
+    has_weight: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +67,12 @@ class HeadNormConfig(NormConfig):
     is_per_head: whether every head has a weight of its own. is_matrix: the file has these as one matrix. is_joint: the
     queries of all heads are normalised as one vector, and so are the keys; it is an RMS norm without an offset.
     is_after_rotation: after they are rotated instead, with one weight for all heads.
-    has_weight: False: heads are only divided by their root mean square.
     """
 
     is_per_head: bool = False
     is_matrix: bool = False
     is_joint: bool = False
     is_after_rotation: bool = False
-    has_weight: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +248,12 @@ class EncoderConfig:
 
     num_token_types: rows of a learned table of types, which is added to the tokens' embeddings; 0: there is none. Where
     there are two, tokens of the second text of a pair have the second. num_distance_buckets: rows of a learned table of
-    distances, whose numbers are added to the scores of attention in all layers; 0: there is none. position_offset: the
-    row of the table of positions that the first token has. has_embedding_norm: the first layer gets normalised
-    embeddings. has_final_norm: the last layer's output is normalised.
+    distances, whose numbers are added to the scores of attention in all layers; 0: there is none. has_embedding_norm:
+    the first layer gets normalised embeddings. has_final_norm: the last layer's output is normalised.
     """
 
     num_token_types: int = 0
     num_distance_buckets: int = 0
-    position_offset: int = 0
     has_embedding_norm: bool = False
     has_final_norm: bool = True
 

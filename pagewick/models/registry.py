@@ -96,6 +96,8 @@ ARCHITECTURES: Final = {
     "Kimi_K25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
     "GPT2LMHeadModel": "pagewick.models.gpt2:read_gpt2",
+    "GPT2ForCausalLM": "pagewick.models.gpt2:read_gpt2",
+    "OPTForCausalLM": "pagewick.models.opt:read_opt",
     "GPTNeoXForCausalLM": "pagewick.models.gpt_neox:read_gpt_neox",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",

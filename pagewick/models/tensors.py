@@ -98,7 +98,8 @@ class _Table:
         vocabulary = self._cut(config.vocab_size)
         yield self._tensor("model.embed_tokens.weight", "embedding", vocabulary, hidden)
         if config.num_position_embeddings is not None:
-            positions = whole(config.num_position_embeddings)
+            rows = config.num_position_embeddings
+            positions = Size(rows, rows - config.position_offset)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
         if config.encoder is not None:
             yield from self._encoder_inputs(config.encoder, hidden)
@@ -118,13 +119,13 @@ class _Table:
             elif layer.mlp is not None:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
             for name in layer.norms(config.block):
-                yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.has_bias)
+                yield from self._model_norm(f"{path}.{name}")
             if config.block == "extended":
                 yield from self._extension(path, layer)
             if config.altup is not None:
                 yield from self._altup(path, config.altup)
         if config.encoder is None or config.encoder.has_final_norm:
-            yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.has_bias)
+            yield from self._model_norm("model.norm")
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
         if config.labels is not None:
@@ -143,13 +144,13 @@ class _Table:
             rows, heads = whole(config.num_distance_buckets), self._cut(self.config.num_heads)
             yield self._tensor("model.distance_bias.weight", "attention", rows, heads)
         if config.has_embedding_norm:
-            yield from self._norm("model.embed_norm", hidden.whole, has_bias=self.config.norm.has_bias)
+            yield from self._model_norm("model.embed_norm")
 
     def _labels(self, head: LabelHead, hidden: Size) -> Iterator[ModelTensor]:
         if head.dense is not None:
             yield from self._linear("score_dense", "labels", hidden, hidden, has_bias=head.dense.has_bias)
             if head.dense.has_norm:
-                yield from self._norm("score_norm", hidden.whole, has_bias=self.config.norm.has_bias)
+                yield from self._model_norm("score_norm")
         yield from self._linear("score", "labels", whole(head.num_labels), hidden, has_bias=head.has_bias)
 
     def _mixer(self, path: str, config: AttentionConfig | MlaConfig | StateConfig) -> Iterator[ModelTensor]:
@@ -264,7 +265,7 @@ class _Table:
         if layer.experts is not None:
             yield from self._experts(f"{path}.mixture", layer.experts)
             for name in NORMS_OF_EXPERTS:
-                yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=self.config.norm.has_bias)
+                yield from self._model_norm(f"{path}.{name}")
         if (inputs := self.config.layer_inputs) is not None:
             yield from self._layer_input(f"{path}.layer_input", inputs)
         yield self._tensor(f"{path}.layer_scalar.weight", "norm", whole(1))
@@ -274,7 +275,7 @@ class _Table:
         hidden = whole(self.config.hidden_size)
         yield from self._linear(f"{path}.gate_proj", "mlp", whole(inputs.size), hidden)
         yield from self._linear(f"{path}.projection", "mlp", hidden, whole(inputs.size))
-        yield from self._norm(f"{path}.norm", self.config.hidden_size, has_bias=self.config.norm.has_bias)
+        yield from self._model_norm(f"{path}.norm")
 
     def _altup(self, path: str, altup: AltUpConfig) -> Iterator[ModelTensor]:
         """Yield the tensors that a block with AltUp has besides those of a sandwich."""
@@ -329,6 +330,11 @@ class _Table:
         yield self._tensor(f"{path}.weight", role, rows, columns)
         if has_bias:
             yield self._tensor(f"{path}.bias", role, rows)
+
+    def _model_norm(self, path: str) -> Iterator[ModelTensor]:
+        """Yield the tensors of a norm of the model's kind over hidden states."""
+        if self.config.norm.has_weight:
+            yield from self._norm(path, self.config.hidden_size, has_bias=self.config.norm.has_bias)
 
     def _norm(self, path: str, size: int, *, has_bias: bool = False, role: Role = "norm") -> Iterator[ModelTensor]:
         yield self._tensor(f"{path}.weight", role, whole(size))

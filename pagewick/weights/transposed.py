@@ -16,7 +16,8 @@ from pagewick.weights.tensor_headers import TensorInfo
 
 # Architecture in config.json -> its weights that lie like this. Packed ones, whose numbers are integers, do not.
 _TRANSPOSED: Final[Mapping[str, re.Pattern[str]]] = {
-    "GPT2LMHeadModel": re.compile(r"(.*\.)?h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight"),
+    name: re.compile(r"(.*\.)?h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
+    for name in ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification")
 }
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 

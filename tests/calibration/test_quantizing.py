@@ -122,6 +122,19 @@ def check_factors(source: TensorSource, config: ModelConfig) -> None:
             states = [before]
 
 
+def test_a_norm_without_a_weight_takes_no_factors(tmp_path: Path) -> None:
+    write("galactica-30b", tmp_path)
+    with open_source(tmp_path) as source:
+        config = read_config(source.config())
+    inputs, values, up, down = (stage[0] for stage in stages_of(config, config.layers[0]))
+    assert values.absorber is not None
+    for fold in (inputs, up):
+        assert fold.absorber is None and fold.reason == "no norm with a weight comes before it"
+    assert down.absorber is None
+    results = quantized(tmp_path, text(90), Recipe(method="awq", bits=8, group_size=-1, symmetric=False))
+    assert [len(result.linears) for result in results.values()] == [6] * 3
+
+
 @pytest.mark.parametrize(("method", "name"), WHOLE)
 def test_every_linear_layer_is_quantized(name: str, method: Any, tmp_path: Path) -> None:
     write(name, tmp_path)
@@ -144,17 +157,8 @@ def test_every_linear_layer_is_quantized(name: str, method: Any, tmp_path: Path)
     assert results.keys() == set(range(config.num_layers))
     linears = {f"{linear.name}.weight" for result in results.values() for linear in result.linears}
     norms = {name for name in names if "norm" in name or "ln_" in name or name.endswith("bias")}
-    ends = (
-        "embed_tokens.weight",
-        "embeddings.weight",
-        "lm_head.weight",
-        "embed_in.weight",
-        "embed_out.weight",
-        "A_log",
-        ".D",
-        "conv.weight",
-        "conv1d.weight",
-    )
+    ends = ("embed_tokens.weight", "embeddings.weight", "lm_head.weight", "A_log", ".D", "conv.weight", "conv1d.weight")
+    ends += ("embed_in.weight", "embed_out.weight")
     others = {name for name in names - norms - linears if not name.endswith(ends)}
     assert all(
         "gate.weight" in name or "router" in name or "w" in name.rsplit(".", 2)[1] or "scale" in name for name in others

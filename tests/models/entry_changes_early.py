@@ -14,6 +14,14 @@ CHANGES_EARLY: dict[str, list[dict[str, Any]]] = {
         {"scale_attn_by_inverse_layer_idx": True},
         {"tie_word_embeddings": False},
     ],
+    "opt": [
+        {"activation_function": "gelu"},
+        {"ffn_dim": 80},
+        {"num_attention_heads": 4},
+        {"enable_bias": False},
+        {"layer_norm_elementwise_affine": False},
+        {"tie_word_embeddings": False},
+    ],
     "pythia": [
         {"use_parallel_residual": False},
         {"layer_norm_eps": 0.05},

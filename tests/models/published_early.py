@@ -20,7 +20,16 @@ _GPT2: dict[str, Any] = {
     "summary_type": "cls_index", "summary_use_proj": True,
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
 }
+_OPT: dict[str, Any] = {
+    "_name_or_path": "opt-125m", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
+    "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+    "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768,
+    "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt",
+    "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>", "torch_dtype": "float16",
+    "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim": 768,
+}
 PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
+    "opt-125m": _OPT,
     "gpt2": _GPT2,
     "gpt2-xl": {**_GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True},
     "pythia-1b": _PYTHIA,
@@ -34,6 +43,8 @@ PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
 _NEOX = "all | parallel_norms layer 1e-05 | plain"
 _GPT2_END = "1024 | tied, learned positions, qkv bias, o bias, fused"
 FACTS_EARLY = {
+    "opt-125m": "12 12/12x64 | none | all | sequential layer 1e-05 | plain relu 3072 | 2048 | "
+    "tied, learned positions, qkv bias, o bias",
     "gpt2": f"12 12/12x64 | none | all | sequential layer 1e-05 | plain gelu_tanh 3072 | {_GPT2_END}",
     "gpt2-xl": f"48 25/25x64 | none | all | sequential layer 1e-05 | plain gelu_tanh 6400 | {_GPT2_END}",
     "pythia-1b": f"16 8/8x256 | default 64@10000 | {_NEOX} gelu 8192 | 2048 | qkv bias, o bias",

@@ -19,7 +19,7 @@ from tests.models.test_tensors import VARIANT_OF
 SIZES = {
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head", "dim", "n_layers", "n_heads",
-    "hidden_dim",
+    "hidden_dim", "ffn_dim",
 }  # fmt: skip
 # Entries in place of a class's own defaults: DeepSeek-V2's does not say how many experts there are for a token, and
 # dots.llm1's has none; the heads of GLM-4.5's do not share out hidden_size. Those of Granite 4 and Bamba have no layer

@@ -218,7 +218,7 @@ def fed(mlp: MlpConfig | MoeConfig) -> str:
 def other(config: ModelConfig) -> str:
     attention = config.attention
     found = ["tied"] if config.tie_word_embeddings else []
-    if config.num_position_embeddings == config.max_position_embeddings:
+    if config.num_position_embeddings == config.max_position_embeddings + config.position_offset:
         found.append("learned positions")
     if isinstance(attention, AttentionConfig):
         found += ["qkv bias"] * attention.qkv_bias + ["o bias"] * attention.o_bias

@@ -100,6 +100,8 @@ VARIANT_OF = {
     "DeepseekV32ForCausalLM": "deepseek-v3.2",
     "GlmMoeDsaForCausalLM": "glm-5.2",
     "GPT2LMHeadModel": "gpt2",
+    "GPT2ForCausalLM": "gpt2",
+    "OPTForCausalLM": "opt",
     "GPTNeoXForCausalLM": "pythia",
     "GPTBigCodeForCausalLM": "starcoder",
     "Starcoder2ForCausalLM": "starcoder2-3b",
@@ -147,7 +149,7 @@ def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path)
         # An encoder without a head of labels does not read its pooler.
         wanted = [name for name in wanted if not name.startswith("pooler.")]
     assert len(wanted) > 8
-    lying = transposed_names({"architectures": [architecture]}, file_tensors(file))
+    lying = transposed_names(json.loads((tmp_path / "config.json").read_text()), file_tensors(file))
 
     def check(changed: dict[str, torch.Tensor], *said: str) -> None:
         save_file(changed, file)
@@ -319,6 +321,9 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("helium", {"head_dim": 12}, ("head_dim", "hidden_size / num_attention_heads")),
     ("apertus", {"qk_norm": False}, ("qk_norm",)),
     ("exaone-4-32b", {"sliding_window_pattern": "GLLL"}, ("sliding_window_pattern", "GLLL")),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 512}, ("do_layer_norm_before", "OPT 350M")),
+    ("opt", {"word_embed_proj_dim": 512}, ("word_embed_proj_dim", "OPT 350M")),
+    ("opt", {"_remove_final_layer_norm": True}, ("_remove_final_layer_norm",)),
     ("gpt2", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),
@@ -340,7 +345,7 @@ def test_unimplemented_entries_are_refused(
 
 def test_every_architecture_is_here() -> None:
     assert {*VARIANT_OF, *VARIANT_OF_ENCODER} >= set(ARCHITECTURES)
-    tasks = "ForCausalLM", "ForConditionalGeneration", "LMHeadModel"
+    tasks = "ForCausalLM", "ForConditionalGeneration"
     known = {f"{variant.config}{task}" for variant in VARIANTS.values() for task in tasks}
     assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - {
         "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",

@@ -40,7 +40,7 @@ def test_bert_has_as_many_positions_as_its_table() -> None:
     model = model_of("bert", shapes=BERT)
     assert (model.architecture, model.num_position_embeddings, model.longest_context) == ("BertModel", 300, 300)
     assert model.encoder is not None
-    assert (model.encoder.num_token_types, model.encoder.position_offset) == (2, 0)
+    assert (model.encoder.num_token_types, model.position_offset) == (2, 0)
 
 
 def test_bert_without_types_is_distilbert() -> None:
