@@ -146,7 +146,7 @@ class QKVParallelLinear(Linear):
     Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes,
     as are the ids of its heads, and of the KV heads that the ranks before this one hold.
     layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
-    keys, then all values; "by_head": one, in which each head's query, key and value follow each other;
+    keys, then all values; "by_head": one, in which each key head's queries, its key and its value follow each other;
     "keys_are_values": q_proj and k_proj, whose outputs are keys and values; "queries": q_proj alone, and there are no
     keys and values in the output.
     has_gates: in q_proj, of the layout "parts", each head's query is followed by as many rows, its gates. The output
@@ -181,12 +181,14 @@ class QKVParallelLinear(Linear):
             elif layout == "keys_are_values":
                 parts.append(Part("k_proj", num_rows, rows * 2))
         else:
-            # Positions in the tensor, in heads: of the first query, key and value, and from one to the next of a kind.
-            begins, step = (0, total_num_heads, total_num_heads + total_num_kv_heads), 1
+            # Positions in the tensor, in heads.
+            first_key, first_value = total_num_heads, total_num_heads + total_num_kv_heads
+            places = [*heads, *(first_key + head for head in kv_heads), *(first_value + head for head in kv_heads)]
             if layout == "by_head":
-                begins, step = (0, 1, 2), 3
-            kinds = zip(begins, (heads, kv_heads, kv_heads), strict=True)
-            places = [begin + step * head for begin, ids in kinds for head in ids]
+                queries_of_key = total_num_heads // total_num_kv_heads
+                step = queries_of_key + 2
+                places = [head // queries_of_key * step + head % queries_of_key for head in heads]
+                places += [head * step + queries_of_key + is_value for is_value in (0, 1) for head in kv_heads]
             num_rows = (total_num_heads + 2 * total_num_kv_heads) * head_dim
             parts = [Part("qkv_proj", num_rows, _rows_of(places, head_dim))]
         super().__init__(context, prefix, Share(tuple(parts), hidden_size, (0, hidden_size)), bias=bias)

@@ -80,8 +80,8 @@ class AttentionConfig:
     """layout: how the file stores the projections to queries, keys and values.
 
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
-    one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
-    outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
+    one tensor, each key head's queries, its key and its value one after the other. keys_are_values: as q_proj and
+    k_proj, whose outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.

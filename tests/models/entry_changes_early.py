@@ -22,6 +22,16 @@ CHANGES_EARLY: dict[str, list[dict[str, Any]]] = {
         {"layer_norm_elementwise_affine": False},
         {"tie_word_embeddings": False},
     ],
+    "falcon-7b": [{"layer_norm_epsilon": 0.05}, {"bias": True}, {"rope_parameters.rope_theta": 900.0}],
+    "falcon-40b": [
+        {"new_decoder_architecture": False, "num_ln_in_parallel_attn": None},
+        {"num_kv_heads": 3},
+        {"num_ln_in_parallel_attn": 1},
+        {"activation": "relu"},
+        {"ffn_hidden_size": 72},
+        {"bias": False},
+        {"tie_word_embeddings": False},
+    ],
     "pythia": [
         {"use_parallel_residual": False},
         {"layer_norm_eps": 0.05},

@@ -28,7 +28,19 @@ _OPT: dict[str, Any] = {
     "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>", "torch_dtype": "float16",
     "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim": 768,
 }
+_FALCON: dict[str, Any] = {
+    "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
+    "attention_dropout": 0.0, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0,
+    "hidden_size": 4544, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon",
+    "multi_query": True, "new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32,
+    "num_kv_heads": 71, "parallel_attn": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 65024,
+}
 PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
+    "falcon-7b": _FALCON,
+    "falcon-40b": {
+        **_FALCON, "hidden_size": 8192, "new_decoder_architecture": True, "num_attention_heads": 128,
+        "num_hidden_layers": 60, "num_kv_heads": 8,
+    },
     "opt-125m": _OPT,
     "gpt2": _GPT2,
     "gpt2-xl": {**_GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True},
@@ -42,7 +54,10 @@ PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
 # fmt: on
 _NEOX = "all | parallel_norms layer 1e-05 | plain"
 _GPT2_END = "1024 | tied, learned positions, qkv bias, o bias, fused"
+_FALCON_END = "layer 1e-05 | plain gelu"
 FACTS_EARLY = {
+    "falcon-7b": f"32 71/1x64 | default 64@10000 | all | parallel {_FALCON_END} 18176 | 2048 | tied",
+    "falcon-40b": f"60 128/8x64 | default 64@10000 | all | parallel_norms {_FALCON_END} 32768 | 2048 | tied",
     "opt-125m": "12 12/12x64 | none | all | sequential layer 1e-05 | plain relu 3072 | 2048 | "
     "tied, learned positions, qkv bias, o bias",
     "gpt2": f"12 12/12x64 | none | all | sequential layer 1e-05 | plain gelu_tanh 3072 | {_GPT2_END}",

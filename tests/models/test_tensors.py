@@ -101,6 +101,7 @@ VARIANT_OF = {
     "GlmMoeDsaForCausalLM": "glm-5.2",
     "GPT2LMHeadModel": "gpt2",
     "GPT2ForCausalLM": "gpt2",
+    "FalconForCausalLM": "falcon-40b",
     "OPTForCausalLM": "opt",
     "GPTNeoXForCausalLM": "pythia",
     "GPTBigCodeForCausalLM": "starcoder",
@@ -208,7 +209,7 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
 # Refused configs: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
-    ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3Moe")),
+    ("llama", {"architectures": ["BloomForCausalLM"]}, ("BloomForCausalLM is not supported", "Qwen3Moe")),
     ("llama", {"architectures": ["Phi3SmallForCausalLM"]}, ("Phi3SmallForCausalLM is not supported", "block-sparse")),
     ("llama", {"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
     ("llama", {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, ("proportional", "yarn")),
@@ -324,6 +325,11 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 512}, ("do_layer_norm_before", "OPT 350M")),
     ("opt", {"word_embed_proj_dim": 512}, ("word_embed_proj_dim", "OPT 350M")),
     ("opt", {"_remove_final_layer_norm": True}, ("_remove_final_layer_norm",)),
+    ("falcon-7b", {"alibi": True}, ("alibi", "slopes")),
+    ("falcon-7b", {"multi_query": False}, ("multi_query",)),
+    ("falcon-7b", {"num_ln_in_parallel_attn": 2}, ("num_ln_in_parallel_attn",)),
+    ("falcon-40b", {"parallel_attn": False}, ("parallel_attn",)),
+    ("falcon-40b", {"num_kv_heads": 4}, ("num_kv_heads", "divisor")),
     ("gpt2", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
     ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),

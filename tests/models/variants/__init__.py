@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.models.variants import (
     deepseek,
+    falcon,
     gemma,
     gemma3n,
     gemma4,
@@ -44,6 +45,7 @@ VARIANTS: dict[str, Variant] = {
         qwen_next,
         phi,
         stablelm,
+        falcon,
         gemma,
         gemma3n,
         gemma4,
