@@ -194,6 +194,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
         width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+        if attention.qkv_limit is not None:
+            # Limited and unlimited queries, keys and values are there at once, before any output is.
+            width += 2 * attention.num_kv_heads * attention.head_dim
     elif layer.latent is not None:
         width = layer.latent.num_heads * 2 * layer.latent.latent_size
     width += sum(state.products_width for state in layer.states)

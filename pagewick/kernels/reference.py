@@ -64,8 +64,8 @@ __all__ = [
     "argmax_rows", "channel_scan", "combine", "correct_streams", "dynamic_rotary_angles", "edit_tokens",
     "full_attention", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks", "gather_columns",
     "gather_quantized_rows", "gather_rows", "gaussian_top_k", "grouped_linear", "latent_attention", "layer_norm",
-    "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma",
-    "mask_typical_p", "mask_xtc", "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform",
+    "limit", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p",
+    "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform",
     "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent",
     "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys",
     "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "surprise",
@@ -278,6 +278,14 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     b then has dimensions of size 1 before H, or lacks the first dimensions: [H] serves all rows.
     """
     return a + b
+
+
+def limit(x: Tensor, bound: float) -> Tensor:
+    """Return x [..., H] with bound, as a float32, in place of larger numbers, and -bound in place of smaller ones.
+
+    bound > 0; it is rounded once to x.dtype.
+    """
+    return torch.clamp(x.to(_compute_dtype(x)), -bound, bound).to(x.dtype)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

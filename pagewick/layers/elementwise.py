@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.errors import ModelLoadError
-from pagewick.kernels import add, multiply, scale, sigmoid_gate, soft_cap
+from pagewick.kernels import add, limit, multiply, scale, sigmoid_gate, soft_cap
 from pagewick.layers.config import XIELU_SHAPES
 from pagewick.layers.context import LayerContext
 from pagewick.quantization.share import check_floats
 
 __all__ = [
-    "Activation", "OutputScale", "VectorScale", "Xielu", "add", "multiply", "scale", "sigmoid_gate", "soft_cap",
+    "Activation", "OutputScale", "VectorScale", "Xielu", "add", "limit", "multiply", "scale", "sigmoid_gate",
+    "soft_cap",
 ]  # fmt: skip
 
 

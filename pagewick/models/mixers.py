@@ -24,7 +24,7 @@ from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.distance_bias import DistanceBias
-from pagewick.layers.elementwise import sigmoid_gate
+from pagewick.layers.elementwise import limit, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.latent_attention import LatentAttention
@@ -106,6 +106,7 @@ class DecoderAttention(nn.Module):
         # Not a submodule: it is the model's.
         self._distances: tuple[DistanceBias, ...] = ()
         self._head_dim, self._softmax_scale = head_dim, config.softmax_scale
+        self._qkv_limit = config.qkv_limit
         self.attn: Attention | BorrowedAttention = BorrowedAttention()
         if not has_keys:
             return
@@ -157,6 +158,8 @@ class DecoderAttention(nn.Module):
             q_scales=None if angles is None else angles.q_scales,
         )
         qkv: Tensor = self.qkv_proj(hidden_states, batch)
+        if self._qkv_limit is not None:
+            qkv = limit(qkv, self._qkv_limit)
         gates: Tensor | None = None
         if num_gates := self.qkv_proj.num_gates:
             gates, qkv = qkv[:, :num_gates], qkv[:, num_gates:]

@@ -1,6 +1,7 @@
-"""OLMo 2 and 3, OLMo Hybrid and OLMoE. Llama, except:
+"""OLMo 1, 2 and 3, OLMo Hybrid and OLMoE. Llama, except:
 
-- Queries and keys are normalised, each over all heads together.
+- OLMo 1: layer norms without weights and biases; clip_qkv limits queries, keys and values (the models of 2024).
+- The others: queries and keys are normalised, each over all heads together.
 - OLMo 2 and 3: the norms of a layer come after attention and MLP, not before them.
 - OLMo 3: a window in three of four layers, which are rotated without the scaling of the others.
 - OLMo Hybrid: three layers of four have linear attention by the gated delta rule, with norms before both parts; the
@@ -22,6 +23,20 @@ from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, 
 
 # The norm behind a state has this eps in every file; rms_norm_eps is that of the others.
 _STATE_NORM_EPS: Final = 1e-5
+
+
+def read_olmo(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 2048})
+    has_bias = entries.flag("attention_bias", False)
+    attention = reading.read_attention(
+        entries, qkv_bias=has_bias, o_bias=has_bias, qkv_limit=entries.optional_positive("clip_qkv")
+    )
+    mlp, rope = reading.read_mlp(entries), reading.read_rope_of(entries, attention)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(kind="layer", eps=1e-5, has_weight=False),
+        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
+    )
 
 
 def read_olmo2(entries: Entries) -> ModelConfig:

@@ -82,6 +82,7 @@ class AttentionConfig:
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
     one tensor, each key head's queries, its key and its value one after the other. keys_are_values: as q_proj and
     k_proj, whose outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
+    qkv_limit: numbers of queries, keys and values that are farther from 0 than this become as far; None: they stay.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
@@ -98,6 +99,7 @@ class AttentionConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
+    qkv_limit: float | None = None
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False

@@ -1,4 +1,4 @@
-"""Sums, gates, products, soft caps and gathered columns: against float64 or a loop, and in a recorded step."""
+"""Sums, gates, products, soft caps, limits and gathered columns: against float64 or a loop, and in a recorded step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "multiply": lambda kernels, x, y: kernels.multiply(x, y),
     "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
     "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
+    "limit": lambda kernels, x, y: kernels.limit(x, CAP),
     "xielu": lambda kernels, x, y: kernels.xielu(x, *XIELU),
     "sigmoid_gate": lambda kernels, x, y: kernels.sigmoid_gate(x, y),
 }
@@ -51,6 +52,8 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
         return torch.where(wide > 0, positive * wide**2, curved) + beta * wide
     if name == "soft_cap":
         return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
+    if name == "limit":
+        return wide.clamp(-as_float32(CAP), as_float32(CAP))
     return wide * as_float32(FACTOR)
 
 
@@ -94,6 +97,9 @@ def test_where_numbers_end(kernels: Any) -> None:
     assert capped[[0, 1, 4, 5]].tolist() == [30.0, -30.0, 30.0, -30.0]
     assert capped[2].isnan()
     assert capped[3].signbit() and capped[3] == 0
+    limited = kernels.limit(x, 30.0)
+    assert limited[[0, 1, 4, 5]].tolist() == [30.0, -30.0, 30.0, -30.0]
+    assert limited[2].isnan() and limited[3].signbit()
     scaled = kernels.scale(x, 2.0)
     assert scaled[[0, 1, 4, 5]].tolist() == [float("inf"), -float("inf"), float("inf"), -float("inf")]
     assert scaled[2].isnan() and scaled[3].signbit()

@@ -99,6 +99,18 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention", "sliding_attention"] * 2},
         {"logit_scale": 0.7},
     ],
+    "minicpm3": [
+        {"scale_emb": 2.5},
+        {"scale_depth": 1.5},
+        {"scale_depth": None},
+        {"dim_model_base": 34},
+        {"dim_model_base": None},
+        {"rope_parameters.short_factor": [1.0, 1.2, 1.4, 1.9]},
+        {"rope_parameters.rope_theta": 90.0},
+        {"mlp_bias": True},
+        {"attention_bias": True},
+        {"rms_norm_eps": 0.02},
+    ],
     "minimax-m2": [
         {"num_experts_per_tok": 2},
         {"rope_parameters.partial_rotary_factor": 0.25},

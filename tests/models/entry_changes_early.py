@@ -32,6 +32,8 @@ CHANGES_EARLY: dict[str, list[dict[str, Any]]] = {
         {"bias": False},
         {"tie_word_embeddings": False},
     ],
+    "olmo": [{"clip_qkv": 1.2}, {"attention_bias": True}, {"tie_word_embeddings": False}],
+    "olmo-0424": [{"clip_qkv": 0.9}, {"rope_parameters.rope_theta": 900.0}],
     "pythia": [
         {"use_parallel_residual": False},
         {"layer_norm_eps": 0.05},

@@ -35,7 +35,15 @@ _FALCON: dict[str, Any] = {
     "multi_query": True, "new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32,
     "num_kv_heads": 71, "parallel_attn": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 65024,
 }
+_OLMO: dict[str, Any] = {
+    "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 2048, "model_type": "olmo", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 1, "rope_scaling": None,
+    "rope_theta": 10000.0, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 50304,
+}
 PUBLISHED_EARLY: dict[str, dict[str, Any]] = {
+    "OLMo-7B-hf": _OLMO,
     "falcon-7b": _FALCON,
     "falcon-40b": {
         **_FALCON, "hidden_size": 8192, "new_decoder_architecture": True, "num_attention_heads": 128,
@@ -56,6 +64,7 @@ _NEOX = "all | parallel_norms layer 1e-05 | plain"
 _GPT2_END = "1024 | tied, learned positions, qkv bias, o bias, fused"
 _FALCON_END = "layer 1e-05 | plain gelu"
 FACTS_EARLY = {
+    "OLMo-7B-hf": "32 32/32x128 | default 128@10000 | all | sequential layer 1e-05 no weight | silu 11008 | 2048 |",
     "falcon-7b": f"32 71/1x64 | default 64@10000 | all | parallel {_FALCON_END} 18176 | 2048 | tied",
     "falcon-40b": f"60 128/8x64 | default 64@10000 | all | parallel_norms {_FALCON_END} 32768 | 2048 | tied",
     "opt-125m": "12 12/12x64 | none | all | sequential layer 1e-05 | plain relu 3072 | 2048 | "

@@ -145,6 +145,7 @@ FACTS = {
 def described(config: ModelConfig) -> str:
     norm = f"{config.block} {config.norm.kind} {config.norm.eps:g}" + (" + 1" if config.norm.offset else "")
     norm += " in float32" * config.has_wide_residual
+    norm += "" if config.norm.has_weight else " no weight"
     context = f"{config.max_position_embeddings}"
     if config.longest_context != config.max_position_embeddings:
         context += f" to {config.longest_context}"

@@ -1,4 +1,4 @@
-"""Activation functions and their sparse inputs, sums, gates, products, soft caps and gathered columns, natively."""
+"""Activation functions, their sparse inputs, sums, gates, products, caps, limits and gathered columns, natively."""
 
 import math
 
@@ -88,6 +88,11 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return _run("soft_cap", x, None, cap) if _is_served(x) else reference.soft_cap(x, cap)
 
 
+def limit(x: Tensor, bound: float) -> Tensor:
+    """reference.limit for x [..., H]. Raises ValueError for another dtype than the library's."""
+    return _run("limit", x, None, bound) if _is_served(x) else reference.limit(x, bound)
+
+
 def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
     """reference.xielu for x [..., H]. Raises ValueError for another dtype than the library's."""
     if not _is_served(x):
@@ -127,7 +132,7 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
 OPERATIONS = dict.fromkeys(
     (
         *(activation, gated_activation, gaussian_top_k, xielu),
-        *(add, multiply, scale, sigmoid_gate, soft_cap, gather_columns),
+        *(add, multiply, scale, sigmoid_gate, soft_cap, limit, gather_columns),
     ),
     DTYPES,
 )

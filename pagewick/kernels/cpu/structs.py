@@ -41,7 +41,7 @@ class Activation(IntEnum):
     SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5; CLAMPED_SWISH = 6
 
 class Elementwise(IntEnum):
-    ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3; MULTIPLY = 4
+    ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3; MULTIPLY = 4; LIMIT = 5
 
 class Truncation(IntEnum):
     MIN_P = 0; SIGMAS = 1; TYPICAL_P = 2; TOP_P = 3; XTC = 4; SURPRISE = 5

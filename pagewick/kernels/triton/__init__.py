@@ -47,6 +47,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "latent_attention": ("mla", _FLOATS),
     "layer_norm": ("norm", _FLOATS),
     # Only if results must not depend on the batch.
+    "limit": ("elementwise", _FLOATS),
     "linear": ("linear", _FLOATS),
     "log_softmax_stats": ("logits", _FLOAT32),
     "mask_rows": ("logits", _FLOAT32),

@@ -1,7 +1,7 @@
-"""Functions of single numbers: activations, with or without a gate, products with a factor and soft caps.
+"""Functions of single numbers: activations, with or without a gate, products with a factor, soft caps and limits.
 
-Definitions: activation, gated_activation, scale, sigmoid_gate and soft_cap of reference.py, computed in float32 and
-rounded once.
+Definitions: activation, gated_activation, scale, sigmoid_gate, soft_cap and limit of reference.py, computed in float32
+and rounded once.
 PyTorch would run a kernel for every step of them, and write float32 in between. A result depends on its own operands
 alone.
 
@@ -59,6 +59,9 @@ def _activate(x, factor, KIND: tl.constexpr):
         return bounded / (1.0 + tl.exp(-1.702 * bounded))
     elif KIND == "scale":
         return x * factor
+    elif KIND == "limit":
+        below = tl.where(x > factor, factor, x)
+        return tl.where(below < -factor, -factor, below)
     else:
         return factor * _tanh(tl.math.div_rn(x, factor))
 
@@ -118,7 +121,7 @@ def _gate_variant(dtype: torch.dtype) -> Variant:
     )
 
 
-_PLAIN = ("scale", "soft_cap")
+_PLAIN = ("scale", "soft_cap", "limit")
 _GATES = {dtype: _gate_variant(dtype) for dtype in _DTYPES}
 _VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, reference.ACTIVATIONS, (False, True))} | {
     (dtype, kind, False): _variant(dtype, kind, False) for dtype, kind in itertools.product(_DTYPES, _PLAIN)
@@ -165,6 +168,11 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """reference.soft_cap for x [..., H]."""
     return _run(x, "soft_cap", x.shape[-1], cap) if _is_served(x) else by_definition(reference.soft_cap, x, cap)
+
+
+def limit(x: Tensor, bound: float) -> Tensor:
+    """reference.limit for x [..., H]."""
+    return _run(x, "limit", x.shape[-1], bound) if _is_served(x) else by_definition(reference.limit, x, bound)
 
 
 def _is_served(x: Tensor) -> bool:

@@ -20,7 +20,7 @@ _logger = get_logger(__name__)
 # PyTorch may compute them in any batch. An image is attended (full_attention) without anything else of its batch.
 _EXACT = frozenset({
     "activation", "argmax_rows", "channel_scan", "edit_tokens", "full_attention", "gated_activation", "gated_delta_net",
-    "gather_blocks", "gather_quantized_rows", "mask_rows", "philox_uniform", "rotate_heads", "scale",
+    "gather_blocks", "gather_quantized_rows", "limit", "mask_rows", "philox_uniform", "rotate_heads", "scale",
     "scatter_blocks", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
 })  # fmt: skip
 

@@ -34,10 +34,11 @@ def test_the_tail_of_gelu_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scale_and_soft_cap(dtype: torch.dtype) -> None:
+def test_scale_soft_cap_and_limit(dtype: torch.dtype) -> None:
     x = (40 * numbers(2, 3, 65)).to(dtype)[..., :63]
     assert_near(elementwise.scale(x, 0.3), reference.scale(x, 0.3))
     assert_near(elementwise.soft_cap(x, 30.0), reference.soft_cap(x, 30.0), 4e-6)
+    assert torch.equal(elementwise.limit(x, 30.0), reference.limit(x, 30.0))
     # Near 0 no digits are lost.
     small = numbers(1, 64) * 1e-3
     torch.testing.assert_close(elementwise.soft_cap(small, 1.0), reference.soft_cap(small, 1.0), rtol=1e-6, atol=0)

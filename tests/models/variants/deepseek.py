@@ -1,4 +1,4 @@
-"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers. Mistral 4.
+"""DeepSeek-V2-Lite, V2, V3 and R1, Mistral 4, MiniCPM3: latent attention, experts in groups, dense first layers.
 
 V3.2 and GLM-5.2: sparse attention, which selects fewer tokens than sequences have.
 """
@@ -23,6 +23,9 @@ GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
 INDEXER = {"index_n_heads": 14, "index_head_dim": 18, "index_topk": 20}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
+
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.1, 5.2]}
+MINICPM3: dict[str, Any] = {**LATENT, "scale_emb": 3, "scale_depth": 1.9, "dim_model_base": 30}
 
 VARIANTS = {
     "deepseek-v2-lite": Variant(
@@ -74,6 +77,22 @@ VARIANTS = {
             "tie_word_embeddings": False,
         },
         is_loose=True,
+    ),
+    "minicpm3": Variant(
+        "MiniCPM3",
+        {
+            **MINICPM3, "max_position_embeddings": 160,
+            **rope("longrope", 900.0, **FACTORS, original_max_position_embeddings=160),
+        },
+        is_loose=True,
+    ),
+    "minicpm3-long": Variant(
+        "MiniCPM3",
+        {
+            **MINICPM3, "tie_word_embeddings": False, "attention_bias": True, "v_head_dim": None,
+            **rope("longrope", **FACTORS, original_max_position_embeddings=30), "max_position_embeddings": 250,
+        },
+        nulls=("q_lora_rank",), is_loose=True,
     ),
     "mistral-4": Variant(
         "Mistral4",

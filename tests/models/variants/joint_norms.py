@@ -1,4 +1,4 @@
-"""MiniMax-M2, OLMo 2 and 3, OLMo Hybrid, OLMoE: queries and keys normalised over all heads together."""
+"""MiniMax-M2, OLMo 2 and 3, OLMo Hybrid, OLMoE: queries and keys normalised over all heads together; and OLMo 1."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def steady_and_quiet(model: nn.Module) -> None:
 
 VARIANTS = {
     "minimax-m2": Variant("MiniMaxM2", {**MINIMAX, **rope(theta=5e6, partial_rotary_factor=0.5)}, is_loose=True),
+    "olmo": Variant("Olmo", {**NO_HEAD_DIM, "num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "olmo-0424": Variant(
+        "Olmo", {**NO_HEAD_DIM, **rope(theta=5e4), "clip_qkv": 1.1, "attention_bias": True, "num_key_value_heads": 3}
+    ),
     "olmo-2": Variant("Olmo2", {**OLMO, **rope(theta=5e5), "num_key_value_heads": 6}),
     "olmo-2-32b": Variant("Olmo2", {**OLMO, "num_key_value_heads": 1, "attention_bias": True}),
     "olmo-3": Variant(

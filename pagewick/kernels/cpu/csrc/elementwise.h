@@ -1,15 +1,22 @@
-// Sums, gates, products with a number and soft caps of each number by itself, and the gathering of columns.
+// Sums, gates, products with a number, soft caps and limits of each number by itself, and the gathering of columns.
 #pragma once
 
 #include "kernels.h"
 
 namespace pagewick {
 
-enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2, kSigmoidGate = 3, kMultiply = 4 };
+enum class Elementwise : int32_t {
+  kAdd = 0,
+  kScale = 1,
+  kSoftCap = 2,
+  kSigmoidGate = 3,
+  kMultiply = 4,
+  kLimit = 5
+};
 
-// out = x + other, x * factor, factor * tanh(x / factor), x / (1 + exp(-other)), or x * other. Rows of x and other lie
-// x_stride and other_stride elements apart; rows of out are adjacent. Each row of other serves other_repeat successive
-// rows of x. out may be x or other if its rows lie as theirs do.
+// out = x + other, x * factor, factor * tanh(x / factor), x / (1 + exp(-other)), x * other, or x within -factor and
+// factor. Rows of x and other lie x_stride and other_stride elements apart; rows of out are adjacent. Each row of other
+// serves other_repeat successive rows of x. out may be x or other if its rows lie as theirs do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
   const void* other;  // [num_rows / other_repeat, size], or null where kind has one operand

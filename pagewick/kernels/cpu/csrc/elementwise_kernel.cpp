@@ -1,4 +1,4 @@
-// Sums, gates, products and soft caps in fp32. Compiled once per instruction set.
+// Sums, gates, products, soft caps and limits in fp32. Compiled once per instruction set.
 #include "elementwise.h"
 #include "rows.h"
 #include "vec_math.h"
@@ -60,6 +60,11 @@ void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int6
       });
     case Elementwise::kMultiply:
       return each([&](Vec x, int64_t i, auto count) { return x * load_count(row.other + i, count()); });
+    case Elementwise::kLimit:
+      return each([&](Vec x, int64_t, auto) {
+        const Vec below = x > factor ? factor : x;
+        return below < -factor ? -factor : below;
+      });
   }
 }
 
