@@ -1,9 +1,10 @@
-"""Gemma 1, 2 and 3, which reads images (4B and larger). Llama, except:
+"""Gemma 1, 2 and 3, which reads images (4B and larger), and VaultGemma. Llama, except:
 
 - Embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype; the head is tied to them.
 - RMS norms scale by 1 + weight. The MLP is gated by a tanh approximation of GELU. head_dim is given.
 - Gemma 2 and 3 have norms after attention and MLP as well; scores are scaled by query_pre_attn_scalar.
-- Gemma 2 has soft caps on scores and logits, and a window in every other layer.
+- Gemma 2 has soft caps on scores and logits, and a window in every other layer. VaultGemma has all of this but norms
+  after attention and MLP.
 - Gemma 3 has a window in five of six layers, which are rotated with a base of their own and no scaling; queries and
   keys are normalised. In models that read images, the tokens of an image see each other.
 """
@@ -18,7 +19,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import as_encoder
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
 from pagewick.models.vision.siglip_entries import with_siglip
 
 # Defaults of entries that files leave out, even Google's own.
@@ -57,15 +58,22 @@ def read_gemma(entries: Entries) -> ModelConfig:
 
 
 def read_gemma2(entries: Entries) -> ModelConfig:
+    return _read_gemma2(entries, block="sandwich")
+
+
+def read_vault_gemma(entries: Entries) -> ModelConfig:
+    names = NameMap(parts=(("post_attention_layernorm", "pre_feedforward_layernorm"),))
+    return _read_gemma2(entries, block="sequential", names=(names,))
+
+
+def _read_gemma2(entries: Entries, **fields: Any) -> ModelConfig:
     entries = entries.filled(_GEMMA2)
     attention = _attention(entries)
     num_layers = reading.read_num_layers(entries)
     windows = reading.read_windows(entries, [layer_idx % 2 == 0 for layer_idx in range(num_layers)])
     rope = reading.read_rope_of(entries, attention)
     layers = reading.same_layers(num_layers, attention, _mlp(entries), rope, windows)
-    return _model(
-        entries, layers, block="sandwich", logit_soft_cap=entries.optional_positive("final_logit_softcapping")
-    )
+    return _model(entries, layers, logit_soft_cap=entries.optional_positive("final_logit_softcapping"), **fields)
 
 
 def read_gemma3(entries: Entries) -> ModelConfig:

@@ -1,9 +1,10 @@
-"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), and Granite 4: Llama, except for four factors.
+"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), Granite 4 and HyperCLOVA X: Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
 The experts of a layer are the best of a softmax over all, with normalised weights. Granite 4 calls an MLP without
 experts beside it shared_mlp, may rotate nothing, and has Mamba-2 in most layers of its models whose names have an H.
+HyperCLOVA X has norms after attention and MLP as well, and multiplies logits by logits_scaling.
 """
 
 from __future__ import annotations
@@ -38,12 +39,28 @@ _SHARED_MOE_NAMES: Final = tuple(
     )
     for names in (_MOE_NAMES, _NEW_MOE_NAMES)
 )
+_NAMES_OF_POST_NORMS: Final = NameMap(
+    parts=(
+        ("post_attention_layernorm", "post_norm1"),
+        ("pre_feedforward_layernorm", "post_attention_layernorm"),
+        ("post_feedforward_layernorm", "post_norm2"),
+    )
+)
 # Files whose shared MLPs are not fused give them the usual names.
 _SEPARATE_MOE_NAMES: Final = NameMap(parts=(("mlp.shared_expert", "shared_mlp"), *_MOE_NAMES.parts))
 
 
 def read_granite(entries: Entries) -> ModelConfig:
     return _read(entries, reading.read_mlp(entries, bias=entries.flag("mlp_bias", False)))
+
+
+def read_hyperclova_x(entries: Entries) -> ModelConfig:
+    mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))
+    config = _read(entries, mlp, default_attention_multiplier=None)
+    config = replace(config, logit_scale=entries.positive("logits_scaling", 1.0))
+    if not entries.flag("use_post_norm", True):
+        return config
+    return replace(config, block="sandwich", names=(_NAMES_OF_POST_NORMS,))
 
 
 def read_granite_moe(entries: Entries) -> ModelConfig:
@@ -89,12 +106,20 @@ def read_granite_hybrid(entries: Entries) -> ModelConfig:
     return replace(config, layers=tuple(layers))
 
 
-def _read(entries: Entries, mlp: MlpConfig | MoeConfig, *names: NameMap, is_rotated: bool = True) -> ModelConfig:
+def _read(
+    entries: Entries,
+    mlp: MlpConfig | MoeConfig,
+    *names: NameMap,
+    is_rotated: bool = True,
+    default_attention_multiplier: float | None = 1.0,
+) -> ModelConfig:
+    """Read all but the MLP. default_attention_multiplier: None: 1 / sqrt(head_dim)."""
     entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
-    attention = reading.read_attention(
-        entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=entries.positive("attention_multiplier", 1.0)
-    )
+    scale = default_attention_multiplier
+    if scale is not None or "attention_multiplier" in entries:
+        scale = entries.positive("attention_multiplier", scale)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=scale)
     rope = reading.read_rope_of(entries, attention) if is_rotated else None
     return reading.model_config(
         entries,

@@ -1,8 +1,8 @@
 """Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so.
 
 Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU. InternLM3: the same
-with other names for what says whether there are biases. Idefics3 and SmolVLM: Llama as the text part of models that
-read images.
+with other names for what says whether there are biases. IQuest-Coder: the same, in files of its own name. Idefics3 and
+SmolVLM: Llama as the text part of models that read images.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ def read_internlm3(entries: Entries) -> ModelConfig:
     entries = entries.filled({"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768})
     if entries.flag("attention_bias", False) != entries.flag("mlp_bias", False):
         raise entries.wrong("attention_bias", "the same as bias: others are not supported")
+    return _read(entries, default_eps=1e-5)
+
+
+def read_iquest_coder(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072})
+    entries.demand("clip_qkv", None, None)
+    entries.demand("use_sliding_window", False, False)
     return _read(entries, default_eps=1e-5)
 
 

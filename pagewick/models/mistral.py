@@ -1,12 +1,13 @@
-"""Mistral (v0.1 to v0.3, Nemo; Small 3.1, 3.2 and Pixtral 12B, which read images), Ministral 3, Mixtral. Llama, except:
+"""Mistral (v0.1 to v0.3, Nemo; Small 3.1, 3.2 and Pixtral 12B, which read images), Ministral, Mixtral. Llama, except:
 
 - Ministral 3 scales queries by their position.
-- Attention may be limited to a window, in all layers (Mistral v0.1).
+- Attention may be limited to a window, in all layers (Mistral v0.1), or in those that layer_types names (Ministral 8B).
 - Mixtral has experts in place of each MLP: the best of a softmax over all, with normalised weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig
@@ -15,7 +16,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mistral4 import read_mistral4_text
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.parts import MlpConfig, NameMap, NormConfig
 from pagewick.models.vision.pixtral_entries import with_pixtral
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
@@ -37,6 +38,13 @@ _MIXTRAL_NAMES = NameMap(
 
 def read_mistral(entries: Entries) -> ModelConfig:
     return read_alone(entries, _read_mistral)
+
+
+def read_ministral(entries: Entries) -> ModelConfig:
+    entries = entries.filled({**_SIZES, "sliding_window": 4096})
+    slides = [entries.optional_size("sliding_window") is not None] * reading.read_num_layers(entries)
+    windows = reading.read_windows(entries, slides)
+    return _read(entries, reading.read_mlp(entries), default_eps=1e-6, windows=windows)
 
 
 def read_ministral3(entries: Entries) -> ModelConfig:
@@ -97,15 +105,16 @@ def _read(
     default_theta: float = 10000.0,
     default_eps: float = 1e-5,
     has_query_scaling: bool = False,
+    windows: Sequence[int | None] | None = None,
 ) -> ModelConfig:
+    """Read all but the MLP. windows: of each layer; None: all have the one that the file says, if any."""
     attention = reading.read_attention(entries)
     num_layers = reading.read_num_layers(entries)
-    window = entries.optional_size("sliding_window")
+    seen = windows or [entries.optional_size("sliding_window")] * num_layers
     rope = reading.read_rope_of(entries, attention, default_theta=default_theta, has_query_scaling=has_query_scaling)
-    layer = LayerConfig(attention=attention, mlp=mlp, rope=rope, window=window)
     return reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
-        layers=(layer,) * num_layers,
+        layers=reading.same_layers(num_layers, attention, mlp, rope, seen),
         names=names,
     )

@@ -21,6 +21,8 @@ logging.disable_progress_bar()
 
 # Models that read images normalise red, green and blue with these numbers.
 IMAGE_MEAN, IMAGE_STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.2]
+# Llama's class computes these, and gives its own name.
+_COMPUTED_BY_LLAMA = {"internlm3": "InternLM3ForCausalLM", "iquestcoder": "IQuestCoderForCausalLM"}
 # Variants for tests of other things than models.
 CONFIGS = ("llama", "llama-bias-tied", "llama3-rope", "llama-linear-rope", "qwen3", "qwen3-tied-bias")
 
@@ -36,9 +38,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     model.save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[operator]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
     config = json.loads((directory / "config.json").read_text())
-    if config["model_type"] == "internlm3":
-        # Llama's class computes it, and gives its own name.
-        (directory / "config.json").write_text(json.dumps({**config, "architectures": ["InternLM3ForCausalLM"]}))
+    if (name := _COMPUTED_BY_LLAMA.get(config["model_type"])) is not None:
+        (directory / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
     if config["model_type"] == "kimi_k25":
         _restore_layers(directory / "model.safetensors")
     if config["model_type"] == "olmo_hybrid":

@@ -15,7 +15,16 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 
 # Differences between the two spellings, which transformers brings into the new one.
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
-_WITH_TYPES = {"exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe", "gemma3n_text"}
+_WITH_TYPES = {
+    "exaone4",
+    "ministral",
+    "exaone_moe",
+    "qwen3_next",
+    "granitemoehybrid",
+    "lfm2",
+    "lfm2_moe",
+    "gemma3n_text",
+}
 
 # The base of the rotation and the part that is rotated, in families with other names for them.
 _OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}

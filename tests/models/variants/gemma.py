@@ -34,6 +34,7 @@ VARIANTS = {
     "gemma-2-uncapped": Variant(
         "Gemma2", {**GEMMA2, "attn_logit_softcapping": None, "query_pre_attn_scalar": 24, "num_key_value_heads": 3}
     ),
+    "vaultgemma": Variant("VaultGemma", {**GEMMA2, **rope(theta=2e4), "query_pre_attn_scalar": 30}),
     "gemma-3-1b": Variant(
         "Gemma3Text", gemma3(rope("linear", 1e5, factor=4.0), num_key_value_heads=1, rms_norm_eps=1e-3)
     ),

@@ -1,4 +1,4 @@
-"""Granite, also with experts: Llama with multipliers of embedding, residual, attention and logits."""
+"""Granite, also with experts, and HyperCLOVA X: Llama with multipliers of embedding, residual, attention and logits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ DENSE = {
 }  # fmt: skip
 
 VARIANTS = {
+    "hyperclova-x": Variant(
+        "HyperCLOVAX", {**MULTIPLIERS, **rope(theta=1e6), "logits_scaling": 0.8, "rms_norm_eps": 2e-3}
+    ),
+    "hyperclova-x-plain": Variant(
+        "HyperCLOVAX",
+        {**NO_HEAD_DIM, "use_post_norm": False, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "granite": Variant(
         "Granite",
         {**NO_HEAD_DIM, **MULTIPLIERS, **rope(theta=1e6), "rms_norm_eps": 2e-3, "tie_word_embeddings": True},

@@ -1,4 +1,4 @@
-"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (heads of any size), Small 3.1; Ministral 3; Mixtral."""
+"""Mistral v0.1 (sliding window), v0.2, v0.3, Nemo (heads of any size), Small 3.1; Ministral 8B and 3; Mixtral."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ VARIANTS = {
     "mistral-v0.3": Variant("Mistral", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
     "mistral-nemo": Variant("Mistral", {"head_dim": 24, **rope(theta=1e6), "num_key_value_heads": 3}),
     "mistral-short-window": Variant("Mistral", {"sliding_window": 5, "num_key_value_heads": 1}),
+    "ministral-8b": Variant(
+        "Ministral",
+        {
+            **rope(theta=1e6), "sliding_window": 24, "num_key_value_heads": 3, "rms_norm_eps": 1e-4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "mistral-small-3.1": Variant(
         "Mistral3",
         {

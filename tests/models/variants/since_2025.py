@@ -1,4 +1,4 @@
-"""Trinity, K-EXAONE, Solar Open, InternLM3 and Helium."""
+"""Trinity, K-EXAONE, Solar Open, InternLM3, IQuest-Coder and Helium."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ VARIANTS = {
     ),
     "internlm3": Variant("InternLM3", {**rope(theta=5e4), "rms_norm_eps": 1e-4}),
     "internlm3-bias": Variant("InternLM3", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "iquest-coder": Variant("IQuestCoder", {**rope(theta=5e5), "num_key_value_heads": 3}),
     "helium": Variant("Helium", {**NO_HEAD_DIM, "head_dim": 16, **rope(theta=5e4), "rms_norm_eps": 1e-4}),
     "helium-bias": Variant(
         "Helium",
