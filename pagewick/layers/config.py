@@ -33,6 +33,7 @@ class RopeConfig:
     short_factor, long_factor: longrope's divisors, one for each frequency.
     head_dim: proportional's; frequencies are spread over a head of this size, of which the pairs beyond rotary_dim
     stand still, and pairs are (i, i + head_dim / 2).
+    is_reversed: pairs turn in the other direction; not with dynamic.
     query_beta: queries are also multiplied by 1 + query_beta * log(1 + floor(position / the original length)).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
@@ -59,6 +60,7 @@ class RopeConfig:
     # keys do not depend on the scale of queries.
     head_dim: int = field(default=0, repr=False)
     query_beta: float = field(default=0.0, repr=False)
+    is_reversed: bool = field(default=False, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
     mrope_interleaved: bool = field(default=False, repr=False)
 

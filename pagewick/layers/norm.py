@@ -141,9 +141,12 @@ class HeadNorm(Norm):
         )
 
 
-def plain_head_norm(context: LayerContext, head_dim: int, eps: float) -> options.HeadNorm:
+def plain_head_norm(
+    context: LayerContext, head_dim: int, eps: float, *, is_after_rotation: bool = False
+) -> options.HeadNorm:
     """Return the RMS norm of heads that has no weight."""
-    return options.HeadNorm(torch.ones(head_dim, dtype=context.dtype, device=context.device), eps=eps)
+    ones = torch.ones(head_dim, dtype=context.dtype, device=context.device)
+    return options.HeadNorm(ones, eps=eps, is_after_rotation=is_after_rotation)
 
 
 class HeadNorms(HeadNorm):

@@ -110,7 +110,9 @@ class RotaryEmbedding(nn.Module):
         is_long = config.kind == "longrope" and context.max_model_len > config.original_max_position_embeddings
         self._config = config
         self._is_long = is_long
-        self._frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
+        assert not (config.is_reversed and config.kind == "dynamic"), "its frequencies are computed elsewhere"
+        frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
+        self._frequencies = -frequencies if config.is_reversed else frequencies
         self._q_scales: Tensor | None = None
         if config.query_beta:
             steps = torch.arange(context.max_model_len) // config.original_max_position_embeddings
@@ -122,7 +124,8 @@ class RotaryEmbedding(nn.Module):
         """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
         config = self._config
         order = "interleaved" if config.mrope_interleaved else ""
-        others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim) if value)
+        direction = "reversed" if config.is_reversed else ""
+        others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim, direction) if value)
         return f"{config} {'long' if self._is_long else 'short'}{others}"
 
     def forward(self, positions: Tensor) -> CosSin:

@@ -109,6 +109,7 @@ def read_like_bert(
         longest_context=longest,
         num_position_embeddings=num_positions,
         position_offset=position_offset,
+        has_embedding_norm=True,
         block="post_ln",
         norm=NormConfig(kind="layer", eps=eps, has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
@@ -116,5 +117,5 @@ def read_like_bert(
         ignored=ignored,
         labels=read_labels(entries, LabelDense(head_activation)),
     )
-    encoder = EncoderConfig(has_embedding_norm=True, has_final_norm=False, **fields)
+    encoder = EncoderConfig(has_final_norm=False, **fields)
     return as_encoder(model, entries, encoder)

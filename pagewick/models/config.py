@@ -45,6 +45,7 @@ class ModelConfig:
     the scaling of its rotary embedding allows, if that is more.
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
     position_offset: the row of this table that the first token has.
+    has_embedding_norm: the first layer gets normalised embeddings.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
     altup: in models whose block is "altup", which have layer_inputs, too.
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
@@ -70,6 +71,7 @@ class ModelConfig:
     block: Block = "sequential"
     num_position_embeddings: int | None = None
     position_offset: int = 0
+    has_embedding_norm: bool = False
     layer_inputs: LayerInputsConfig | None = None
     altup: AltUpConfig | None = None
     embedding_scale: float = 1.0
@@ -193,7 +195,7 @@ class ModelConfig:
         """The map for a file with these tensors: the first under which most of a few well-known names exist."""
         known = frozenset(tensor_names)
         sought = ["model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight"]
-        if self.encoder is not None and self.encoder.has_embedding_norm:
+        if self.has_embedding_norm:
             sought.append("model.embed_norm.weight")
         kinds = (layer.mlp for layer in self.layers)
         mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)

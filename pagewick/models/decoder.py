@@ -89,7 +89,7 @@ class DecoderStack(nn.Module):
         self.embed_types: WholeEmbedding | None = None
         if encoder.num_token_types:
             self.embed_types = WholeEmbedding(context, "model.embed_types", encoder.num_token_types, config.hidden_size)
-        self.embed_norm = make_norm(context, config) if encoder.has_embedding_norm else None
+        self.embed_norm = make_norm(context, config) if config.has_embedding_norm else None
         # Layers with equal rotation share their angles, which are computed once per step.
         of_layers = [(layer.rope, layer.query_scale) for layer in config.layers]
         kinds = list(dict.fromkeys(of_layers))

@@ -86,7 +86,8 @@ class DecoderAttention(nn.Module):
         # It applies to queries and keys, if their norm has no weight.
         self._plain_norm = None
         if config.head_norm is not None and not config.head_norm.has_weight:
-            self._plain_norm = plain_head_norm(context, head_dim, config.head_norm.eps)
+            is_later = config.head_norm.is_after_rotation
+            self._plain_norm = plain_head_norm(context, head_dim, config.head_norm.eps, is_after_rotation=is_later)
         elif config.head_norm is not None:
             earlier = ours.earlier_kv_heads
             self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)

@@ -9,7 +9,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense, LabelHead
-from pagewick.models.parts import EncoderConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.parts import LayerConfig, NameMap, NormConfig
 
 _NAMES: Final = (
     ("score_dense", "head.dense"),
@@ -63,12 +63,13 @@ def read_modernbert(entries: Entries) -> ModelConfig:
         norm=NormConfig(
             kind="layer", eps=entries.positive("norm_eps", 1e-5), has_bias=entries.flag("norm_bias", False)
         ),
+        has_embedding_norm=True,
         layers=layers,
         names=(NameMap(parts=_NAMES),),
         ignored=() if has_head else _IGNORED,
         labels=labels,
     )
-    return as_encoder(model, entries, EncoderConfig(has_embedding_norm=True))
+    return as_encoder(model, entries)
 
 
 def _windows(entries: Entries) -> tuple[int | None, ...]:

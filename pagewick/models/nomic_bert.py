@@ -61,6 +61,7 @@ def read_nomic_bert(entries: Entries) -> ModelConfig:
     model = reading.model_config(
         entries,
         dtype=reading.read_dtype(entries, ENCODER_DTYPE),
+        has_embedding_norm=True,
         block="post_ln",
         norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_eps", 1e-12), has_bias=True),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
@@ -68,6 +69,4 @@ def read_nomic_bert(entries: Entries) -> ModelConfig:
         ignored=_IGNORED,
     )
     types = entries.count("type_vocab_size")
-    return as_encoder(
-        model, entries, EncoderConfig(num_token_types=types, has_embedding_norm=True, has_final_norm=False)
-    )
+    return as_encoder(model, entries, EncoderConfig(num_token_types=types, has_final_norm=False))

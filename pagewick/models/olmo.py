@@ -1,13 +1,13 @@
-"""OLMo 1, 2 and 3, OLMo Hybrid and OLMoE. Llama, except:
+"""OLMo 1, 2 and 3, OLMo Hybrid, OLMoE and FlexOlmo. Llama, except:
 
 - OLMo 1: layer norms without weights and biases; clip_qkv limits queries, keys and values (the models of 2024).
 - The others: queries and keys are normalised, each over all heads together.
-- OLMo 2 and 3: the norms of a layer come after attention and MLP, not before them.
+- OLMo 2 and 3, FlexOlmo: the norms of a layer come after attention and MLP, not before them.
 - OLMo 3: a window in three of four layers, which are rotated without the scaling of the others.
 - OLMo Hybrid: three layers of four have linear attention by the gated delta rule, with norms before both parts; the
   others are those of OLMo 3 without a window. Published files rotate nothing: they have a null in place of the
   rotation's entries or of its theta.
-- OLMoE: experts in all layers, the best of a softmax over all.
+- OLMoE, FlexOlmo: experts in all layers, the best of a softmax over all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.parts import AttentionConfig, Block, HeadNormConfig, LayerConfig, NameMap, NormConfig
 
 # The norm behind a state has this eps in every file; rms_norm_eps is that of the others.
 _STATE_NORM_EPS: Final = 1e-5
@@ -125,13 +125,23 @@ def _hybrid_names(kinds: Sequence[bool]) -> NameMap:
 
 
 def read_olmoe(entries: Entries) -> ModelConfig:
+    return _read_experts(entries.filled({"num_experts_per_tok": 8}), block="sequential", num_experts=64)
+
+
+def read_flex_olmo(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_experts_per_tok": 5, "rms_norm_eps": 1e-6})
+    return _read_experts(entries, block="post_norm", num_experts=7, default_theta=5e5)
+
+
+def _read_experts(entries: Entries, *, block: Block, num_experts: int, default_theta: float = 1e4) -> ModelConfig:
+    """num_experts: the family's default."""
     entries = entries.renamed({"num_experts": "num_local_experts"}).filled({"max_position_embeddings": 4096})
     for name in ("clip_qkv", "sliding_window"):
         entries.demand(name, None, None)
-    num_experts = entries.size("num_experts", 64)
+    num_experts = entries.size("num_experts", num_experts)
     moe = reading.make_moe(
         {
-            "top_k": entries.size("num_experts_per_tok", 8, most=num_experts),
+            "top_k": entries.size("num_experts_per_tok", most=num_experts),
             "renormalize": entries.flag("norm_topk_prob", False),
         },
         num_experts=num_experts,
@@ -139,8 +149,9 @@ def read_olmoe(entries: Entries) -> ModelConfig:
         activation=reading.read_activation(entries),
     )
     attention = _attention(entries)
-    rope = reading.read_rope_of(entries, attention)
-    return _model(entries, layers=reading.same_layers(reading.read_num_layers(entries), attention, moe, rope))
+    rope = reading.read_rope_of(entries, attention, default_theta=default_theta)
+    layers = reading.same_layers(reading.read_num_layers(entries), attention, moe, rope)
+    return _model(entries, layers=layers, block=block)
 
 
 def _attention(entries: Entries) -> AttentionConfig:

@@ -250,13 +250,12 @@ class EncoderConfig:
 
     num_token_types: rows of a learned table of types, which is added to the tokens' embeddings; 0: there is none. Where
     there are two, tokens of the second text of a pair have the second. num_distance_buckets: rows of a learned table of
-    distances, whose numbers are added to the scores of attention in all layers; 0: there is none. has_embedding_norm:
-    the first layer gets normalised embeddings. has_final_norm: the last layer's output is normalised.
+    distances, whose numbers are added to the scores of attention in all layers; 0: there is none. has_final_norm: the
+    last layer's output is normalised.
     """
 
     num_token_types: int = 0
     num_distance_buckets: int = 0
-    has_embedding_norm: bool = False
     has_final_norm: bool = True
 
 

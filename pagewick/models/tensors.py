@@ -103,6 +103,8 @@ class _Table:
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
         if config.encoder is not None:
             yield from self._encoder_inputs(config.encoder, hidden)
+        if config.has_embedding_norm:
+            yield from self._model_norm("model.embed_norm")
         if config.layer_inputs is not None:
             yield from self._layer_inputs("model.layer_inputs", config.layer_inputs)
         if config.altup is not None:
@@ -143,8 +145,6 @@ class _Table:
         if config.num_distance_buckets:
             rows, heads = whole(config.num_distance_buckets), self._cut(self.config.num_heads)
             yield self._tensor("model.distance_bias.weight", "attention", rows, heads)
-        if config.has_embedding_norm:
-            yield from self._model_norm("model.embed_norm")
 
     def _labels(self, head: LabelHead, hidden: Size) -> Iterator[ModelTensor]:
         if head.dense is not None:

@@ -117,6 +117,16 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
     ],
     "jais-2": [{"attention_bias": False}, {"mlp_bias": False}, {"layer_norm_eps": 0.05}, {"hidden_act": "silu"}],
     "iquest-coder": [{"attention_bias": True}, {"mlp_bias": True}, {"rms_norm_eps": 0.02}],
+    "flex-olmo": [{"num_experts_per_tok": 2}, {"rms_norm_eps": 0.02}],
+    "nanochat": [
+        {"rms_norm_eps": 0.1},
+        {"final_logit_softcapping": 6.0},
+        {"final_logit_softcapping": None},
+        {"attention_bias": False},
+        {"hidden_act": "silu"},
+        {"rope_parameters.rope_theta": 900.0},
+        {"tie_word_embeddings": True},
+    ],
     "minicpm3": [
         {"scale_emb": 2.5},
         {"scale_depth": 1.5},

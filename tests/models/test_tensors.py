@@ -94,6 +94,7 @@ VARIANT_OF = {
     "Olmo3ForCausalLM": "olmo-3",
     "OlmoHybridForCausalLM": "olmo-hybrid",
     "OlmoeForCausalLM": "olmoe",
+    "FlexOlmoForCausalLM": "flex-olmo",
     "Ernie4_5ForCausalLM": "ernie-4.5",
     "Ernie4_5_MoeForCausalLM": "ernie-4.5-moe",
     "Exaone4ForCausalLM": "exaone-4-32b",
@@ -125,6 +126,7 @@ VARIANT_OF = {
     "IQuestCoderForCausalLM": "iquest-coder",
     "HeliumForCausalLM": "helium",
     "NemotronForCausalLM": "nemotron",
+    "NanoChatForCausalLM": "nanochat",
     "Jais2ForCausalLM": "jais-2",
 }
 # Parts that are not loaded.
@@ -334,6 +336,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("opt", {"_remove_final_layer_norm": True}, ("_remove_final_layer_norm",)),
     ("iquest-coder", {"clip_qkv": 8.0}, ("clip_qkv",)),
     ("iquest-coder", {"use_sliding_window": True}, ("use_sliding_window",)),
+    ("nanochat", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ("rope_parameters", "dynamic")),
     ("falcon-7b", {"alibi": True}, ("alibi", "slopes")),
     ("falcon-7b", {"multi_query": False}, ("multi_query",)),
     ("falcon-7b", {"num_ln_in_parallel_attn": 2}, ("num_ln_in_parallel_attn",)),

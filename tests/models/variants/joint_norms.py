@@ -1,4 +1,4 @@
-"""MiniMax-M2, OLMo 2 and 3, OLMo Hybrid, OLMoE: queries and keys normalised over all heads together; and OLMo 1."""
+"""MiniMax-M2, OLMo 2, 3 and Hybrid, OLMoE, FlexOlmo: queries and keys normalised over all heads together; and OLMo 1."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ VARIANTS = {
     "olmoe": Variant(
         "Olmoe",
         {**OLMO, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24, "num_key_value_heads": 6},
+        is_loose=True,
+    ),
+    "flex-olmo": Variant(
+        "FlexOlmo",
+        {
+            **OLMO, **rope(theta=5e4), "num_experts": 7, "num_experts_per_tok": 4, "intermediate_size": 24,
+            "num_key_value_heads": 3,
+        },
         is_loose=True,
     ),
     "olmoe-normed": Variant(

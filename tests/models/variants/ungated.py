@@ -1,4 +1,4 @@
-"""Arcee, Nemotron, Jais 2 and Apertus, whose MLPs have no gate."""
+"""Arcee, Nemotron, Jais 2, NanoChat and Apertus, whose MLPs have no gate."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ VARIANTS = {
         },
     ),
     "jais-2": Variant("Jais2", {**rope(theta=5e4), "layer_norm_eps": 1e-3, "tie_word_embeddings": True}),
+    "nanochat": Variant(
+        "NanoChat", {**rope(theta=5e3), "rms_norm_eps": 1e-3, "final_logit_softcapping": 4.0, "attention_bias": True}
+    ),
     "apertus": Variant(
         "Apertus", {**NO_HEAD_DIM, **rope("llama3", 1e6, **LLAMA3), "rms_norm_eps": 1e-4}, patch=bend
     ),
