@@ -174,6 +174,16 @@ class PostNormBlock(Block):
         return self.scaled(self.post_feedforward_layernorm(self.mlp(whole, batch))), whole
 
 
+class PostMlpBlock(Block):
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
+        attended = self.scaled(self.mixer(normed, angles, batch))
+        normed, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(normed, batch))), residual
+
+
 class PostLNBlock(Block):
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
@@ -196,5 +206,6 @@ BLOCKS: Final[dict[str, type[Block]]] = {
     "parallel_norms": ParallelNormsBlock,
     "sandwich": SandwichBlock,
     "post_norm": PostNormBlock,
+    "post_mlp": PostMlpBlock,
     "post_ln": PostLNBlock,
 }

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
+_ROUTER_BIAS: Final = re.compile(r"\.e_score_correction_bias$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class ModelConfig:
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
     layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
     logit_scale, logit_soft_cap: applied to the logits in this order.
+    is_router_bias_optional: some files lack the numbers that routers add for their choice; these are 0 then.
     names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
     file's names of tensors that the model does not use. encoder: what makes the model an encoder, whose tokens see
     those behind them, too; None: it is a decoder. embedding: the pooling of a model that was trained to make
@@ -81,6 +83,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     head_bias: bool = False
+    is_router_bias_optional: bool = False
     names: tuple[NameMap, ...] = (NameMap(),)
     ignored: tuple[str, ...] = ()
     encoder: EncoderConfig | None = None
@@ -218,6 +221,9 @@ class ModelConfig:
             and not any(map(re.compile(self.vision.tensors).fullmatch, tensor_names))
         ):
             return self.without_vision().fitted(tensor_names)
+        if self.is_router_bias_optional and tensor_names and not any(map(_ROUTER_BIAS.search, tensor_names)):
+            layers = tuple(layer.without_router_bias() for layer in self.layers)
+            return replace(self, layers=layers, is_router_bias_optional=False).fitted(tensor_names)
         names = self.name_map(tensor_names)
         if (
             self.encoder is not None

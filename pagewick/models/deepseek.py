@@ -1,10 +1,11 @@
-"""DeepSeek-V2 (also Lite), DeepSeek-V3 with R1, and Kimi K2. Llama, except:
+"""DeepSeek-V2 (also Lite), DeepSeek-V3 with R1, Kimi K2, and A.X K1. Llama, except:
 
 - Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
 - YaRN: where the file has mscale_all_dim, scores are also scaled by its square.
 - All layers but the first have experts, and a shared expert, as large as n_shared_experts of them, for every token.
 - V2 chooses by softmax, from all experts (greedy) or from those of the best groups (group_limited_greedy). V3 chooses
   by sigmoid plus a learned bias, from the groups whose best two experts score highest, and normalises their weights.
+- A.X K1 is V3 with a norm after the experts of a layer; its routers may lack the bias.
 - V3's files may hold further layers that predict later tokens; these are not used.
 """
 
@@ -38,7 +39,9 @@ _V3: Final = {
     "norm_topk_prob": True,
     "rope_interleave": True,
 }
+_AXK1: Final = {**_V3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "max_position_embeddings": 32768}
 SHARED_EXPERTS: Final = NameMap(parts=(("shared_expert", "shared_experts"),))
+_AXK1_NAMES: Final = NameMap(parts=(*SHARED_EXPERTS.parts, ("post_feedforward_layernorm", "post_mlp_layernorm")))
 
 
 def read_deepseek_v2(entries: Entries) -> ModelConfig:
@@ -68,6 +71,29 @@ def read_deepseek_v3(entries: Entries) -> ModelConfig:
     routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
     is_interleaved = entries.flag("rope_interleave", False)
     return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
+
+
+def read_axk1(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_AXK1)
+    num_experts = entries.size("n_routed_experts", 192)
+    routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
+    moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
+    mlps = layers_by_kind(entries, moe, default_dense=1)
+    config = latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave", False))
+    return replace(
+        config,
+        block="post_mlp",
+        layers=tuple(replace(layer, has_output_norm=isinstance(layer.mlp, MoeConfig)) for layer in config.layers),
+        is_router_bias_optional=True,
+        names=(_AXK1_NAMES,),
+        # Published files have norms of dense layers, too, which nothing uses.
+        ignored=(*config.ignored, *_norms_of_dense_layers(mlps)),
+    )
+
+
+def _norms_of_dense_layers(mlps: Sequence[MlpConfig | MoeConfig]) -> tuple[str, ...]:
+    dense = "|".join(str(layer_idx) for layer_idx, mlp in enumerate(mlps) if isinstance(mlp, MlpConfig))
+    return (rf"model\.layers\.({dense})\.post_mlp_layernorm\.weight",) if dense else ()
 
 
 def sigmoid_routing(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #   parallel_norms: h += attention(norm(h)) + mlp(norm(h)), a norm for each
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
 #   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
+#   post_mlp:   h += attention(norm(h)); h += norm(mlp(norm(h)))
 #   post_ln:    h = norm(h + attention(h)); h = norm(h + mlp(h)), as in the first transformers
 #   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 #   altup:      the token has several streams, from which the layer predicts new ones; h is the first of these. As
 #               sandwich, but h = (h + norm(attention(n)) + n + norm(projections(n))) / sqrt(2) with n = norm(h). The
 #               layer corrects all streams by the difference that it makes, and adds its own input to the others.
-Block = Literal["sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_ln", "extended", "altup"]
+Block = Literal[
+    "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup"
+]  # fmt: skip
 # An activation with learned numbers.
 XIELU: Final = "xielu"
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -40,6 +43,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "parallel_norms": _NORMS,
     "sandwich": _SANDWICH,
     "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "post_mlp": (*_NORMS, "post_feedforward_layernorm"),
     "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "extended": _SANDWICH,
     "altup": _SANDWICH,
@@ -155,6 +159,7 @@ class LayerConfig:
     attention, mlp: None in a sequential block that has only the other one, with one norm. beside: Mamba-2 beside
     attention, in a sequential block.
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
+    has_output_norm: False: the MLP's output is added as it is, in a post_mlp block.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
     in an extended block. block: how the parts of this layer follow each other; None: as in all others.
     """
@@ -166,6 +171,7 @@ class LayerConfig:
     is_chunked: bool = False
     query_scale: QueryScaleConfig | None = None
     has_input_norm: bool = True
+    has_output_norm: bool = True
     lender: int | None = None
     experts: MoeConfig | None = None
     beside: BesideConfig | None = None
@@ -179,6 +185,12 @@ class LayerConfig:
         if isinstance(attention, AttentionConfig) and attention.sees_images_whole:
             attention = replace(attention, sees_images_whole=False)
         return replace(self, rope=rope, attention=attention)
+
+    def without_router_bias(self) -> LayerConfig:
+        """Return the layer with a router that adds nothing for its choice of experts, if it has one."""
+        if self.mlp is None or isinstance(self.mlp, MlpConfig):
+            return self
+        return replace(self, mlp=replace(self.mlp, has_router_bias=False))
 
     def seeing_images_whole(self) -> LayerConfig:
         """Return the layer, whose attention is of the usual kind, so that the tokens of an image see each other."""
@@ -195,6 +207,8 @@ class LayerConfig:
         names = NORMS_OF_BLOCK[self.block or block]
         if self.mlp is None:
             return names[:1]
+        if not self.has_output_norm:
+            names = names[:-1]
         return names if self.has_input_norm and self.attention is not None else names[1:]
 
     @property

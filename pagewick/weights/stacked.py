@@ -84,7 +84,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     "Qwen3VLMoeForConditionalGeneration": Stacking(_USUAL, "num_experts", "moe_intermediate_size", is_transposed=None),
     **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"), _QWEN),
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
-    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _ROUTED),
+    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "AXK1ForCausalLM"), _ROUTED),
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _LOCAL),

@@ -127,6 +127,14 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.rope_theta": 900.0},
         {"tie_word_embeddings": True},
     ],
+    "a.x-k1": [
+        {"n_shared_experts": 2},
+        {"mlp_layer_types": ["dense", "dense", "sparse"]},
+        {"rope_interleave": False},
+        {"num_experts_per_tok": 3},
+        {"n_group": 3},
+        {"rms_norm_eps": 0.02},
+    ],
     "minicpm3": [
         {"scale_emb": 2.5},
         {"scale_depth": 1.5},

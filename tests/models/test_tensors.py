@@ -106,6 +106,7 @@ VARIANT_OF = {
     "GlmMoeDsaForCausalLM": "glm-5.2",
     "GPT2LMHeadModel": "gpt2",
     "GPT2ForCausalLM": "gpt2",
+    "AXK1ForCausalLM": "a.x-k1",
     "MiniCPM3ForCausalLM": "minicpm3",
     "FalconForCausalLM": "falcon-40b",
     "OPTForCausalLM": "opt",

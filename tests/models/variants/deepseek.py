@@ -1,4 +1,4 @@
-"""DeepSeek-V2-Lite, V2, V3 and R1, Mistral 4, MiniCPM3: latent attention, experts in groups, dense first layers.
+"""DeepSeek-V2, V3 and R1, Mistral 4, A.X K1, MiniCPM3: latent attention, experts in groups, dense first layers.
 
 V3.2 and GLM-5.2: sparse attention, which selects fewer tokens than sequences have.
 """
@@ -75,6 +75,14 @@ VARIANTS = {
                 "pos_emb_height": 4, "pos_emb_width": 4,
             },
             "tie_word_embeddings": False,
+        },
+        is_loose=True,
+    ),
+    "a.x-k1": Variant(
+        "AXK1",
+        {
+            **V3, "first_k_dense_replace": None, "mlp_layer_types": ["dense", "sparse", "sparse"],
+            **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0), "tie_word_embeddings": True,
         },
         is_loose=True,
     ),
