@@ -50,7 +50,7 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "keys": ("attn_k", "k_proj"),
     "attention output": (
         *("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
-        "self_attn.out_proj",
+        *("self_attn.out_proj", "self_attention.dense"),
     ),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }
@@ -58,7 +58,8 @@ _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for pa
 # Weights that stay as they are: norms, routers, tables of positions, heads of labels and other small ones, and
 # encoders of images.
 _UNQUANTIZED: Final = re.compile(
-    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj))?|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
+    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj))?|shared_expert_gate|ssm_conv1d)\.weight$"
+    r"|(^|\.)(wpe|embed_positions|position_embd|token_types)\.weight$"
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
     r"|(^|\.)(visual|vision_tower|multi_modal_projector|embed_vision)\."

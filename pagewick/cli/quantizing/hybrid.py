@@ -17,6 +17,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES
+from pagewick.weights.gguf.architectures_others import FALCON_WITH_TWO_NORMS
 from pagewick.weights.gguf.naming import architecture_named
 
 _GRANITE4, _NEMOTRON = "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"
@@ -44,6 +45,8 @@ def file_architecture(model: ModelConfig) -> tuple[str, GgufArchitecture]:
                 "  use the checkpoint as it is, with --quantization"
             )
         return "nemotron_h_moe", ARCHITECTURES["nemotron_h_moe"]
+    if name == FALCON_WITH_TWO_NORMS.name and model.block == "parallel_norms":
+        return "falcon", FALCON_WITH_TWO_NORMS
     return architecture_named(name)
 
 

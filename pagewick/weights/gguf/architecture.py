@@ -150,6 +150,8 @@ class GgufArchitecture:
     has: entries that are true if a tensor of some layer exists, and false otherwise. lacks: the opposite.
     whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`.
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
+    is_by_head: attn_qkv has all queries, then all keys, then all values; the checkpoint has the queries, the key and
+    the value of one key head after the other.
     norm_offset: is added to the weights of norms in the file, except those in plain_norms.
     harmless: keys that other architectures have where they compute something else, and this one does not.
     rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
@@ -169,6 +171,7 @@ class GgufArchitecture:
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     layer_prefix: str = "model.layers.{}."
     is_permuted: bool = False
+    is_by_head: bool = False
     norm_offset: float = 0.0
     plain_norms: frozenset[str] = frozenset()
     harmless: frozenset[str] = frozenset()

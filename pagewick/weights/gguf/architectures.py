@@ -7,6 +7,7 @@ convolutions in architectures_hybrid.py, and those of encoders in encoders.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pagewick.weights.gguf.architecture import (
@@ -33,7 +34,7 @@ from pagewick.weights.gguf.architecture import (
 )
 from pagewick.weights.gguf.architectures_2025 import ARCHITECTURES_2025
 from pagewick.weights.gguf.architectures_hybrid import ARCHITECTURES_HYBRID
-from pagewick.weights.gguf.architectures_others import ARCHITECTURES_OTHERS
+from pagewick.weights.gguf.architectures_others import ARCHITECTURES_OTHERS, GPT2
 from pagewick.weights.gguf.encoders import ENCODERS
 
 _WITHOUT_RMS: Final = {key: name for key, name in ENTRIES.items() if name != "rms_norm_eps"}
@@ -170,32 +171,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         has=BIAS,
         layer=_GPT_OSS,
     ),
-    "starcoder": GgufArchitecture(
-        name="GPTBigCodeForCausalLM",
-        entries={
-            "context_length": "n_positions",
-            "embedding_length": "n_embd",
-            "feed_forward_length": "n_inner",
-            "attention.head_count": "n_head",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-        },
-        required=LAYER_NORM,
-        whole={
-            "token_embd": "transformer.wte",
-            "position_embd": "transformer.wpe",
-            "output_norm": "transformer.ln_f",
-            "output": "lm_head",
-        },
-        layer={
-            "attn_norm": "ln_1",
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_norm": "ln_2",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-        layer_prefix="transformer.h.{}.",
-    ),
+    "starcoder": replace(GPT2, name="GPTBigCodeForCausalLM"),
     "starcoder2": GgufArchitecture(
         name="Starcoder2ForCausalLM",
         entries={**_WITHOUT_RMS, "attention.layer_norm_epsilon": "norm_epsilon"},

@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pagewick.weights.gguf import architecture as common
@@ -13,7 +14,6 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 
 _HUNYUAN_NORMS: Final = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
-# general.architecture -> its meaning. `mistral3` that scales no queries is `llama`.
 # DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer.
 _SPARSE_ENTRIES: Final = {
     **common.LATENT_ENTRIES,
@@ -41,6 +41,69 @@ _SPARSE: Final = {
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
 
+GPT2: Final = GgufArchitecture(
+    name="GPT2ForCausalLM",
+    entries={
+        "context_length": "n_positions",
+        "embedding_length": "n_embd",
+        "feed_forward_length": "n_inner",
+        "attention.head_count": "n_head",
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    },
+    required=common.LAYER_NORM,
+    whole={
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    layer={
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    layer_prefix="transformer.h.{}.",
+)
+_WITHOUT_RMS: Final = {key: name for key, name in common.ENTRIES.items() if name != "rms_norm_eps"}
+_FALCON_LAYER: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON: Final = GgufArchitecture(
+    name="FalconForCausalLM",
+    entries={
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "ffn_hidden_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_kv_heads",
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    },
+    required=common.LAYER_NORM,
+    has={"bias": "attn_qkv.bias"},
+    whole={
+        "token_embd": "transformer.word_embeddings",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    layer=_FALCON_LAYER,
+    layer_prefix="transformer.h.{}.",
+    is_by_head=True,
+    fixed={"tensor_data_layout": "jploski"},
+)
+# 40B and 180B.
+FALCON_WITH_TWO_NORMS: Final = replace(
+    _FALCON, layer={**_FALCON_LAYER, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+)
+
+# general.architecture -> its meaning. `falcon` with two norms in a layer is FALCON_WITH_TWO_NORMS, `mistral3` that
+# scales no queries is `llama`.
 ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
     "hunyuan-dense": GgufArchitecture(
         name="HunYuanDenseV1ForCausalLM", has=common.BIAS, layer={**common.LAYER, **_HUNYUAN_NORMS}
@@ -133,6 +196,58 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
         has=common.LLAMA_HAS,
         norm_offset=1.0,
         fixed={"rope.scaling.type": "none"},
+    ),
+    "gpt2": GPT2,
+    "gptneox": GgufArchitecture(
+        name="GPTNeoXForCausalLM",
+        entries={
+            **_WITHOUT_RMS,
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        required=common.LAYER_NORM,
+        has={"attention_bias": "attn_qkv.bias"},
+        whole={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
+        layer={
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        layer_prefix="gpt_neox.layers.{}.",
+        is_by_head=True,
+    ),
+    "falcon": _FALCON,
+    "olmo": GgufArchitecture(
+        name="OlmoForCausalLM",
+        entries={**_WITHOUT_RMS, "attention.clamp_kqv": "clip_qkv"},
+        required=common.LAYER_NORM,
+        whole={name: theirs for name, theirs in common.WHOLE.items() if name != "output_norm"},
+        layer={name: theirs for name, theirs in common.LAYER.items() if not name.endswith("norm")},
+        is_permuted=True,
+        harmless=frozenset({"attention.clamp_kqv"}),
+        fixed={"attention.layer_norm_epsilon": 1e-5},
+    ),
+    "jais2": GgufArchitecture(
+        name="Jais2ForCausalLM",
+        entries={**_WITHOUT_RMS, "attention.layer_norm_epsilon": "layer_norm_eps"},
+        required=common.LAYER_NORM,
+        has=common.LLAMA_HAS,
+    ),
+    "minicpm3": GgufArchitecture(
+        name="MiniCPM3ForCausalLM",
+        entries=common.LATENT_ENTRIES,
+        required=(*common.RMS, "attention.kv_lora_rank", "rope.dimension_count"),
+        # Files have no keys for the model's factors, which are those of MiniCPM3 4B.
+        constants={"q_lora_rank": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        layer={**common.GATED_MLP, **common.LATENT},
+        is_written=False,
     ),
     "mistral3": GgufArchitecture(
         name="Ministral3ForCausalLM",

@@ -68,6 +68,15 @@ def _stored_rows(piece: Piece | JoinedPiece, tensor: GgufTensor, weight: Tensor)
         rows = torch.cat((rows, rows[:1].expand(num_missing, -1)))
     if piece.num_heads:
         rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
+    if piece.key_heads is not None:
+        rows = separate_heads(rows, *piece.key_heads)
     if piece.is_decay:
         return -rows.float().exp()
     return rows.float() + piece.offset if piece.offset else rows
+
+
+def separate_heads(rows: Tensor, num_key_heads: int, num_queries: int) -> Tensor:
+    """Do the reverse of source.join_heads."""
+    heads = rows.view(num_key_heads, num_queries + 2, -1, rows.shape[1])
+    parts = heads[:, :num_queries], heads[:, -2], heads[:, -1]
+    return torch.cat([part.reshape(-1, rows.shape[1]) for part in parts])

@@ -11,6 +11,7 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_hybrid import BAMBA
+from pagewick.weights.gguf.architectures_others import FALCON_WITH_TWO_NORMS
 from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
 from pagewick.weights.gguf.hybrid_entries import is_bamba
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
@@ -61,6 +62,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
             return DEEPSEEK_V3
     if kind == "olmo2" and metadata.get("attention.sliding_window"):
         return OLMO3
+    if kind == "falcon" and "blk.0.attn_norm_2.weight" in metadata.shapes:
+        return FALCON_WITH_TWO_NORMS
     if kind == "granitehybrid" and is_bamba(metadata):
         return BAMBA
     if kind == "bert" and "token_types.weight" not in metadata.shapes:
@@ -93,14 +96,16 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
         if (value := metadata.get(key)) is not None:
             found[entry] = value
     num_layers = metadata.get("block_count") - metadata.get("nextn_predict_layers", 0)
-    found["n_layer" if architecture.name == "GPTBigCodeForCausalLM" else "num_hidden_layers"] = num_layers
+    # GPT-2 and its successors have entries of other names.
+    is_gpt2 = "n_embd" in architecture.entries.values()
+    found["n_layer" if is_gpt2 else "num_hidden_layers"] = num_layers
     # Not every layer has all parts.
     parts = {name.partition(".")[2].partition(".")[2] for name in shapes if name.startswith("blk.")}
     found |= {entry: name in parts for entry, name in architecture.has.items()}
     found |= {entry: name not in parts for entry, name in architecture.lacks.items()}
     if architecture.entries.get("attention.kv_lora_rank"):
         found |= _latent_sizes(metadata, found)
-    elif architecture.name != "GPTBigCodeForCausalLM":
+    elif not is_gpt2:
         found |= _head_sizes(metadata)
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)
@@ -151,6 +156,9 @@ def _latent_sizes(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any
     """Sizes of a head. Older files have them as key_length and value_length, newer ones the sizes of the latents."""
     suffix = "_mla" if metadata.get("attention.key_length_mla") is not None else ""
     key_length, value_length = (metadata.get(f"attention.{kind}_length{suffix}") for kind in ("key", "value"))
+    if metadata.kind == "minicpm3" and value_length is None:
+        # Values share out the hidden size.
+        value_length = found["hidden_size"] // max(1, found["num_attention_heads"])
     for name, length in (("key", key_length), ("value", value_length)):
         if length is None:
             raise metadata.wrong(f"{metadata.kind}.attention.{name}_length", "missing")

@@ -42,7 +42,8 @@ class Piece:
 
     shape: outermost first. num_heads: in each of this number of heads the two halves of the rows are interleaved, and
     must be separated; 0: they are separate. offset: has to be subtracted from every number. is_decay: the file has
-    -exp(x) for every number x.
+    -exp(x) for every number x. key_heads: numbers of key heads and of the queries of each, if the file has all queries,
+    all keys and all values, and the checkpoint those of one key head after the other.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Piece:
     num_heads: int = 0
     offset: float = 0.0
     is_decay: bool = False
+    key_heads: tuple[int, int] | None = None
 
     @property
     def row_size(self) -> int:
@@ -216,7 +218,14 @@ class _Maker:
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
         offset = self.architecture.norm_offset if has_offset else 0.0
-        return Piece(name, shape, tensor, 0, num_rows, self._num_permuted_heads(stem), offset, stem == _DECAY)
+        num_halved, key_heads = self._num_permuted_heads(stem), self._key_heads(stem)
+        return Piece(name, shape, tensor, 0, num_rows, num_halved, offset, stem == _DECAY, key_heads)
+
+    def _key_heads(self, stem: str) -> tuple[int, int] | None:
+        if not self.architecture.is_by_head or stem != "attn_qkv":
+            return None
+        num_heads, num_kv_heads = self._num_heads
+        return num_kv_heads, num_heads // max(1, num_kv_heads)
 
     def _num_permuted_heads(self, stem: str) -> int:
         if not self.architecture.is_permuted or stem not in ("attn_q", "attn_k"):
@@ -227,7 +236,9 @@ class _Maker:
     @property
     def _num_heads(self) -> tuple[int, int]:
         num_heads = self.config["num_attention_heads"]
-        return num_heads, self.config.get("num_key_value_heads", num_heads)
+        # Falcon's entry has another name.
+        names = ("num_key_value_heads", "num_kv_heads")
+        return num_heads, next((self.config[name] for name in names if name in self.config), num_heads)
 
     def _queries_keys_values(self, prefix: str, leaf: str, tensor: GgufTensor) -> Iterator[Piece]:
         num_heads, num_kv_heads = self._num_heads

@@ -101,6 +101,8 @@ class GgufSource(TensorSource):
             found = expand(piece.stored_type, stored, piece.shape[-1], scale)
         if piece.num_heads:
             found = separate_halves(found, piece.num_heads)
+        if piece.key_heads is not None:
+            found = join_heads(found, *piece.key_heads)
         if piece.offset:
             found = found.to(torch.float32) - piece.offset
         if piece.is_decay:
@@ -156,6 +158,14 @@ class GgufSource(TensorSource):
 def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the interleaving of the two halves of each head's rows: [num_heads * head_dim, n]."""
     return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
+def join_heads(rows: torch.Tensor, num_key_heads: int, num_queries: int) -> torch.Tensor:
+    """Return rows of all queries, all keys and all values [N, n] with those of one key head after the other."""
+    heads = rows.view(num_key_heads * (num_queries + 2), -1, rows.shape[1])
+    queries, keys, values = torch.split(heads, [num_key_heads * num_queries, num_key_heads, num_key_heads])
+    parts = (part.view(num_key_heads, -1, *heads.shape[1:]) for part in (queries, keys, values))
+    return torch.cat(list(parts), dim=1).reshape(rows.shape)
 
 
 def _logarithms(decays: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,13 @@ def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return entries
 
 
+def _falcon(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Models with several key heads are built as 40B and its successors are."""
+    has_two_norms = "blk.0.attn_norm_2.weight" in metadata.shapes
+    is_new = has_two_norms or found.get("num_kv_heads", 1) > 1
+    return {"new_decoder_architecture": is_new, "num_ln_in_parallel_attn": 1 + has_two_norms}
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma,
@@ -243,6 +250,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "mistral4": _mistral4,
     "glm-dsa": _glm_dsa,
     "llama4": _llama4,
+    "falcon": _falcon,
     **HYBRID_ENTRIES,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),
 }

@@ -116,6 +116,14 @@ def _publish_config(path: Path) -> None:
         }
     elif config["model_type"] == "afmoe":
         config["route_norm"] = True
+    elif config["model_type"] == "gpt2":
+        config["n_ctx"] = config["n_positions"]
+    elif config["model_type"] == "gpt_neox":
+        config["rotary_pct"] = config["rope_parameters"]["partial_rotary_factor"]
+        # transformers would rename it again.
+        del config["model_type"]
+    elif config["model_type"] == "falcon" and not config["new_decoder_architecture"]:
+        config["num_kv_heads"] = 1
     elif config["model_type"] == "bamba":
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         config["attn_rotary_emb"] = int(config["rope_parameters"]["partial_rotary_factor"] * head_dim)

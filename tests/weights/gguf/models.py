@@ -20,7 +20,7 @@ from pagewick.weights.gguf.header import GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece
 from tests.models.checkpoints import make_model
 from tests.models.variants import VARIANTS
-from tests.models.variants.deepseek import YARN
+from tests.models.variants.deepseek import FACTORS, YARN
 from tests.models.variants.variant import rope
 
 FILES: Final = Path(__file__).parent / "files"
@@ -105,6 +105,19 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
     "gpt-oss": {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # The converter writes four times the hidden size, a length of 2048, and no theta.
+    "gpt2": {},
+    "pythia": rope(partial_rotary_factor=0.25),
+    "falcon-7b": {"max_position_embeddings": 2048, **rope()},
+    "falcon-40b": {"max_position_embeddings": 2048, "ffn_hidden_size": None, "bias": False},
+    "olmo-0424": {**_WIDE, "attention_bias": False},
+    "jais-2": _WIDE,
+    # Files have no keys for these factors and for theta, and values share out the hidden size.
+    "minicpm3": {
+        **_LATENT,
+        **rope("longrope", **FACTORS, original_max_position_embeddings=160),
+        **{"q_lora_rank": 32, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    },
     "starcoder": {},
     "starcoder2-3b": {"sliding_window": None},
     "qwen3-next": {**_SHARED, **_STATE},
@@ -195,7 +208,7 @@ SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 )
-_READ: Final = {"Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
+_READ: Final = {"MiniCPM3", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 
@@ -262,4 +275,9 @@ def fill(path: Path, weights: Mapping[str, Tensor]) -> None:
         rows = weight.reshape(piece.num_rows, piece.row_size)
         if piece.num_heads:
             rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
+        if piece.key_heads is not None:
+            num_keys, num_queries = piece.key_heads
+            heads = rows.view(num_keys, num_queries + 2, -1, piece.row_size)
+            kinds = [heads[:, [*range(num_queries)]], heads[:, num_queries], heads[:, num_queries + 1]]
+            rows = torch.cat([kind.reshape(-1, piece.row_size) for kind in kinds])
         write(piece.tensor, piece.start, -rows.exp() if piece.is_decay else rows + piece.offset)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.models.parts import AltUpConfig
+from pagewick.models.parts import AltUpConfig, AttentionConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.config import hugging_face_config
 from pagewick.weights.gguf.metadata import Metadata
@@ -244,3 +244,29 @@ def test_layers_of_glm_5_with_an_indexer() -> None:
     assert "indexer_types" not in config_of(keys, "glm-dsa")
     with pytest.raises(ModelLoadError, match=r"glm-dsa.attention.indexer.types is a list of 2, and must have one"):
         config_of({**keys, "attention.indexer.types": [True, False]}, "glm-dsa")
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "shapes", "block", "num_read"),
+    [
+        (1, {}, "parallel", 1),
+        # 11B, whose layers have one norm.
+        (2, {}, "parallel", 2),
+        (2, {"blk.0.attn_norm_2.weight": (64,)}, "parallel_norms", 2),
+    ],
+)
+def test_falcons_are_told_by_their_key_heads_and_norms(
+    num_kv_heads: int, shapes: dict[str, tuple[int, ...]], block: str, num_read: int
+) -> None:
+    keys = {**SIZES, "attention.head_count_kv": num_kv_heads, "attention.layer_norm_epsilon": 1e-5}
+    values = {"general.architecture": "falcon", **{f"falcon.{key}": value for key, value in keys.items()}}
+    model = read_config(hugging_face_config(Metadata(values, {**SHAPES, **shapes}, "m.gguf"), lambda name: []))
+    assert (model.block, model.num_kv_heads, model.tie_word_embeddings) == (block, num_read, False)
+
+
+def test_olmo_limits_queries_keys_and_values() -> None:
+    keys = {"attention.layer_norm_epsilon": 1e-5}
+    attention = read_config(config_of({**keys, "attention.clamp_kqv": 8.0}, "olmo")).attention
+    assert isinstance(attention, AttentionConfig) and attention.qkv_limit == 8.0
+    attention = read_config(config_of(keys, "olmo")).attention
+    assert isinstance(attention, AttentionConfig) and attention.qkv_limit is None

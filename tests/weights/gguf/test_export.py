@@ -50,6 +50,8 @@ _MORE_OF_GRANITE4: Final = re.compile(
 _MORE: Final = re.compile(
     r"tokenizer\..*|[\w-]+\.(vocab_size|attention\.(key|value)_length|expert_gating_func"
     r"|rope\.(freq_base|dimension_count|scaling\.yarn_beta_(fast|slow)))|mistral4\.attention\.temperature_scale"
+    # The converters of GPT-2 and GPT-NeoX leave these out, as all heads have keys.
+    r"|(gpt2|gptneox)\.attention\.head_count_kv|general\.file_type"
 )
 
 
@@ -94,6 +96,15 @@ def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path
             if tensor_name.endswith("A_log"):  # A file has exp() of it, which several numbers share.
                 ours_of, theirs_of = ours_of.exp(), theirs_of.exp()
             assert torch.equal(ours_of, theirs_of), tensor_name
+
+
+def test_the_first_files_of_gpt_2_have_shorter_names_and_masks(tmp_path: Path) -> None:
+    model = checkpoint_of("gpt2", tmp_path / "model")
+    expected = contents(write(model, tmp_path / "expected.gguf", "f32"))
+    file = model / "model.safetensors"
+    tensors = {tensor_name.removeprefix("transformer."): one for tensor_name, one in load_file(file).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, file)
+    assert contents(write(model, tmp_path / "bare.gguf", "f32")) == expected
 
 
 @pytest.mark.parametrize(

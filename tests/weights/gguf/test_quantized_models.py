@@ -6,6 +6,7 @@ model with the inputs of all quantized weights rounded to 8 bits, as the types' 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pagewick.weights.gguf.source import GgufSource
+from pagewick.weights.opening import open_source
+from pagewick.weights.tensor_headers import file_tensors
+from pagewick.weights.transposed import transposed_names
 from tests.deep import IS_DEEP
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import save
@@ -64,7 +68,17 @@ class RoundedActivations(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.linear:
+        if func is torch.addmm:
+            # GPT-2's layers compute rest + x @ weight.
+            rest, x, weight = args
+            if (num_columns := self._num_columns_of.get(key_of(weight[:, 0]))) is not None:
+                args = (rest, rounded(x, num_columns), weight)
+        elif func is torch.Tensor.matmul or func is torch.Tensor.__matmul__:
+            # Falcon's compute x @ weight.T.
+            x, weight = args
+            if weight.dim() == 2 and (num_columns := self._num_columns_of.get(key_of(weight[:, 0]))) is not None:
+                args = (rounded(x, num_columns), weight)
+        elif func is F.linear:
             x, weight, *rest = args
             if (num_columns := self._num_columns_of.get(key_of(weight[0]))) is not None:
                 args = (rounded(x, num_columns), weight, *rest)
@@ -85,14 +99,17 @@ def dequantized(source: GgufSource) -> Iterator[tuple[str, Tensor, int | None]]:
 
 def transformers_model(name: str, path: Path, directory: Path) -> tuple[nn.Module, RoundedActivations]:
     """The model in a file, as transformers computes it. directory: that of the original's checkpoint."""
-    weights, num_columns_of = load_file(directory / "model.safetensors"), {}
+    file, num_columns_of = directory / "model.safetensors", {}
+    weights = load_file(file)
+    lying = transposed_names(json.loads((directory / "config.json").read_text()), file_tensors(file))
     with GgufSource(path) as source:
         for tensor_name, numbers, num_columns in dequantized(source):
-            weights[tensor_name] = numbers.reshape(weights[tensor_name].shape).contiguous()
+            upright = numbers.T if tensor_name in lying else numbers
+            weights[tensor_name] = upright.reshape(weights[tensor_name].shape).contiguous()
             if num_columns is not None:
                 num_columns_of[key_of(numbers[0])] = num_columns
     assert len(num_columns_of) > 5
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    save_file(weights, file, {"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
@@ -112,7 +129,8 @@ def test_rounding_of_activations_costs_no_more_than_its_definition(name: str, mi
     save(original(name, is_wide=is_wide), tmp_path)
     path = write_file(f"wide/{name}" if is_wide else name, tmp_path)
     if is_wide:
-        fill(path, load_file(tmp_path / "model.safetensors"))
+        with open_source(tmp_path) as source:
+            fill(path, {tensor_name: source.get(tensor_name) for tensor_name in source.names()})
     path = quantize(path, tmp_path / "quantized.gguf", mix)
     model, rounding = transformers_model(name, path, tmp_path)
     with running(path, **VARIANTS[name].engine) as engine:
