@@ -102,7 +102,6 @@ ARCHITECTURES: Final = {
     "KimiK25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "Kimi_K25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
-    "GPT2LMHeadModel": "pagewick.models.gpt2:read_gpt2",
     "AXK1ForCausalLM": "pagewick.models.deepseek:read_axk1",
     "MiniCPM3ForCausalLM": "pagewick.models.minicpm:read_minicpm3",
     "GPT2ForCausalLM": "pagewick.models.gpt2:read_gpt2",

@@ -104,7 +104,6 @@ VARIANT_OF = {
     "Kimi_K25ForConditionalGeneration": "kimi-k2.5",
     "DeepseekV32ForCausalLM": "deepseek-v3.2",
     "GlmMoeDsaForCausalLM": "glm-5.2",
-    "GPT2LMHeadModel": "gpt2",
     "GPT2ForCausalLM": "gpt2",
     "AXK1ForCausalLM": "a.x-k1",
     "MiniCPM3ForCausalLM": "minicpm3",
