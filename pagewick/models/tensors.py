@@ -97,8 +97,7 @@ class _Table:
         config, hidden = self.config, whole(self.config.hidden_size)
         vocabulary = self._cut(config.vocab_size)
         yield self._tensor("model.embed_tokens.weight", "embedding", vocabulary, hidden)
-        if config.num_position_embeddings is not None:
-            rows = config.num_position_embeddings
+        if (rows := config.num_position_embeddings) is not None:
             positions = Size(rows, rows - config.position_offset)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
         if config.encoder is not None:

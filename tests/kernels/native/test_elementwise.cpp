@@ -18,7 +18,9 @@ struct Case {
   int64_t repeat = 1;  // rows of x that share a row of the other operand
 };
 
-bool takes_two(Elementwise kind) { return kind != Elementwise::kScale && kind != Elementwise::kSoftCap; }
+bool takes_two(Elementwise kind) {
+  return kind != Elementwise::kScale && kind != Elementwise::kSoftCap && kind != Elementwise::kLimit;
+}
 
 double defined(const Case& c, double x, double other) {
   const double factor = static_cast<double>(kFactor);
@@ -28,6 +30,7 @@ double defined(const Case& c, double x, double other) {
     case Elementwise::kSoftCap: return factor * std::tanh(x / factor);
     case Elementwise::kSigmoidGate: return x / (1.0 + std::exp(-other));
     case Elementwise::kMultiply: return x * other;
+    case Elementwise::kLimit: return x > factor ? factor : x < -factor ? -factor : x;
   }
   return std::nan("");
 }
@@ -90,7 +93,7 @@ void test_elementwise() {
   }
   for (const DType dtype : kDTypes)
     for (const Elementwise kind : {Elementwise::kAdd, Elementwise::kScale, Elementwise::kSoftCap,
-                                   Elementwise::kSigmoidGate, Elementwise::kMultiply}) {
+                                   Elementwise::kSigmoidGate, Elementwise::kMultiply, Elementwise::kLimit}) {
       for (const int64_t size : {1, 5, 16, 61}) test_case({kind, dtype, 3, size});
       test_case({kind, dtype, 40, 1001});
     }
