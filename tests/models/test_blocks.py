@@ -56,9 +56,12 @@ def defined(block: nn.Module, kind: str, h: Tensor, scale: float) -> Tensor:
     attended = part("self_attn", normed)
     if kind == "parallel":
         return h + scale * (attended + part("mlp", normed))
-    if kind == "sequential":
+    if kind == "parallel_norms":
+        return h + scale * (attended + part("mlp", norm("post_attention_layernorm", h)))
+    if kind in ("sequential", "post_mlp"):
         h = h + scale * attended
-        return h + scale * part("mlp", norm("post_attention_layernorm", h))
+        fed = part("mlp", norm("post_attention_layernorm", h))
+        return h + scale * (fed if kind == "sequential" else norm("post_feedforward_layernorm", fed))
     h = h + scale * norm("post_attention_layernorm", attended)
     return h + scale * norm("post_feedforward_layernorm", part("mlp", norm("pre_feedforward_layernorm", h)))
 
