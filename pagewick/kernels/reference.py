@@ -66,10 +66,10 @@ __all__ = [
     "gather_quantized_rows", "gather_rows", "gaussian_top_k", "grouped_linear", "latent_attention", "layer_norm",
     "limit", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p",
     "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "match_magnitude", "mix_streams", "multiply", "paged_attention",
-    "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store", "rope_and_store_latent",
-    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys",
-    "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "surprise",
-    "xielu",
+    "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store",
+    "rope_and_store_latent", "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks",
+    "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv",
+    "surprise", "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.

@@ -331,7 +331,6 @@ class _Table:
             yield self._tensor(f"{path}.bias", role, rows)
 
     def _model_norm(self, path: str) -> Iterator[ModelTensor]:
-        """Yield the tensors of a norm of the model's kind over hidden states."""
         if self.config.norm.has_weight:
             yield from self._norm(path, self.config.hidden_size, has_bias=self.config.norm.has_bias)
 

@@ -1,4 +1,4 @@
-"""MiniMax-M2, OLMo 2, 3 and Hybrid, OLMoE, FlexOlmo: queries and keys normalised over all heads together; and OLMo 1."""
+"""MiniMax-M2, OLMo 2, 3 and Hybrid, OLMoE, FlexOlmo: queries and keys normalised over all heads together; OLMo 1."""
 
 from __future__ import annotations
 
