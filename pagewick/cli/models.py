@@ -17,6 +17,7 @@ from pagewick.cli.typed_flags import check_hub_flags
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.demo import MODEL_DIR
 from pagewick.errors import ModelNotFoundError
+from pagewick.models.registry import ARCHITECTURES
 from pagewick.weights import cached_models
 from pagewick.weights import hub as hubs
 from pagewick.weights.cached_models import CachedModel
@@ -120,6 +121,14 @@ def path(model: str, revision: str | None, hub: str) -> None:
     """Print the directory or file of a downloaded MODEL, without a connection to its hub."""
     check_hub_flags(model)
     click.echo(str(cached_models.cached_path(model, os.environ, revision=revision, hub_name=hub)))
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def supported(as_json: bool) -> None:
+    """List the architectures that are supported, as `architectures` of a config.json names them."""
+    names = sorted(ARCHITECTURES, key=str.lower)
+    click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
 
 
 def as_json_object(cached: CachedModel) -> dict[str, Any]:

@@ -142,7 +142,6 @@ ARCHITECTURES: Final = {
     "MPNetForSequenceClassification": "pagewick.models.mpnet:read_mpnet",
     "NomicBertModel": "pagewick.models.nomic_bert:read_nomic_bert",
 }
-_TASKS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
 # Architectures whose names resemble a supported one, and how they differ.
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
@@ -168,20 +167,17 @@ _OTHER_TASKS: Final = {
 
 
 def check_architecture(architecture: str) -> None:
-    """Raise ModelLoadError for an architecture that is not in the table; it names the nearest one and all others."""
+    """Raise ModelLoadError for an architecture that is not in the table; it names the nearest one."""
     if architecture in ARCHITECTURES:
         return
     lines = [f"architecture {architecture} is not supported"]
     if reason := _REFUSED.get(architecture):
         lines[0] += f": {reason}"
     elif other := next((what for end, what in _OTHER_TASKS.items() if architecture.endswith(end)), ""):
-        lines[0] += f": {other}, and Pagewick only runs models of the kinds below"
+        lines[0] += f": {other}, and Pagewick only runs some of these"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
-    # Full names would fill a terminal.
-    for task in _TASKS:
-        stems = [name.removesuffix(task) for name in ARCHITECTURES if name.endswith(task)]
-        lines.append(f"  supported with {task} behind the name: {', '.join(stems)}")
+    lines.append(f"  `pagewick models supported` lists all {len(ARCHITECTURES)} architectures that are")
     raise ModelLoadError("\n".join(lines))
 
 

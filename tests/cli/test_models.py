@@ -17,6 +17,7 @@ from pagewick.cli import cli
 from pagewick.cli.models import ago
 from pagewick.config import BUILTIN_MODEL
 from pagewick.demo import MODEL_DIR
+from pagewick.models.registry import ARCHITECTURES
 from tests.weights.conftest import hub as hub  # a stand-in for a Hugging Face hub
 
 MODEL = "someone/Model-1.5"
@@ -293,6 +294,12 @@ class TestPull:
     def test_the_hub_comes_from_the_environment_too(self, caches: Path) -> None:
         result = CliRunner().invoke(cli, ["models", "pull", MODEL], env={"PAGEWICK_HUB": "modelscope"})
         assert f"not in the cache ({caches / 'ms'})" in result.stderr
+
+
+def test_supported_architectures() -> None:
+    result = CliRunner().invoke(cli, ["models", "supported"])
+    assert result.exit_code == 0 and set(result.stdout.split()) == set(ARCHITECTURES)
+    assert json.loads(CliRunner().invoke(cli, ["models", "supported", "--json"]).stdout) == result.stdout.split()
 
 
 def test_imports_no_torch(caches: Path) -> None:

@@ -218,11 +218,12 @@ def test_an_error_about_the_end_names_the_file() -> None:
         eos_token_ids({"eos_token_id": True}, {})
 
 
-def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_nearest() -> None:
+def test_an_unknown_architecture_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(ModelLoadError, match=r"Qwen4ForCausalLM is not supported; the nearest that is: Qwen3") as error:
         read_config({**VALID, "architectures": ["Qwen4ForCausalLM"]})
-    assert all(name.partition("For")[0].removesuffix("Model") in str(error.value) for name in ARCHITECTURES)
-    assert len(str(error.value)) < 18 * 80
+    assert str(error.value).splitlines()[1:] == [
+        f"  `pagewick models supported` lists all {len(ARCHITECTURES)} architectures that are"
+    ]
     with pytest.raises(ModelLoadError, match="its attention is block-sparse"):
         read_config({**VALID, "architectures": ["Phi3SmallForCausalLM"]})
     assert nearest_to("Zzz") == ""
