@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.published_2025 import PUBLISHED_2025
+from tests.models.published_2026 import PUBLISHED_2026
 from tests.models.published_gemma3n import GEMMA3N
 from tests.models.published_gemma4 import GEMMA4
 from tests.models.published_llama4 import PUBLISHED_LLAMA4
@@ -160,6 +161,7 @@ _GRANITE: dict[str, Any] = {
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     **PUBLISHED_2025,
+    **PUBLISHED_2026,
     **PUBLISHED_LLAMA4,
     **PUBLISHED_STATES,
     "llama-7b-hf": {

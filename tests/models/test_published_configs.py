@@ -21,6 +21,7 @@ from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 from tests.models.published_2025 import FACTS_2025
+from tests.models.published_2026 import FACTS_2026
 from tests.models.published_llama4 import FACTS_LLAMA4
 from tests.models.published_states import FACTS_STATES
 
@@ -37,6 +38,7 @@ _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
 _GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias, sinks"
 FACTS = {
     **FACTS_2025,
+    **FACTS_2026,
     **FACTS_LLAMA4,
     **FACTS_STATES,
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",

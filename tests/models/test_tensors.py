@@ -103,6 +103,7 @@ VARIANT_OF = {
     "GptOssForCausalLM": "gpt-oss",
     "HunYuanDenseV1ForCausalLM": "hunyuan-tied",
     "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
+    "HYV3ForCausalLM": "hy3",
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
     "ApertusForCausalLM": "apertus",
