@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.entry_changes_2026 import CHANGES_2026
+
 CHANGES_2025: dict[str, list[dict[str, Any]]] = {
+    **CHANGES_2026,
     "llama4-scout": [
         {"attention_chunk_size": 22},
         {"use_qk_norm": False},
@@ -131,16 +134,6 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"tie_word_embeddings": True},
     ],
     "hunyuan-a13b": [{"moe_topk": 2}, {"moe_topk": [3, 2, 3]}, {"attention_bias": True}, {"intermediate_size": 20}],
-    "hy3": [
-        {"num_experts_per_tok": 2},
-        {"router_scaling_factor": 1.3},
-        {"num_shared_experts": 1},
-        {"mlp_layer_types": ["dense", "sparse", "dense"]},
-        {"attention_bias": True},
-        {"rope_parameters.rope_theta": 900.0},
-        {"rms_norm_eps": 0.02},
-        {"tie_word_embeddings": True},
-    ],
     "dots.llm1": [
         {"num_experts_per_tok": 2},
         {"norm_topk_prob": False},

@@ -18,9 +18,27 @@ PUBLISHED_2026: dict[str, dict[str, Any]] = {
         "router_scaling_factor": 2.826, "tie_word_embeddings": False, "transformers_version": "5.6.0",
         "use_cache": True, "vocab_size": 120832,
     },
+    "Mellum2.1-12B-A2.5B-Thinking": {
+        "architectures": ["MellumForCausalLM"], "attention_bias": False, "eos_token_id": 28, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 7168,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 7, "max_position_embeddings": 131072,
+        "mlp_layer_types": ["sparse"] * 28, "model_type": "mellum", "moe_intermediate_size": 896,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 64, "num_experts_per_tok": 8,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "attention_factor": 1.2772588722239782, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0,
+                "original_max_position_embeddings": 8192, "rope_theta": 500000.0, "rope_type": "yarn",
+            },
+            "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+        },
+        "sliding_window": 1024, "tie_word_embeddings": False, "use_sliding_window": True, "vocab_size": 98304,
+    },
 }
 # fmt: on
 FACTS_2026 = {
     "Hy3": "80 64/8x128 | default 128@1.11588e+07 | all | sequential rms 1e-05 | "
     "1: silu 13312, 79: 8 of 192 x 1536 + 1536 | 262144 | rms head norm",
+    "Mellum2.1-12B-A2.5B-Thinking": "28 32/4x128 | default 128@500000, yarn 128@500000 | 21 of 1024 | "
+    "sequential rms 1e-06 | 8 of 64 x 896 | 131072 | rms head norm",
 }

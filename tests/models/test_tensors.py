@@ -104,6 +104,7 @@ VARIANT_OF = {
     "HunYuanDenseV1ForCausalLM": "hunyuan-tied",
     "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
     "HYV3ForCausalLM": "hy3",
+    "MellumForCausalLM": "mellum-2",
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
     "ApertusForCausalLM": "apertus",

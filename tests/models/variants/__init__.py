@@ -23,6 +23,7 @@ from tests.models.variants import (
     qwen,
     qwen_next,
     since_2025,
+    since_2026,
     stablelm,
     starcoder,
     ungated,
@@ -56,6 +57,7 @@ VARIANTS: dict[str, Variant] = {
         mamba,
         others,
         since_2025,
+        since_2026,
         ungated,
     )
     for name, variant in family.VARIANTS.items()

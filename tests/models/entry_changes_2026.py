@@ -1,0 +1,31 @@
+"""The changes of test_config_fields.py for families whose first models were published since 2026."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHANGES_2026: dict[str, list[dict[str, Any]]] = {
+    "hy3": [
+        {"num_experts_per_tok": 2},
+        {"router_scaling_factor": 1.3},
+        {"num_shared_experts": 1},
+        {"mlp_layer_types": ["dense", "sparse", "dense"]},
+        {"attention_bias": True},
+        {"rope_parameters.rope_theta": 900.0},
+        {"rms_norm_eps": 0.02},
+        {"tie_word_embeddings": True},
+    ],
+    "mellum-2": [
+        {"num_experts_per_tok": 2},
+        {"norm_topk_prob": False},
+        {"sliding_window": 30},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+        {"attention_bias": True},
+        {"rope_parameters.full_attention.factor": 3.0},
+        {"rope_parameters.full_attention.attention_factor": 1.3},
+        {"rope_parameters.sliding_attention.rope_theta": 900.0},
+        {"rms_norm_eps": 0.02},
+        {"tie_word_embeddings": True},
+    ],
+}

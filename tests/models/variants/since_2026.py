@@ -1,0 +1,25 @@
+"""Mellum 2."""
+
+from __future__ import annotations
+
+from tests.models.variants.variant import Variant
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 40,
+    "attention_factor": 1.1, "beta_fast": 16.0, "beta_slow": 1.0,
+}  # fmt: skip
+
+VARIANTS = {
+    "mellum-2": Variant(
+        "Mellum",
+        {
+            "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-4,
+            "num_hidden_layers": 4, "sliding_window": 19, "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "norm_topk_prob": True,
+            "rope_parameters": {
+                "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+            },
+        },
+        is_loose=True,
+    ),
+}  # fmt: skip
