@@ -59,7 +59,7 @@ _NO_NORM = "no norm comes before it"
 _NO_GATE = "its inputs come from an activation without a gate"
 _NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
-_NOT_LINEAR = ("clamped_swish",)
+_NOT_LINEAR = ("clamped_swish", "silu_within7", "silu_within16")
 _STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
 _NOT_LINEAR_BEFORE = "its inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
