@@ -8,5 +8,6 @@ OLD_ARCHITECTURES: Final = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
 }

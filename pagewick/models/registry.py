@@ -48,6 +48,7 @@ ARCHITECTURES: Final = {
     "Qwen3VLMoeForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl_moe",
     "PhiForCausalLM": "pagewick.models.phi:read_phi",
     "Phi3ForCausalLM": "pagewick.models.phi:read_phi3",
+    "PhimoeForCausalLM": "pagewick.models.phi:read_phimoe",
     "StableLmForCausalLM": "pagewick.models.stablelm:read_stablelm",
     "GemmaForCausalLM": "pagewick.models.gemma:read_gemma",
     "Gemma2ForCausalLM": "pagewick.models.gemma:read_gemma2",
@@ -135,7 +136,6 @@ _TASKS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
     "Phi3VForCausalLM": "it reads images",
-    "PhiMoEForCausalLM": "its router chooses by sparse mixing",
     "ChatGLMModel": "its code lies in the repository, and code from a repository is not run; use the -hf conversion",
     "ChatGLMForConditionalGeneration": "it is not a decoder of the GLM-4 kind",
     "MixFormerSequentialForCausalLM": "it is Phi as first published; use the files of PhiForCausalLM",

@@ -1,10 +1,22 @@
-"""The changes of test_config_fields.py for families whose first models were published since 2026."""
+"""The changes of test_config_fields.py for families whose first models were published since 2026, and Phi-3.5-MoE."""
 
 from __future__ import annotations
 
 from typing import Any
 
 CHANGES_2026: dict[str, list[dict[str, Any]]] = {
+    "phi-3.5-moe": [
+        {"router_jitter_noise": 0.3},
+        {"sliding_window": None},
+        {"attention_bias": False},
+        {"lm_head_bias": False},
+        {"rms_norm_eps": 0.02},
+        {"hidden_act": "gelu"},
+        {"rope_parameters.rope_theta": 900.0},
+        {"rope_parameters.short_mscale": 0.9, "rope_parameters.long_mscale": 0.9},
+        {"rope_parameters.short_factor": [1.5, 2.0, 2.4, 3.1, 4.0, 5.2, 6.0, 7.5]},
+        {"tie_word_embeddings": True, "lm_head_bias": False},
+    ],
     "hy3": [
         {"num_experts_per_tok": 2},
         {"router_scaling_factor": 1.3},

@@ -80,6 +80,8 @@ FACTS = {
     "phi-4": "40 40/10x128 | default 128@250000 | all | sequential rms 1e-05 | silu 17920 | 16384 | fused",
     "Phi-4-mini-instruct": "32 24/8x128 | longrope 96@10000 | 262144 | sequential rms 1e-05 | silu 8192 | 131072 | "
     "tied, fused",
+    "Phi-3.5-MoE-instruct": "32 32/8x128 | longrope 128@10000 | 131072 | sequential layer 1e-05 | 2 of 16 x 6400 | "
+    "131072 | qkv bias, o bias, head bias",
     "stablelm-3b-4e1t": "32 32/32x80 | default 20@10000 | all | sequential layer 1e-05 | silu 6912 | 4096 |",
     "stable-code-3b": "32 32/32x80 | default 20@1e+06 | all | sequential layer 1e-05 | silu 6912 | 16384 |",
     "stablelm-2-1_6b": "24 32/32x64 | default 16@10000 | all | sequential layer 1e-05 | silu 5632 | 4096 | qkv bias",
@@ -283,6 +285,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("DeepSeek-R1-0528-Qwen3-8B", 4, 32768, 1),
         ("Phi-3-mini-128k-instruct", 32, 4096, 1.190238),
         ("Phi-4-mini-instruct", 32, 4096, 1.190238),
+        ("Phi-3.5-MoE-instruct", 32, 4096, 1.243163),
         ("DeepSeek-V2.5", 40, 4096, 1),
         ("gpt-oss-20b", 32, 4096, 1.346574),
         ("DeepSeek-R1", 40, 4096, 1),
@@ -312,6 +315,9 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("GLM-4.5", ("sigmoid", True, 1, 1, 2.5)),
         ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
         ("MiniMax-M2", ("sigmoid", True, 1, 1, 1.0)),
+        ("Hy3", ("sigmoid", True, 1, 1, 2.826)),
+        ("Mellum2.1-12B-A2.5B-Thinking", ("softmax", True, 1, 1, 1.0)),
+        ("Phi-3.5-MoE-instruct", ("near", False, 1, 1, 1.0)),
         ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
         ("Kimi-Linear-48B-A3B-Instruct", ("sigmoid", True, 1, 1, 2.446)),
     ],
