@@ -103,6 +103,8 @@ ARCHITECTURES: Final = {
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
     "GraniteMoeForCausalLM": "pagewick.models.granite:read_granite_moe",
     "GraniteMoeHybridForCausalLM": "pagewick.models.granite:read_granite_hybrid",
+    "GraniteSWAForCausalLM": "pagewick.models.granite:read_granite_swa",
+    "GraniteMoeSWAForCausalLM": "pagewick.models.granite:read_granite_moe_swa",
     "BambaForCausalLM": "pagewick.models.bamba:read_bamba",
     "MambaForCausalLM": "pagewick.models.mamba_alone:read_mamba1",
     "FalconMambaForCausalLM": "pagewick.models.mamba_alone:read_falcon_mamba",

@@ -93,6 +93,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
+    "GraniteMoeSWAForCausalLM": _GRANITE,
     "NemotronHForCausalLM": Stacking(
         (".mixer.experts",), "n_routed_experts", "moe_intermediate_size", is_gated=False, latent="moe_latent_size"
     ),

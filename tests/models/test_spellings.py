@@ -15,7 +15,9 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 
 # Differences between the two spellings, which transformers brings into the new one.
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
-_WITH_TYPES = {"exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "lfm2", "lfm2_moe", "gemma3n_text"}
+_WITH_TYPES = {
+    "exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "granitemoe_swa", "lfm2", "lfm2_moe", "gemma3n_text",
+}  # fmt: skip
 
 
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ WINDOWS = {
     "smollm3-window": (21, True),
     "command-r7b": (20, True),
     "mellum-2": (19, True),
+    "granite-swash": (18, True),
 }
 
 
