@@ -93,6 +93,7 @@ ARCHITECTURES: Final = {
     "NemotronForCausalLM": "pagewick.models.nemotron:read_nemotron",
     "CohereForCausalLM": "pagewick.models.cohere:read_cohere",
     "Cohere2ForCausalLM": "pagewick.models.cohere:read_cohere2",
+    "Cohere2MoeForCausalLM": "pagewick.models.cohere:read_cohere2_moe",
     "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
     "KimiK25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",

@@ -89,7 +89,9 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhimoeForCausalLM"), _LOCAL),
-    "OlmoeForCausalLM": Stacking(_USUAL, "num_experts", "intermediate_size"),
+    **dict.fromkeys(
+        ("OlmoeForCausalLM", "Cohere2MoeForCausalLM"), Stacking(_USUAL, "num_experts", "intermediate_size")
+    ),
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,

@@ -17,6 +17,7 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 _WITH_TYPES = {
     "exaone4", "exaone_moe", "qwen3_next", "granitemoehybrid", "granitemoe_swa", "lfm2", "lfm2_moe", "gemma3n_text",
+    "cohere2_moe",
 }  # fmt: skip
 
 

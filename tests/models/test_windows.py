@@ -34,6 +34,7 @@ WINDOWS = {
     "command-r7b": (20, True),
     "mellum-2": (19, True),
     "granite-swash": (18, True),
+    "north-mini": (20, True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Mellum 2."""
+"""Mellum 2, Command A+ and North Mini."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from tests.models.variants.variant import Variant
 YARN = {
     "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 40,
     "attention_factor": 1.1, "beta_fast": 16.0, "beta_slow": 1.0,
+}  # fmt: skip
+
+COHERE = {
+    "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24, "num_hidden_layers": 4, "sliding_window": 20,
+    "expert_selection_fn": "sigmoid", "rope_theta": 5e4,
 }  # fmt: skip
 
 VARIANTS = {
@@ -19,6 +24,17 @@ VARIANTS = {
             "rope_parameters": {
                 "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
             },
+        },
+        is_loose=True,
+    ),
+    "command-a-plus": Variant(
+        "Cohere2Moe", {**COHERE, "num_shared_experts": 2, "layer_norm_eps": 1e-3, "logit_scale": 0.8}, is_loose=True
+    ),
+    "north-mini": Variant(
+        "Cohere2Moe",
+        {
+            **COHERE, "norm_topk_prob": False, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 40,
+            "num_hidden_layers": 5, "rms_norm_eps": 1e-3, "logit_scale": 0.8,
         },
         is_loose=True,
     ),
