@@ -24,7 +24,7 @@ from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.distance_bias import DistanceBias
-from pagewick.layers.elementwise import sigmoid_gate
+from pagewick.layers.elementwise import Activation, multiply, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.latent_attention import LatentAttention
@@ -80,6 +80,7 @@ class DecoderAttention(nn.Module):
             self.g_proj = ColumnParallelLinear(
                 context, f"{prefix}.g_proj", hidden_size, config.num_heads * head_dim, multiple=head_dim
             )
+        self._softplus = Activation("softplus", is_gated=False) if config.has_softplus_gates else None
         self.q_norm: HeadNorm | JointHeadNorm | None = None
         self.k_norm: HeadNorm | JointHeadNorm | None = None
         ours, has_keys = self.qkv_proj, layer.lender is None
@@ -171,7 +172,9 @@ class DecoderAttention(nn.Module):
             attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
         if self.g_proj is not None:
             gates = self.g_proj(hidden_states, batch)
-        if gates is not None:
+        if gates is not None and self._softplus is not None:
+            attended = multiply(attended, self._softplus(gates))
+        elif gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
 

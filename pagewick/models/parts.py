@@ -81,6 +81,7 @@ class AttentionConfig:
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
+    has_softplus_gates: the gates of g_proj are multiplied as the softplus of these numbers, not as their sigmoid.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
@@ -99,6 +100,7 @@ class AttentionConfig:
     has_gate: bool = False
     has_head_gates: bool = False
     has_number_gates: bool = False
+    has_softplus_gates: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
     sees_images_whole: bool = False

@@ -82,6 +82,7 @@ ARCHITECTURES: Final = {
     "HunYuanMoEV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_moe",
     "HYV3ForCausalLM": "pagewick.models.hunyuan:read_hy_v3",
     "MellumForCausalLM": "pagewick.models.mellum:read_mellum",
+    "LagunaForCausalLM": "pagewick.models.laguna:read_laguna",
     "Dots1ForCausalLM": "pagewick.models.dots:read_dots1",
     "ArceeForCausalLM": "pagewick.models.llama:read_arcee",
     "ApertusForCausalLM": "pagewick.models.apertus:read_apertus",

@@ -34,6 +34,26 @@ PUBLISHED_2026: dict[str, dict[str, Any]] = {
         },
         "sliding_window": 1024, "tie_word_embeddings": False, "use_sliding_window": True, "vocab_size": 98304,
     },
+    "Laguna-XS-2.1": {
+        "architectures": ["LagunaForCausalLM"], "attention_bias": False, "bos_token_id": 2, "decoder_sparse_step": 1,
+        "eos_token_id": [2, 24], "gating": "per-head", "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "layer_types": ["full_attention", *["sliding_attention"] * 3] * 10,
+        "max_position_embeddings": 262144, "mlp_layer_types": ["dense", *["sparse"] * 39], "mlp_only_layers": [0],
+        "model_type": "laguna", "moe_apply_router_weight_on_input": False, "moe_intermediate_size": 512,
+        "moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.0, "norm_topk_prob": True,
+        "num_attention_heads": 48, "num_attention_heads_per_layer": [48, 64, 64, 64] * 10, "num_experts": 256,
+        "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "attention_factor": 1.3465735902799727, "beta_fast": 64.0, "beta_slow": 1.0, "factor": 32.0,
+                "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "rope_theta": 500000.0,
+                "rope_type": "yarn",
+            },
+            "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "shared_expert_intermediate_size": 512, "sliding_window": 512, "tie_word_embeddings": False,
+        "vocab_size": 100352,
+    },
 }
 # fmt: on
 FACTS_2026 = {
@@ -41,4 +61,6 @@ FACTS_2026 = {
     "1: silu 13312, 79: 8 of 192 x 1536 + 1536 | 262144 | rms head norm",
     "Mellum2.1-12B-A2.5B-Thinking": "28 32/4x128 | default 128@500000, yarn 128@500000 | 21 of 1024 | "
     "sequential rms 1e-06 | 8 of 64 x 896 | 131072 | rms head norm",
+    "Laguna-XS-2.1": "40 48/8x128 | yarn 64@500000, default 128@10000 | 30 of 512 | sequential rms 1e-06 | "
+    "1: silu 8192, 39: 8 of 256 x 512 + 512 | 262144 | rms head norm",
 }

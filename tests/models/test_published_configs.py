@@ -13,7 +13,7 @@ from itertools import groupby
 
 import pytest
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.config import ModelConfig
@@ -316,6 +316,7 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
         ("MiniMax-M2", ("sigmoid", True, 1, 1, 1.0)),
         ("Hy3", ("sigmoid", True, 1, 1, 2.826)),
+        ("Laguna-XS-2.1", ("sigmoid", True, 1, 1, 2.5)),
         ("Mellum2.1-12B-A2.5B-Thinking", ("softmax", True, 1, 1, 1.0)),
         ("Phi-3.5-MoE-instruct", ("near", False, 1, 1, 1.0)),
         ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
@@ -384,6 +385,14 @@ def test_layers_attend_to_the_keys_of_earlier_ones() -> None:
 def test_layer_types_of_windows_that_are_not_used() -> None:
     config = {**PUBLISHED["Qwen1.5-0.5B"], "layer_types": ["full_attention"] * 21 + ["sliding_attention"] * 3}
     assert all(layer.window is None for layer in read_config(config).layers)
+
+
+def test_ranks_share_out_the_heads_of_all_layers() -> None:
+    laguna = read_config(PUBLISHED["Laguna-XS-2.1"])
+    laguna.check_ranks(16)
+    with pytest.raises(ConfigError, match="3 does not divide the model's 64 attention heads of other layers"):
+        laguna.check_ranks(3)
+    assert laguna.attention_width == 64 * 128
 
 
 def test_embeddings_are_scaled_and_layers_that_predict_later_tokens_ignored() -> None:

@@ -56,7 +56,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # These families are younger than the new spelling.
-_YOUNGER = ("gemma-4", "lfm3", "mellum-2")
+_YOUNGER = ("gemma-4", "lfm3", "mellum-2", "laguna")
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith(_YOUNGER)])

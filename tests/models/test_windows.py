@@ -35,6 +35,7 @@ WINDOWS = {
     "mellum-2": (19, True),
     "granite-swash": (18, True),
     "north-mini": (20, True),
+    "laguna-xs": (21, True),
 }
 
 
