@@ -150,7 +150,7 @@ class SharedExpert(nn.Module):
         self, context: LayerContext, prefix: str, hidden_size: int, intermediate_size: int, config: MoeConfig
     ) -> None:
         super().__init__()
-        self.act_fn = Activation(config.activation, is_gated=config.is_gated)
+        self.act_fn = Activation(config.shared_activation or config.activation, is_gated=config.is_gated)
         self.gate_up_proj = MergedColumnParallelLinear(
             context, prefix, hidden_size, dict.fromkeys(config.input_projections, intermediate_size),
             fused_name="gate_up_proj" if config.is_shared_fused else None,

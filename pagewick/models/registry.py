@@ -83,6 +83,7 @@ ARCHITECTURES: Final = {
     "HYV3ForCausalLM": "pagewick.models.hunyuan:read_hy_v3",
     "MellumForCausalLM": "pagewick.models.mellum:read_mellum",
     "LagunaForCausalLM": "pagewick.models.laguna:read_laguna",
+    "Step3p7ForConditionalGeneration": "pagewick.models.step3:read_step3p7_multimodal",
     "Dots1ForCausalLM": "pagewick.models.dots:read_dots1",
     "ArceeForCausalLM": "pagewick.models.llama:read_arcee",
     "ApertusForCausalLM": "pagewick.models.apertus:read_apertus",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # These families are younger than the new spelling.
-_YOUNGER = ("gemma-4", "lfm3", "mellum-2", "laguna")
+_YOUNGER = ("gemma-4", "lfm3", "mellum-2", "laguna", "step-3.7")
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith(_YOUNGER)])
@@ -70,3 +71,22 @@ def test_old_and_new_files_are_read_alike(name: str, tmp_path: Path) -> None:
         (known.get("rope_parameters") or {}).pop("type", None)
         assert {entry: known.get(entry) for entry in SPELT} == {entry: config.get(entry) for entry in SPELT}
     assert read_config(old) == read_config(config)
+
+
+def test_step_is_read_as_published(tmp_path: Path) -> None:
+    """Entries have other names, and lists an entry for each layer, also for those that predict later tokens."""
+    write_checkpoint("step-3.7", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = dict(VARIANTS["step-3.7"].all_entries()["text_config"])
+    names = {
+        "num_key_value_heads": "num_attention_groups", "n_routed_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_top_k", "share_expert_dim": "share_expert_dims",
+    }  # fmt: skip
+    published = {names.get(name, name): value for name, value in text.items()} | {"num_nextn_predict_layers": 2}
+    for name, value in published.items():
+        if isinstance(value, list):
+            published[name] = [*value, value[1], value[1]]
+    published |= {"yarn_only_types": ["full_attention"], "use_rope_layers": [True] * 7}
+    found, expected = read_config({**config, "text_config": published}), read_config(config)
+    assert r"model\.layers\.(5|6)\..*" in found.ignored
+    assert replace(found, ignored=(), dtype="") == replace(expected, ignored=(), dtype="")

@@ -110,6 +110,7 @@ VARIANT_OF = {
     "HYV3ForCausalLM": "hy3",
     "MellumForCausalLM": "mellum-2",
     "LagunaForCausalLM": "laguna-xs",
+    "Step3p7ForConditionalGeneration": "step-3.7",
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
     "ApertusForCausalLM": "apertus",
@@ -121,7 +122,7 @@ VARIANT_OF = {
     "NemotronForCausalLM": "nemotron",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector")
+OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector|vit_large")
 CPU = torch.device("cpu")
 
 
@@ -203,6 +204,7 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
+STEP = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
 # Refused configs: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
@@ -329,6 +331,10 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("laguna-xs", {"gating_types": ["per_element"] * 4}, ("gating_types", "per-head")),
     ("laguna-xs", {"mlp_only_layers": [0, 1]}, ("mlp_only_layers", "[0]")),
     ("laguna-xs", {"moe_router_logit_softcapping": 30.0}, ("moe_router_logit_softcapping",)),
+    ("step-3.7", {"text_config": {**STEP, "swiglu_limits": [0, 9.0]}}, ("swiglu_limits", "0, 7, 16")),
+    ("step-3.7", {"text_config": {**STEP, "use_rope_layers": [True, False]}}, ("use_rope_layers",)),
+    ("step-3.7", {"text_config": {**STEP, "rope_theta": [1e4, 5e4]}}, ("rope_theta", "kind of layer")),
+    ("step-3.7", {"text_config": {**STEP, "per_layer_config": {"1": {}}}}, ("per_layer_config",)),
     ("dots.llm1", {"scoring_func": "softmax"}, ("scoring_func", "sigmoid")),
     ("trinity-mini", {"score_func": "softmax"}, ("score_func", "sigmoid")),
     ("solar-open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "without experts")),

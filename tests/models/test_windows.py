@@ -36,6 +36,7 @@ WINDOWS = {
     "granite-swash": (18, True),
     "north-mini": (20, True),
     "laguna-xs": (21, True),
+    "step-3.7": (20, True),
 }
 
 
