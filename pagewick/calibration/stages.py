@@ -169,7 +169,7 @@ def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stag
         size, stride = config.v_head_dim, config.qk_nope_head_dim + config.v_head_dim
         rows = _head_rows(num_heads, size, config.qk_nope_head_dim, stride)
         return (Fold(points, RowsAbsorber("self_attn.kv_b_proj", rows, has_bias=False)),)
-    size, num_kv_heads = config.head_dim, config.num_kv_heads
+    size, num_kv_heads = config.output_dim, config.num_kv_heads
     if num_kv_heads < num_heads:
         return (Fold(points, None, "several heads share the values that its inputs come from"),)
     name, first, stride = {

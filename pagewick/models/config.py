@@ -207,6 +207,12 @@ class ModelConfig:
         mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
+        attentions = (layer.attention for layer in self.layers)
+        with_sinks = next(
+            (idx for idx, one in enumerate(attentions) if isinstance(one, AttentionConfig) and one.has_sinks), None
+        )
+        if with_sinks is not None:
+            sought.append(f"model.layers.{with_sinks}.self_attn.sinks.weight")
         if self.vision is not None:
             sought.append("visual.blocks.0.norm1.weight")
         maps = (*self.names, *(names.bare() for names in self.names))

@@ -78,6 +78,8 @@ class AttentionConfig:
     parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
     one tensor, each head's query, key and value one after the other. keys_are_values: as q_proj and k_proj, whose
     outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
+    value_dim: size of a value, if it is smaller than head_dim, that of a key; in the layout "parts", without gates and
+    norms of heads. value_scale: factor of values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
@@ -95,6 +97,8 @@ class AttentionConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
+    value_dim: int | None = None
+    value_scale: float = 1.0
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False
@@ -105,6 +109,11 @@ class AttentionConfig:
     has_value_norm: bool = False
     sees_images_whole: bool = False
     sees_all: bool = False
+
+    @property
+    def output_dim(self) -> int:
+        """Size of a head's output."""
+        return self.value_dim or self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,7 @@ ARCHITECTURES: Final = {
     "MellumForCausalLM": "pagewick.models.mellum:read_mellum",
     "LagunaForCausalLM": "pagewick.models.laguna:read_laguna",
     "Step3p7ForConditionalGeneration": "pagewick.models.step3:read_step3p7_multimodal",
+    "MiMoV2FlashForCausalLM": "pagewick.models.mimo:read_mimo_v2_flash",
     "Dots1ForCausalLM": "pagewick.models.dots:read_dots1",
     "ArceeForCausalLM": "pagewick.models.llama:read_arcee",
     "ApertusForCausalLM": "pagewick.models.apertus:read_apertus",

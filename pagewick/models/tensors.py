@@ -169,7 +169,11 @@ class _Table:
         kv_heads = kv_heads_of_rank(num_heads, config.num_kv_heads, self.rank, self.num_ranks)
         queries = Size(num_heads, last - first).times(config.head_dim)
         keys = Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
-        rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": keys}
+        values, outputs = (
+            Size(count, kept).times(config.output_dim)
+            for count, kept in ((config.num_kv_heads, len(kv_heads)), (num_heads, last - first))
+        )
+        rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": values}
         if config.layout == "keys_are_values":
             # A rank keeps them once for each use.
             rows = {"q_proj": queries, "k_proj": Size(keys.whole, 2 * keys.kept)}
@@ -183,7 +187,7 @@ class _Table:
             yield from self._linear(f"{path}.g_proj", "attention", Size(num_heads, last - first), hidden)
         elif config.has_number_gates:
             yield from self._linear(f"{path}.g_proj", "attention", queries, hidden)
-        yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
+        yield from self._linear(f"{path}.o_proj", "attention", hidden, outputs, has_bias=config.o_bias)
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None and config.head_norm.has_weight:

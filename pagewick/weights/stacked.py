@@ -91,7 +91,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _ROUTED),
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
-    **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "MiMoV2FlashForCausalLM"), _ROUTED),
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhimoeForCausalLM"), _LOCAL),
     **dict.fromkeys(
         ("OlmoeForCausalLM", "Cohere2MoeForCausalLM"), Stacking(_USUAL, "num_experts", "intermediate_size")

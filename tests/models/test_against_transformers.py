@@ -32,7 +32,7 @@ SCHEDULED = (
 # One of each way in which weights are shared out.
 ON_THREE_RANKS = (
     "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
-    "gpt-bigcode-mha", "gemma-4-31b", "gpt-oss", "minimax-m2", "llama4-scout",
+    "gpt-bigcode-mha", "gemma-4-31b", "gpt-oss", "minimax-m2", "llama4-scout", "mimo-v2-flash",
 )  # fmt: skip
 # These are shared out as one of those is, but for their experts, states, norms or biases.
 ON_TWO_RANKS = (

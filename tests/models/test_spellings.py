@@ -57,7 +57,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # These families are younger than the new spelling.
-_YOUNGER = ("gemma-4", "lfm3", "mellum-2", "laguna", "step-3.7")
+_YOUNGER = ("gemma-4", "lfm3", "mellum-2", "laguna", "step-3.7", "mimo-v2-flash")
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith(_YOUNGER)])
@@ -90,3 +90,23 @@ def test_step_is_read_as_published(tmp_path: Path) -> None:
     found, expected = read_config({**config, "text_config": published}), read_config(config)
     assert r"model\.layers\.(5|6)\..*" in found.ignored
     assert replace(found, ignored=(), dtype="") == replace(expected, ignored=(), dtype="")
+
+
+def test_mimo_is_read_as_published(tmp_path: Path) -> None:
+    """Layers with a window have entries of their own, and lists of 0 and 1 tell the kinds of layers."""
+    write_checkpoint("mimo-v2-flash", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config["rope_parameters"]
+    rope["sliding_attention"]["partial_rotary_factor"] = rope["full_attention"]["partial_rotary_factor"]
+    expected = read_config({**config, "mlp_layer_types": ["dense", *["sparse"] * 3], "routed_scaling_factor": 1.0})
+    for name in ("layer_types", "mlp_layer_types", "rms_norm_eps", "rope_parameters", "sliding_window"):
+        config.pop(name, None)
+    published = config | {
+        "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "layernorm_epsilon": 1e-3,
+        "sliding_window_size": 21, "sliding_window": 21, "rope_theta": 50000, "swa_rope_theta": 3000,
+        "partial_rotary_factor": 0.334, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2,
+        "swa_head_dim": 24, "swa_v_head_dim": 16, "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False, "n_shared_experts": None, "routed_scaling_factor": None,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_chunk_size": 21, "hybrid_block_size": None,
+    }  # fmt: skip
+    assert read_config(published) == expected

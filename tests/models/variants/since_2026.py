@@ -1,4 +1,4 @@
-"""Mellum 2, Command A+ and North Mini, Laguna, Step 3.7."""
+"""Mellum 2, Command A+ and North Mini, Laguna, Step 3.7, MiMo-V2-Flash."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ def _beyond_bounds(model: nn.Module) -> None:
             weight.mul_(1.5)
         elif "language_model" in name and name.endswith("post_attention_layernorm.weight"):
             weight.sub_(2.0)
+
+
+@torch.no_grad()
+def _with_sinks(model: nn.Module) -> None:
+    """Make the sinks as large as scores."""
+    for name, weight in model.named_parameters():
+        if name.endswith("sinks"):
+            weight.uniform_(-1, 4)
 
 
 VARIANTS = {
@@ -96,6 +104,22 @@ VARIANTS = {
             },
         },
         patch=_beyond_bounds,
+        is_loose=True,
+    ),
+    "mimo-v2-flash": Variant(
+        "MiMoV2Flash",
+        {
+            "n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 20, "rms_norm_eps": 1e-3,
+            "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "num_hidden_layers": 4, "sliding_window": 22,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "routed_scaling_factor": 1.3, "n_group": 4, "topk_group": 2, "attention_value_scale": 0.8,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e3, "partial_rotary_factor": 0.5},
+            },
+        },
+        patch=_with_sinks,
         is_loose=True,
     ),
 }  # fmt: skip
