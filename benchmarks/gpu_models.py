@@ -23,7 +23,8 @@ from pagewick.config import EngineConfig
 from pagewick.engine.engine import Engine
 from pagewick.engine.preflight import WeightBytes
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import DTYPE_BYTES, ModelTensor
+from pagewick.models.tensors import model_tensors
 from pagewick.quantization.at_load import quantize_rows
 from pagewick.quantization.block_formats import stored_block
 from pagewick.weights.source import TensorSource

@@ -28,7 +28,8 @@ from benchmarks.weight_files import BF16, FORMATS, gguf_file
 from pagewick.cli.random_model import bench_cache_dir, write_tokenizer
 from pagewick.devices import num_cores
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor
+from pagewick.models.tensors import model_tensors
 
 _GRANITE: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"], "attention_multiplier": 0.0078125, "embedding_multiplier": 12,

@@ -10,7 +10,9 @@ from typing import Literal
 class Routing:
     """Parameters for selecting experts from E logits per token.
 
-    scoring: a token's scores are the softmax of its logits, or the sigmoid of each.
+    scoring: a token's scores are the softmax of its logits, or the sigmoid of each. near: the weight of a choice is its
+        softmax among the experts that are not chosen before it and that are near it (Phi-3.5-MoE); there are no groups.
+    margin: of near. Logit b is near a greater one, a, unless (a - b) / max(|b|, a) is above it.
     renormalize: divide a token's weights by their sum. epsilon: added to this sum.
     num_groups, top_k_groups: divide the experts into num_groups groups of neighbours and select only from the best
         top_k_groups.
@@ -21,7 +23,8 @@ class Routing:
     """
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "near"] = "softmax"
+    margin: float = 0.0
     renormalize: bool = False
     epsilon: float = 1e-20
     num_groups: int = 1
@@ -35,6 +38,8 @@ class Routing:
             raise ValueError(f"top_k must be at least 1, not {self.top_k}")
         if not 1 <= self.top_k_groups <= self.num_groups:
             raise ValueError(f"top_k_groups must be 1 .. num_groups ({self.num_groups}), not {self.top_k_groups}")
+        if self.scoring == "near" and self.num_groups > 1:
+            raise ValueError("experts that are compared with those near them have no groups")
 
     def check(self, num_experts: int) -> None:
         """Raises ValueError if these parameters do not fit a layer with `num_experts` experts."""

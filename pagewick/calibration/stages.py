@@ -59,7 +59,7 @@ _NO_NORM = "no norm with a weight comes before it"
 _NO_GATE = "its inputs come from an activation without a gate"
 _NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
-_NOT_LINEAR = ("clamped_swish",)
+_NOT_LINEAR = frozenset({"clamped_swish", "silu_within7", "silu_within16"})
 _STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
 _NOT_LINEAR_BEFORE = "its inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
@@ -177,7 +177,7 @@ def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stag
         size, stride = config.v_head_dim, config.qk_nope_head_dim + config.v_head_dim
         rows = _head_rows(num_heads, size, config.qk_nope_head_dim, stride)
         return (Fold(points, RowsAbsorber("self_attn.kv_b_proj", rows, has_bias=False)),)
-    size, num_kv_heads = config.head_dim, config.num_kv_heads
+    size, num_kv_heads = config.output_dim, config.num_kv_heads
     if config.qkv_limit is not None:
         return (Fold(points, None, "its inputs come from values that are limited"),)
     if num_kv_heads < num_heads:
@@ -229,7 +229,7 @@ def _latent_outputs(config: MlpConfig | MoeConfig) -> list[Stage]:
 def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:
     if isinstance(config, MoeConfig):
         shared = config.shared_intermediate_size or 0
-        if not config.is_gated or config.activation in _NOT_LINEAR:
+        if not config.is_gated or {config.activation, config.shared_activation} & _NOT_LINEAR:
             reason = _NOT_GROWING if config.is_gated else _NO_GATE
             return tuple(Fold((Point((f"{path}.down_proj",)),), None, reason) for path in _experts(config))
         sizes = {path: shared if path == "mlp.shared_expert" else config.intermediate_size for path in _experts(config)}
@@ -239,8 +239,8 @@ def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:
             else _down(path, f"{path}.up_proj", size)
             for path, size in sizes.items()
         )
-    if not config.is_gated:
-        return (Fold((Point(("mlp.down_proj",)),), None, _NO_GATE),)
+    if not config.is_gated or config.activation in _NOT_LINEAR:
+        return (Fold((Point(("mlp.down_proj",)),), None, _NOT_GROWING if config.is_gated else _NO_GATE),)
     size = config.intermediate_size
     if config.is_fused:
         return (_down("mlp", "mlp.gate_up_proj", size, first=size, has_bias=config.bias),)

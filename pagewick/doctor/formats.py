@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import ModelTensor
+from pagewick.models.tensor_sizes import ModelTensor
 from pagewick.quantization.block_formats import BLOCK_FORMATS
 from pagewick.quantization.mixes import MixedModel, MixedWeights
 

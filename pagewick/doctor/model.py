@@ -32,7 +32,8 @@ from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
 from pagewick.doctor.support import Verdict, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor
+from pagewick.models.tensors import model_tensors
 from pagewick.quantization.at_load_memory import most_quantizing_bytes
 from pagewick.quantization.plan import choose_mix
 from pagewick.weights import files

@@ -40,7 +40,7 @@ from pagewick.engine.step_memory import (
 )
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig
-from pagewick.models.tensors import DTYPE_BYTES
+from pagewick.models.tensor_sizes import DTYPE_BYTES
 from pagewick.parallel.sharding import kv_heads_of_rank
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.

@@ -34,7 +34,7 @@ from pagewick.doctor.plan import (
 from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
 from pagewick.errors import ConfigError
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import DTYPE_BYTES
+from pagewick.models.tensor_sizes import DTYPE_BYTES
 
 DEFAULT_CONTEXT: Final = 8192
 

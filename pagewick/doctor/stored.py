@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor
+from pagewick.models.tensors import model_tensors
 from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.tensor_headers import TensorInfo

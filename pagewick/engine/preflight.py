@@ -23,7 +23,8 @@ from pagewick.log import get_logger
 from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor
+from pagewick.models.tensors import model_tensors
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.quantization.at_load_memory import most_quantizing_bytes

@@ -50,7 +50,7 @@ from typing import Final, Self
 from pagewick.config import EngineConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
-from pagewick.models.tensors import DTYPE_BYTES
+from pagewick.models.tensor_sizes import DTYPE_BYTES
 
 _MIB: Final = 2**20
 # Sums of products in float32, as the reference operations of a CPU keep them, and two tensors of logits.

@@ -206,9 +206,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: F.relu(x).square(),
     "clamped_swish": lambda x: x.clamp(max=_CLAMP) * torch.sigmoid(1.702 * x.clamp(max=_CLAMP)),
+    "softplus": F.softplus,
+    "silu_within7": lambda x: F.silu(x).clamp(max=7.0),
+    "silu_within16": lambda x: F.silu(x).clamp(max=16.0),
 }
 # Activations whose gated form multiplies by a function of `up` and not by `up` itself.
-_FACTORS: dict[str, Callable[[Tensor], Tensor]] = {"clamped_swish": lambda up: up.clamp(-_CLAMP, _CLAMP) + 1}
+_FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamped_swish": lambda up: up.clamp(-_CLAMP, _CLAMP) + 1,
+    "silu_within7": lambda up: up.clamp(-7.0, 7.0),
+    "silu_within16": lambda up: up.clamp(-16.0, 16.0),
+}
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
@@ -219,7 +226,8 @@ def activation(x: Tensor, kind: str) -> Tensor:
 def gated_activation(x: Tensor, kind: str) -> Tensor:
     """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32.
 
-    clamped_swish multiplies by up + 1, where up is at least -7 and at most 7.
+    clamped_swish multiplies by up + 1, where up is at least -7 and at most 7. silu_within7 and silu_within16 (Step 3.7)
+    multiply by an up of these bounds.
     """
     gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
     return (ACTIVATIONS[kind](gate) * (_FACTORS[kind](up) if kind in _FACTORS else up)).to(x.dtype)

@@ -25,19 +25,39 @@ def route(
     logits do not become equal by rounding. A NaN is greater than every number. scales: [E] float32, factors of the
     experts' weights, applied last.
 
-    This is the routing of Mixtral, Qwen2-MoE and Qwen3-MoE (softmax), DeepSeek-V2 (softmax, groups) and DeepSeek-V3
-    (sigmoid, bias, groups by sum_of_two) in transformers.
+    This is the routing of Mixtral, Qwen2-MoE and Qwen3-MoE (softmax), DeepSeek-V2 (softmax, groups), DeepSeek-V3
+    (sigmoid, bias, groups by sum_of_two) and Phi-3.5-MoE (near) in transformers.
+
+    Raises ValueError for a bias if weights are those of choices among the experts near them, which have no scores.
     """
     routing.check(logits.shape[-1])
-    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
-    is_by_logits = bias is None and routing.group_score == "max"
-    keys = logits if is_by_logits else scores if bias is None else scores + bias
-    expert_ids = _greatest(keys, routing)
-    weights = scores.gather(-1, expert_ids)
+    if routing.scoring == "near":
+        if bias is not None:
+            raise ValueError("a bias is added to scores, and experts near each other have none")
+        expert_ids = _greatest(logits, routing)
+        weights = _near_weights(logits, expert_ids, routing.margin)
+    else:
+        scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+        is_by_logits = bias is None and routing.group_score == "max"
+        keys = logits if is_by_logits else scores if bias is None else scores + bias
+        expert_ids = _greatest(keys, routing)
+        weights = scores.gather(-1, expert_ids)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
     weights = weights * routing.scaling
     return expert_ids.to(torch.int32), weights if scales is None else weights * scales[expert_ids]
+
+
+def _near_weights(logits: Tensor, expert_ids: Tensor, margin: float) -> Tensor:
+    """Return the softmax of each choice among the experts that are left and near it: [T, A] (arXiv:2409.12136)."""
+    left, weights = logits, []
+    for choice in range(expert_ids.shape[-1]):
+        ids = expert_ids[:, choice, None]
+        greatest = logits.gather(-1, ids)
+        is_far = (greatest - logits) / torch.maximum(logits.abs(), greatest) > margin
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(-1, ids))
+        left = left.scatter(-1, ids, -torch.inf)
+    return torch.cat(weights, -1)
 
 
 def _greatest(keys: Tensor, routing: Routing) -> Tensor:

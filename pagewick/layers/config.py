@@ -152,6 +152,7 @@ class MoeConfig:
     logit_scale: factor of the router's outputs.
     is_router_bias_matrix: the file has these numbers as a matrix of one row.
     shared_intermediate_size: size of the expert that every token uses; None: there is none.
+    shared_scale: factor of its output. shared_activation: its own one; None: that of the other experts.
     is_shared_fused: the file has the shared expert's gate and up in one tensor.
     has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
     Raises ValueError if the numbers contradict each other.
@@ -171,6 +172,8 @@ class MoeConfig:
     logit_scale: float = 1.0
     is_router_bias_matrix: bool = False
     shared_intermediate_size: int | None = None
+    shared_scale: float = 1.0
+    shared_activation: str | None = None
     is_shared_fused: bool = False
     has_shared_gate: bool = False
 

@@ -149,6 +149,7 @@ class QKVParallelLinear(Linear):
     keys, then all values; "by_head": one, in which each key head's queries, its key and its value follow each other;
     "keys_are_values": q_proj and k_proj, whose outputs are keys and values; "queries": q_proj alone, and there are no
     keys and values in the output.
+    value_dim: size of a value, if it is not head_dim; in the layout "parts".
     has_gates: in q_proj, of the layout "parts", each head's query is followed by as many rows, its gates. The output
     then begins with the gates of this rank's heads, num_gates numbers.
     """
@@ -164,6 +165,7 @@ class QKVParallelLinear(Linear):
         *,
         bias: bool = False,
         layout: QkvLayout = "parts",
+        value_dim: int | None = None,
         has_gates: bool = False,
     ) -> None:
         rank, size = context.tp_rank, context.tp_size
@@ -177,7 +179,9 @@ class QKVParallelLinear(Linear):
                 queries = Part("q_proj", 2 * total_num_heads * head_dim, _rows_of(places, head_dim))
             parts, rows, num_rows = [queries], _rows_of(kv_heads, head_dim), total_num_kv_heads * head_dim
             if layout == "parts":
-                parts += [Part("k_proj", num_rows, rows), Part("v_proj", num_rows, rows)]
+                of_values = value_dim or head_dim
+                values = Part("v_proj", total_num_kv_heads * of_values, _rows_of(kv_heads, of_values))
+                parts += [Part("k_proj", num_rows, rows), values]
             elif layout == "keys_are_values":
                 parts.append(Part("k_proj", num_rows, rows * 2))
         else:

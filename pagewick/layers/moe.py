@@ -150,7 +150,7 @@ class SharedExpert(nn.Module):
         self, context: LayerContext, prefix: str, hidden_size: int, intermediate_size: int, config: MoeConfig
     ) -> None:
         super().__init__()
-        self.act_fn = Activation(config.activation, is_gated=config.is_gated)
+        self.act_fn = Activation(config.shared_activation or config.activation, is_gated=config.is_gated)
         self.gate_up_proj = MergedColumnParallelLinear(
             context, prefix, hidden_size, dict.fromkeys(config.input_projections, intermediate_size),
             fused_name="gate_up_proj" if config.is_shared_fused else None,
@@ -158,7 +158,8 @@ class SharedExpert(nn.Module):
         columns = shard_bounds(intermediate_size, context.tp_rank, context.tp_size)
         # Not RowParallelLinear: MoeLayer adds the partial sums of all experts over the ranks at once.
         self.down_proj = Linear(context, f"{prefix}.down_proj", whole_rows(hidden_size, intermediate_size, columns))
+        self._scale = config.shared_scale
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        activated = self.act_fn(self.gate_up_proj(hidden_states, batch))
-        return self.down_proj(activated, batch)  # type: ignore[no-any-return]
+        output: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(hidden_states, batch)), batch)
+        return output if self._scale == 1.0 else kernels.scale(output, self._scale)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pagewick.layers.config import padded_rank
-from pagewick.models.tensors import DTYPE_BYTES, ModelTensor
+from pagewick.models.tensor_sizes import DTYPE_BYTES, ModelTensor
 
 # Projections of the same module that one layer multiplies together, by the beginnings of their names.
 _FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj",))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
@@ -97,10 +98,15 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def attentions(self) -> list[AttentionConfig | MlaConfig]:
+        """The attention of every layer that has queries."""
+        found = (layer.attention for layer in self.layers)
+        return [attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig)]
+
+    @property
     def attention(self) -> AttentionConfig | MlaConfig | None:
         """The attention of the first layer that has queries; None: no layer has."""
-        found = (layer.attention for layer in self.layers)
-        return next((attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig)), None)
+        return next(iter(self.attentions), None)
 
     @property
     def embedding_size(self) -> int:
@@ -116,6 +122,9 @@ class ModelConfig:
     def divided(self) -> dict[str, int]:
         """How many there are of each kind of part of which all ranks must get as many."""
         counts = {} if self.attention is None else {"attention heads": self.num_heads}
+        others = {attention.num_heads for attention in self.attentions} - {self.num_heads}
+        if others:
+            counts["attention heads of other layers"] = gcd(*others)
         if self.deltas:
             counts["key heads of linear attention"] = self.deltas[0].num_key_heads
         states = (state for layer in self.layers for state in layer.states)
@@ -138,7 +147,7 @@ class ModelConfig:
 
     @property
     def num_heads(self) -> int:
-        """Number of query heads in every layer that has some; 0 if none has."""
+        """Number of query heads in the first layer with some; 0 if none has."""
         return 0 if self.attention is None else self.attention.num_heads
 
     @property
@@ -154,12 +163,13 @@ class ModelConfig:
 
     @property
     def attention_width(self) -> int:
-        """Number of query heads times the size of the largest query as it is compared with keys."""
-        attention = self.attention
-        if isinstance(attention, AttentionConfig):
-            sizes = (layer.attention.head_dim for layer in self.layers if isinstance(layer.attention, AttentionConfig))
-            return attention.num_heads * max(sizes)
-        return 0 if attention is None else attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+        """Number of query heads times the size of a query as it is compared with keys, in the layer with the most."""
+        widths = (
+            attention.num_heads
+            * (attention.head_dim if isinstance(attention, AttentionConfig) else attention.latent_size)
+            for attention in self.attentions
+        )
+        return max(widths, default=0)
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
@@ -204,6 +214,12 @@ class ModelConfig:
         mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
+        attentions = (layer.attention for layer in self.layers)
+        with_sinks = next(
+            (idx for idx, one in enumerate(attentions) if isinstance(one, AttentionConfig) and one.has_sinks), None
+        )
+        if with_sinks is not None:
+            sought.append(f"model.layers.{with_sinks}.self_attn.sinks.weight")
         if self.vision is not None:
             sought.append("visual.blocks.0.norm1.weight")
         maps = (*self.names, *(names.bare() for names in self.names))

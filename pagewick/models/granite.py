@@ -1,14 +1,19 @@
-"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), Granite 4 and HyperCLOVA X: Llama, except for four factors.
+"""Granite 3, dense or with experts (1B-A400M, 3B-A800M), Granite 4, Granite Swash and HyperCLOVA X.
+
+Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
 The experts of a layer are the best of a softmax over all, with normalised weights. Granite 4 calls an MLP without
 experts beside it shared_mlp, may rotate nothing, and has Mamba-2 in most layers of its models whose names have an H.
 HyperCLOVA X has norms after attention and MLP as well, and multiplies logits by logits_scaling.
+Granite Swash (GraniteSWA, GraniteMoeSWA) has windows in most layers and a sink in each head's softmax. A layer may have
+a base of the rotation of its own, or rotate nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +22,7 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mamba_entries import read_kinds, read_mamba
-from pagewick.models.parts import MlpConfig, NameMap, NormConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig, NameMap, NormConfig
 
 _NAMES: Final = NameMap()
 # Experts are stacked in the file: weights/stacked.py.
@@ -48,6 +53,13 @@ _NAMES_OF_POST_NORMS: Final = NameMap(
 )
 # Files whose shared MLPs are not fused give them the usual names.
 _SEPARATE_MOE_NAMES: Final = NameMap(parts=(("mlp.shared_expert", "shared_mlp"), *_MOE_NAMES.parts))
+_SINKS: Final = ("sinks.weight", "sinks")
+_SWA_DEFAULTS: Final = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 
 
 def read_granite(entries: Entries) -> ModelConfig:
@@ -106,6 +118,41 @@ def read_granite_hybrid(entries: Entries) -> ModelConfig:
     return replace(config, layers=tuple(layers))
 
 
+def read_granite_swa(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_SWA_DEFAULTS)
+    return _read_swa(entries, reading.read_mlp(entries, bias=entries.flag("mlp_bias", False)), (_NAMES,))
+
+
+def read_granite_moe_swa(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 2048})
+    shared = entries.count("shared_intermediate_size", 0)
+    moe = _read_experts(entries, shared_intermediate_size=shared or None, is_shared_fused=True)
+    return _read_swa(entries, moe, _SHARED_MOE_NAMES if shared else (_MOE_NAMES, _NEW_MOE_NAMES))
+
+
+def _read_swa(entries: Entries, mlp: MlpConfig | MoeConfig, names: Sequence[NameMap]) -> ModelConfig:
+    entries = entries.filled({"sliding_window": 128})
+    num_layers = reading.read_num_layers(entries)
+    windows = reading.read_windows(entries, [layer_idx % 4 != 0 for layer_idx in range(num_layers)])
+    attention = _attention(entries, has_sinks=True)
+    rope = reading.read_rope_of(entries, attention)
+    thetas = entries.numbers("layer_rope_theta") or (rope.theta,) * num_layers
+    if len(thetas) != num_layers or any(theta != 0 and theta <= 1 for theta in thetas):
+        raise entries.wrong(
+            "layer_rope_theta", f"a list of num_hidden_layers ({num_layers}) times 0 or a number above 1"
+        )
+    # Files may say twice which layers rotate.
+    if entries.sizes("no_rope_layers", least=0) not in (None, tuple(int(theta != 0) for theta in thetas)):
+        raise entries.wrong(
+            "no_rope_layers", "left out or a list with a 1 for each layer that layer_rope_theta rotates"
+        )
+    layers = [
+        LayerConfig(attention=attention, mlp=mlp, rope=replace(rope, theta=theta) if theta else None, window=window)
+        for theta, window in zip(thetas, windows, strict=True)
+    ]
+    return _model(entries, layers, [NameMap(parts=(_SINKS, *each.parts)) for each in names])
+
+
 def _read(
     entries: Entries,
     mlp: MlpConfig | MoeConfig,
@@ -115,18 +162,28 @@ def _read(
 ) -> ModelConfig:
     """Read all but the MLP. default_attention_multiplier: None: 1 / sqrt(head_dim)."""
     entries = entries.filled({"max_position_embeddings": 2048})
-    has_bias = entries.flag("attention_bias", False)
-    scale = default_attention_multiplier
+    attention = _attention(entries, default_multiplier=default_attention_multiplier)
+    rope = reading.read_rope_of(entries, attention) if is_rotated else None
+    return _model(
+        entries, reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope), names or (_NAMES,)
+    )
+
+
+def _attention(entries: Entries, *, default_multiplier: float | None = 1.0, **fields: Any) -> AttentionConfig:
+    """default_multiplier: of products of queries and keys; None: 1 / sqrt(head_dim)."""
+    has_bias, scale = entries.flag("attention_bias", False), default_multiplier
     if scale is not None or "attention_multiplier" in entries:
         scale = entries.positive("attention_multiplier", scale)
-    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=scale)
-    rope = reading.read_rope_of(entries, attention) if is_rotated else None
+    return reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=scale, **fields)
+
+
+def _model(entries: Entries, layers: Sequence[LayerConfig], names: Sequence[NameMap]) -> ModelConfig:
     return reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
-        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
+        layers=tuple(layers),
         embedding_scale=entries.positive("embedding_multiplier", 1.0),
         residual_scale=entries.positive("residual_multiplier", 1.0),
         logit_scale=1.0 / entries.positive("logits_scaling", 1.0),
-        names=names or (_NAMES,),
+        names=tuple(names),
     )

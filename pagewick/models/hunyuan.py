@@ -1,9 +1,12 @@
-"""Hunyuan 0.5B to 7B and Hunyuan-MT (HunYuanDenseV1), and Hunyuan-A13B (HunYuanMoEV1). Llama, except:
+"""Hunyuan 0.5B to 7B and Hunyuan-MT (HunYuanDenseV1), Hunyuan-A13B (HunYuanMoEV1), and Hy3 (HYV3). Llama, except:
 
-- Queries and keys are normalised per head, after they are rotated.
-- alpha in a scaling of type dynamic raises the base of the frequencies, for sequences of any length.
+- HunYuanDenseV1 and HunYuanMoEV1: queries and keys are normalised per head, after they are rotated. alpha in a scaling
+  of type dynamic raises the base of the frequencies, for sequences of any length.
 - HunYuanMoEV1: experts in all layers, chosen by softmax, with normalised weights, and a shared expert. Entries about
   them may be lists with a number for each layer.
+- HYV3: queries and keys are normalised per head, before they are rotated. All layers but the first have experts, chosen
+  by sigmoid and a learned bias, with normalised weights, and a shared one. A further layer of a file, which predicts
+  later tokens, is not used.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Final
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
+from pagewick.models.deepseek import SHARED_EXPERTS, later_layers, layers_by_kind
 from pagewick.models.entries import Entries
 from pagewick.models.parts import HeadNormConfig, MlpConfig, NameMap, NormConfig
 
@@ -25,6 +29,25 @@ _BESIDE_ALPHA: Final = frozenset(
 )
 # Entries of published files of which only one value is implemented.
 _ONLY: Final = {"use_qk_norm": True, "use_cla": False, "use_mla": False, "mlp_bias": False}
+_V3_DEFAULTS: Final = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_V3_ONLY: Final = {
+    "qk_norm": True,
+    "route_norm": True,
+    "moe_router_use_sigmoid": True,
+    "moe_router_enable_expert_bias": True,
+    "mlp_bias": False,
+}
+_V3_NAMES: Final = (
+    NameMap(
+        parts=(
+            ("mlp.gate.e_score_correction_bias", "mlp.expert_bias"),
+            ("mlp.gate", "mlp.router.gate"),
+            ("shared_expert", "shared_mlp"),
+        )
+    ),
+    # These are in files that transformers writes as it computes.
+    NameMap(parts=(("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"), *SHARED_EXPERTS.parts)),
+)
 
 
 def read_hunyuan_dense(entries: Entries) -> ModelConfig:
@@ -52,6 +75,37 @@ def read_hunyuan_moe(entries: Entries) -> ModelConfig:
         )
     ]
     return _read(entries, mlps)
+
+
+def read_hy_v3(entries: Entries) -> ModelConfig:
+    entries = entries.renamed({"moe_intermediate_size": "expert_hidden_dim"}).filled(_V3_DEFAULTS)
+    for name, value in _V3_ONLY.items():
+        entries.demand(name, value, value)
+    eps, has_bias = entries.positive("rms_norm_eps", 1e-5), entries.flag("attention_bias", False)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, head_norm=HeadNormConfig(eps=eps))
+    num_experts, size = entries.size("num_experts", 192), entries.size("moe_intermediate_size")
+    moe = reading.make_moe(
+        {
+            "top_k": entries.size("num_experts_per_tok", 8, most=num_experts),
+            "scoring": "sigmoid",
+            "renormalize": True,
+            "scaling": entries.positive("router_scaling_factor", 2.826),
+        },
+        num_experts=num_experts,
+        intermediate_size=size,
+        activation=reading.read_activation(entries),
+        has_router_bias=True,
+        shared_intermediate_size=size * entries.size("num_shared_experts", 1),
+    )
+    mlps = layers_by_kind(entries, moe, default_dense=1)
+    rope = reading.read_rope_of(entries, attention, default_theta=11158840.0)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=eps),
+        layers=reading.same_layers(len(mlps), attention, mlps, rope),
+        names=_V3_NAMES,
+        ignored=later_layers(entries),
+    )
 
 
 def _of_layers(entries: Entries, name: str, default: int) -> tuple[int, ...]:

@@ -24,12 +24,13 @@ from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.distance_bias import DistanceBias
-from pagewick.layers.elementwise import limit, sigmoid_gate
+from pagewick.layers.elementwise import Activation, limit, multiply, scale, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.mamba import MambaMixer
+from pagewick.layers.narrow_values import NarrowValues
 from pagewick.layers.norm import (
     HeadNorm,
     HeadNorms,
@@ -67,10 +68,12 @@ class DecoderAttention(nn.Module):
             config.num_kv_heads,
             bias=config.qkv_bias,
             layout=config.layout,
+            value_dim=config.value_dim,
             has_gates=config.has_gate,
         )
+        size = config.output_dim
         self.o_proj = RowParallelLinear(
-            context, f"{prefix}.o_proj", config.num_heads * head_dim, hidden_size, bias=config.o_bias, multiple=head_dim
+            context, f"{prefix}.o_proj", config.num_heads * size, hidden_size, bias=config.o_bias, multiple=size
         )
         self.g_proj: ColumnParallelLinear | None = None
         if config.has_head_gates:
@@ -80,6 +83,7 @@ class DecoderAttention(nn.Module):
             self.g_proj = ColumnParallelLinear(
                 context, f"{prefix}.g_proj", hidden_size, config.num_heads * head_dim, multiple=head_dim
             )
+        self._softplus = Activation("softplus", is_gated=False) if config.has_softplus_gates else None
         self.q_norm: HeadNorm | JointHeadNorm | None = None
         self.k_norm: HeadNorm | JointHeadNorm | None = None
         ours, has_keys = self.qkv_proj, layer.lender is None
@@ -99,6 +103,10 @@ class DecoderAttention(nn.Module):
         if config.has_value_norm and has_keys:
             assert config.head_norm is not None, "its eps is that of values"
             self._v_norm = plain_head_norm(context, head_dim, config.head_norm.eps)
+        self._narrow: NarrowValues | None = None
+        if size != head_dim:
+            self._narrow = NarrowValues(context, ours.num_heads, ours.num_kv_heads, head_dim, size)
+        self._value_scale = config.value_scale
         self._collectives = context.collectives
         self._row_sizes = [head_dim * heads for heads in (ours.num_heads, ours.num_kv_heads, ours.num_kv_heads)]
         self.sinks = HeadSinks(context, ours.heads, config.num_heads) if config.has_sinks else None
@@ -161,6 +169,8 @@ class DecoderAttention(nn.Module):
         qkv: Tensor = self.qkv_proj(hidden_states, batch)
         if self._qkv_limit is not None:
             qkv = limit(qkv, self._qkv_limit)
+        if self._narrow is not None:
+            qkv = self._narrow.widened(qkv)
         gates: Tensor | None = None
         if num_gates := self.qkv_proj.num_gates:
             gates, qkv = qkv[:, :num_gates], qkv[:, num_gates:]
@@ -173,9 +183,16 @@ class DecoderAttention(nn.Module):
             attended = self._distances[0].attend(q, k, v, batch, self._softmax_scale).flatten(1)
         else:
             attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
+        if self._narrow is not None:
+            attended = self._narrow.narrowed(attended)
+        if self._value_scale != 1.0:
+            # Outputs are sums of values.
+            attended = scale(attended, self._value_scale)
         if self.g_proj is not None:
             gates = self.g_proj(hidden_states, batch)
-        if gates is not None:
+        if gates is not None and self._softplus is not None:
+            attended = multiply(attended, self._softplus(gates))
+        elif gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
 

@@ -13,5 +13,6 @@ OLD_ARCHITECTURES: Final = {
     "GPT2LMHeadModel": "GPT2ForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
 }

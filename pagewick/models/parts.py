@@ -87,9 +87,12 @@ class AttentionConfig:
     one tensor, each key head's queries, its key and its value one after the other. keys_are_values: as q_proj and
     k_proj, whose outputs are values, too. queries: as q_proj alone, in a layer that borrows keys and values.
     qkv_limit: numbers of queries, keys and values that are farther from 0 than this become as far; None: they stay.
+    value_dim: size of a value, if it is smaller than head_dim, that of a key; in the layout "parts", without gates and
+    norms of heads. value_scale: factor of values.
     has_gate: each head's output is multiplied by the sigmoid of a gate, whose rows follow the head's query in q_proj.
     has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head.
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
+    has_softplus_gates: the gates of g_proj are multiplied as the softplus of these numbers, not as their sigmoid.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
     has_sinks: each query head has a further logit in its softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
@@ -104,15 +107,23 @@ class AttentionConfig:
     o_bias: bool = False
     layout: Literal["parts", "fused", "by_head", "keys_are_values", "queries"] = "parts"
     qkv_limit: float | None = None
+    value_dim: int | None = None
+    value_scale: float = 1.0
     head_norm: HeadNormConfig | None = None
     logit_soft_cap: float | None = None
     has_gate: bool = False
     has_head_gates: bool = False
     has_number_gates: bool = False
+    has_softplus_gates: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
     sees_images_whole: bool = False
     sees_all: bool = False
+
+    @property
+    def output_dim(self) -> int:
+        """Size of a head's output."""
+        return self.value_dim or self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,6 +277,9 @@ def override_rope(
         return {**config, "text_config": override_rope(text_config, scaling, theta)}
     if theta is not None and (isinstance(theta, bool) or not math.isfinite(theta) or theta <= 1):
         raise ConfigError(f"--rope-theta is {theta!r}, and must be a number above 1")
+    listed = next((name for name in ("layer_rope_theta", "rope_theta") if isinstance(config.get(name), list)), "")
+    if theta is not None and listed:
+        raise ConfigError(f"--rope-theta: each layer of this model has a base of its own; edit its {listed}")
     changed = dict(config)
     if scaling is not None:
         _check_override(config, scaling, theta)

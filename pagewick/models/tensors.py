@@ -7,7 +7,6 @@ are [out, in], as checkpoints have them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -28,7 +27,7 @@ from pagewick.models.parts import (
     NameMap,
 )
 from pagewick.models.state_tensors import state_tensors
-from pagewick.models.tensor_sizes import Role, Size, cut, whole
+from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
 from pagewick.models.vision.tensors import Shared, vision_tensors
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
@@ -38,41 +37,6 @@ if TYPE_CHECKING:
 
 # The projections of AltUp's streams before the first layer, and behind the last one.
 _STREAM_PROJECTIONS: Final = ("projections", "unembed_projections")
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTensor:
-    """A tensor of a checkpoint, and the share of it that one rank keeps.
-
-    path: the decoder's name for it. name: the file's. kept: the shape of the share, in which a KV head that the rank
-    stores twice counts twice. role: the part of the model that it belongs to; a whole vision encoder has one,
-    and stays as it is in the file.
-    """
-
-    path: str
-    name: str
-    shape: tuple[int, ...]
-    kept: tuple[int, ...]
-    role: Role
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def num_kept(self) -> int:
-        """Elements of the rank's share."""
-        return math.prod(self.kept)
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer, which some checkpoints store packed."""
-        return len(self.shape) == 2 and self.role in ("attention", "mlp", "expert", "shared_expert")
-
-    def kept_bytes(self, dtype: str) -> int:
-        """Memory of the rank's share if weights are kept as `dtype`; the engine keeps some in float32."""
-        return self.num_kept * DTYPE_BYTES["float32" if self.role in ("router", "state", "labels") else dtype]
 
 
 def model_tensors(
@@ -169,7 +133,11 @@ class _Table:
         kv_heads = kv_heads_of_rank(num_heads, config.num_kv_heads, self.rank, self.num_ranks)
         queries = Size(num_heads, last - first).times(config.head_dim)
         keys = Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
-        rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": keys}
+        values, outputs = (
+            Size(count, kept).times(config.output_dim)
+            for count, kept in ((config.num_kv_heads, len(kv_heads)), (num_heads, last - first))
+        )
+        rows = {"q_proj": queries.times(2) if config.has_gate else queries, "k_proj": keys, "v_proj": values}
         if config.layout == "keys_are_values":
             # A rank keeps them once for each use.
             rows = {"q_proj": queries, "k_proj": Size(keys.whole, 2 * keys.kept)}
@@ -183,7 +151,7 @@ class _Table:
             yield from self._linear(f"{path}.g_proj", "attention", Size(num_heads, last - first), hidden)
         elif config.has_number_gates:
             yield from self._linear(f"{path}.g_proj", "attention", queries, hidden)
-        yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
+        yield from self._linear(f"{path}.o_proj", "attention", hidden, outputs, has_bias=config.o_bias)
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None and config.head_norm.has_weight:

@@ -2,8 +2,8 @@
 
 The rest of the program knows a tensor for each projection of each expert. Imports no torch.
 
-E: experts; N: outputs of a projection; C: its inputs. The projections to gate and up are one with 2 * I outputs;
-experts without gates have one to up, with I outputs.
+E: experts; N: outputs of a projection; C: its inputs. The projections to gate and up are one with 2 * I outputs, or two
+with I outputs; experts without gates have one to up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 _BLOCK: Final = 32
-_GATE_UP, _UP, _DOWN = "gate_up_proj", "up_proj", "down_proj"
+_GATE_UP, _GATE, _UP, _DOWN = "gate_up_proj", "gate_proj", "up_proj", "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Stacking:
     and with I. is_transposed: numbers are [E, C, N], else [E, N, C]; None: the shape says which. is_interleaved: gate
     and up have every other output, else gate has the first half. has_biases: there are biases [E, N] as well. names:
     ends of names of stacks that are not gate_up_proj and down_proj, each with the usual one. is_gated: experts have
-    gates. latent: the entry with the size of the experts' inputs and outputs, if some have another than hidden_size.
+    gates. are_gates_apart: these have a stack of their own. latent: the entry with the size of the experts' inputs and
+    outputs, if some have another than hidden_size.
     """
 
     owners: tuple[str, ...]
@@ -43,11 +44,14 @@ class Stacking:
     has_biases: bool = False
     names: tuple[tuple[str, str], ...] = ()
     is_gated: bool = True
+    are_gates_apart: bool = False
     latent: str = ""
 
     @property
-    def projections(self) -> tuple[str, str]:
+    def projections(self) -> tuple[str, ...]:
         """Names of the stacks of numbers, those of the experts' inputs first."""
+        if self.are_gates_apart:
+            return _GATE, _UP, _DOWN
         return (_GATE_UP if self.is_gated else _UP), _DOWN
 
     def usual_name(self, name: str) -> str:
@@ -83,21 +87,33 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     # transformers writes what it has read in another order than that of the published files.
     "Qwen3VLMoeForConditionalGeneration": Stacking(_USUAL, "num_experts", "moe_intermediate_size", is_transposed=None),
     **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"), _QWEN),
+    **dict.fromkeys(("HYV3ForCausalLM", "MellumForCausalLM", "LagunaForCausalLM"), _QWEN),
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "AXK1ForCausalLM"), _ROUTED),
+    **dict.fromkeys(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), _ROUTED),
+    **dict.fromkeys(("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
-    **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _ROUTED),
-    **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _LOCAL),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "MiMoV2FlashForCausalLM"), _ROUTED),
+    **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhimoeForCausalLM"), _LOCAL),
     **dict.fromkeys(
-        ("OlmoeForCausalLM", "FlexOlmoForCausalLM"), Stacking(_USUAL, "num_experts", "intermediate_size")
+        ("OlmoeForCausalLM", "FlexOlmoForCausalLM", "Cohere2MoeForCausalLM"),
+        Stacking(_USUAL, "num_experts", "intermediate_size"),
     ),
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
+    "GraniteMoeSWAForCausalLM": _GRANITE,
     "NemotronHForCausalLM": Stacking(
         (".mixer.experts",), "n_routed_experts", "moe_intermediate_size", is_gated=False, latent="moe_latent_size"
     ),
     **dict.fromkeys(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4),
+    "Step3p7ForConditionalGeneration": Stacking(
+        (".moe",), "n_routed_experts", "moe_intermediate_size", are_gates_apart=True,
+        names=tuple(
+            (f".{name}.weight{suffix}", f".{name}{suffix}")
+            for name in (_GATE, _UP, _DOWN) for suffix in ("", "_scale_inv")
+        ),
+    ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
 }  # fmt: skip
@@ -205,8 +221,9 @@ class _Sizes:
     def read(cls, stacking: Stacking, config: Mapping[str, Any]) -> _Sizes:
         text = config.get("text_config")
         values = text if isinstance(text, Mapping) else config
-        # transformers writes num_local_experts since its version 5.
-        num_experts = stacking.num_experts if stacking.num_experts in values else "num_local_experts"
+        # transformers writes num_local_experts since its version 5; Step 3.7 was published with the second name.
+        candidates = (stacking.num_experts, "moe_num_experts", "num_local_experts")
+        num_experts = next((name for name in candidates if name in values), stacking.num_experts)
         inputs = "hidden_size" if values.get(stacking.latent) is None else stacking.latent
         names = num_experts, inputs, stacking.inner
         experts, width, inner = (value if isinstance(value := values.get(name), int) else None for name in names)
@@ -283,7 +300,7 @@ def _parts(
     outputs = tensor.shape[-1 if is_transposed else 1]
     # A block of FP4 is a row of its own in a stack.
     inputs = (tensor.shape[1],) if is_transposed else (prod(tensor.shape[2:]),) * (kind.suffix != "_bias")
-    if kind.projection in (_UP, _DOWN):
+    if kind.projection != _GATE_UP:
         rows = {kind.projection: slice(None)}
     elif stacking.is_interleaved:
         rows = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}

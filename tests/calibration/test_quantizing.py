@@ -345,6 +345,17 @@ def test_factors_do_not_pass_a_clamped_activation(tmp_path: Path) -> None:
     assert len(results) == config.num_layers
 
 
+def test_factors_do_not_pass_bounded_products(tmp_path: Path) -> None:
+    """Those of an MLP, of a shared expert or of the others; the second layer has none."""
+    write("step-3.7", tmp_path)
+    with open_source(tmp_path) as source:
+        config = read_config(source.config())
+    for layer_idx, layer in enumerate(config.layers):
+        downs = stages_of(config, layer)[-1]
+        assert len(downs) == (1 if layer_idx == 0 else 9)
+        assert all((fold.absorber is not None) == (layer_idx == 1) for fold in downs)
+
+
 def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
     """kv_b_proj has no product of its own in Pagewick, and experts get some of the tokens each."""
     model, token_ids = write("deepseek-v2-lite", tmp_path), text(70)

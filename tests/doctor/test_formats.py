@@ -11,7 +11,8 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.formats import count, gguf_bytes, stored_formats
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import ModelTensor, Role, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor, Role
+from pagewick.models.tensors import model_tensors
 from tests.models.checkpoints import CONFIGS, write_checkpoint
 
 

@@ -14,6 +14,8 @@ from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from tests.kernels.conftest import NativeKernels
 
 KINDS = list(ACTIVATION_KINDS)
+# Of the result of the gate, and of what it multiplies by.
+BOUNDS = {"silu_within7": 7.0, "silu_within16": 16.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 7, 15, 16, 17, 63, 65, 1031]
 # Half a unit in the last place is the rounding; float32 has the errors of the functions as well.
@@ -32,6 +34,10 @@ def exact(kind: str, x: float) -> float:
         return x / (1 + math.exp(-1.702 * x))
     if kind == "clamped_swish":
         return min(x, 7.0) / (1 + math.exp(-1.702 * min(x, 7.0)))
+    if kind == "softplus":
+        return max(0.0, x) + math.log1p(math.exp(-abs(x)))
+    if kind in BOUNDS:
+        return min(x / (1 + math.exp(-x)), BOUNDS[kind])
     return max(0.0, x) ** (2 if kind == "relu2" else 1)
 
 
@@ -42,6 +48,8 @@ def exact_values(kind: str, x: Tensor) -> Tensor:
 
 def exact_factor(kind: str, up: Tensor) -> Tensor:
     """Return the factor by which the gated activation multiplies the gate."""
+    if kind in BOUNDS:
+        return up.double().clamp(-BOUNDS[kind], BOUNDS[kind])
     return up.double().clamp(-7, 7) + 1 if kind == "clamped_swish" else up.double()
 
 
@@ -87,7 +95,8 @@ def test_where_numbers_end(native: NativeKernels, kind: str) -> None:
     x = torch.tensor([0.0, -0.0, 1e-30, -1e-30, -1e5, -3e38, 1e15, float("inf"), float("nan")])
     out = native.activation(x, kind)
     torch.testing.assert_close(out[:7], reference.activation(x, kind)[:7], rtol=1e-6, atol=1e-36)
-    assert out[7] == (reference.activation(x[7:8], kind)[0] if kind == "clamped_swish" else float("inf"))
+    is_bounded = kind == "clamped_swish" or kind in BOUNDS
+    assert out[7] == (reference.activation(x[7:8], kind)[0] if is_bounded else float("inf"))
     assert out[8].isnan()
 
 

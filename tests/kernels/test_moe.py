@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.phimoe import modeling_phimoe as phimoe
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from pagewick import kernels as dispatched
@@ -265,6 +266,25 @@ def test_routes_of_deepseek_v3(kernels: Kernels, groups: int, top_k_groups: int,
         group_score="sum_of_two", scaling=2.5,
     )  # fmt: skip
     assert_same_routes(kernels.route(logits, routing, bias), theirs)
+
+
+@pytest.mark.parametrize("margin", [0.02, 0.6, 1.5])
+def test_routes_of_phi_moe(kernels: Kernels, margin: float) -> None:
+    """Logits of both signs: the second choice may be below 0, too."""
+    logits = 2 * random(300, 7) - torch.linspace(0, 4, 300)[:, None]
+    weights, expert_ids = phimoe.sparsemixer(logits, jitter_eps=margin / 2, training=False)
+    found = kernels.route(logits, Routing(top_k=2, scoring="near", margin=margin))
+    assert_same_routes(found, by_id(expert_ids, weights))
+    # Some weights are 1, because nothing is near, and with a wide margin most are not.
+    shares = (found[1] > 0.999).float().mean()
+    assert 0.0 < float(shares) < 1.0 and (margin < 0.1) == (float(shares) > 0.8)
+
+
+def test_experts_near_each_other_know_no_bias(kernels: Kernels) -> None:
+    with pytest.raises(ValueError, match="a bias is added to scores"):
+        kernels.route(torch.zeros(2, 6), Routing(top_k=2, scoring="near"), torch.zeros(6))
+    with pytest.raises(ValueError, match="have no groups"):
+        Routing(top_k=2, scoring="near", num_groups=2)
 
 
 def test_the_best_come_first_and_the_lowest_id_among_equals(kernels: Kernels) -> None:

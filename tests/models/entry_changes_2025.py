@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.entry_changes_2026 import CHANGES_2026
+
 CHANGES_2025: dict[str, list[dict[str, Any]]] = {
+    **CHANGES_2026,
     "llama4-scout": [
         {"attention_chunk_size": 22},
         {"use_qk_norm": False},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.published_2025 import PUBLISHED_2025
+from tests.models.published_2026 import PUBLISHED_2026
 from tests.models.published_early import PUBLISHED_EARLY
 from tests.models.published_gemma3n import GEMMA3N
 from tests.models.published_gemma4 import GEMMA4
@@ -161,6 +162,7 @@ _GRANITE: dict[str, Any] = {
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     **PUBLISHED_2025,
+    **PUBLISHED_2026,
     **PUBLISHED_LLAMA4,
     **PUBLISHED_STATES,
     "llama-7b-hf": {
@@ -288,6 +290,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144,
         "rope_scaling": {"long_factor": [1 + n for n in range(48)], "short_factor": [1.0] * 48, "type": "longrope"},
         "tie_word_embeddings": True, "vocab_size": 200064,
+    },
+    "Phi-3.5-MoE-instruct": {
+        **_PHI3, "architectures": ["PhiMoEForCausalLM"], "attention_bias": True, "hidden_dropout": 0.0,
+        "hidden_size": 4096, "input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True,
+        "max_position_embeddings": 131072, "model_type": "phimoe", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 16,
+        "output_router_logits": False, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01,
+        "rope_scaling": {"long_factor": [1 + n for n in range(64)], "long_mscale": 1.243163121016122,
+                         "original_max_position_embeddings": 4096, "short_factor": [1.0] * 64,
+                         "short_mscale": 1.243163121016122, "type": "longrope"},
+        "sliding_window": 131072,
     },
     "stablelm-3b-4e1t": _STABLELM_3B,
     "stable-code-3b": {**_STABLELM_3B, "max_position_embeddings": 16384, "rope_theta": 1000000},

@@ -32,12 +32,12 @@ SCHEDULED = (
 # One of each way in which weights are shared out.
 ON_THREE_RANKS = (
     "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
-    "gpt-bigcode-mha", "falcon-40b", "gemma-4-31b", "gpt-oss", "minimax-m2", "llama4-scout",
+    "gpt-bigcode-mha", "falcon-40b", "gemma-4-31b", "gpt-oss", "minimax-m2", "llama4-scout", "mimo-v2-flash",
 )  # fmt: skip
 # These are shared out as one of those is, but for their experts, states, norms or biases.
 ON_TWO_RANKS = (
     "qwen2-moe", "qwen3-next", "qwen3-vl", "gemma-3n", "gemma-4-e2b", "granite-4-h-moe", "falcon-h1", "nemotron-h",
-    "lfm2-moe", "lfm3", "ernie-4.5-moe", "glm-5.2", "olmo-hybrid", "kimi-linear", "falcon-mamba",
+    "lfm2-moe", "lfm3", "ernie-4.5-moe", "glm-5.2", "olmo-hybrid", "kimi-linear", "falcon-mamba", "laguna-xs",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import pytest
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.config import ModelConfig
@@ -21,6 +21,7 @@ from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 from tests.models.published_2025 import FACTS_2025
+from tests.models.published_2026 import FACTS_2026
 from tests.models.published_early import FACTS_EARLY
 from tests.models.published_llama4 import FACTS_LLAMA4
 from tests.models.published_states import FACTS_STATES
@@ -39,6 +40,7 @@ _GPT_OSS, _GPT_OSS_END = "64/8x64 | yarn 64@150000", "131072 | qkv bias, o bias,
 FACTS = {
     **FACTS_2025,
     **FACTS_EARLY,
+    **FACTS_2026,
     **FACTS_LLAMA4,
     **FACTS_STATES,
     "llama-7b-hf": "32 32/32x128 | default 128@10000 | all | sequential rms 1e-06 | silu 11008 | 2048 |",
@@ -80,6 +82,8 @@ FACTS = {
     "phi-4": "40 40/10x128 | default 128@250000 | all | sequential rms 1e-05 | silu 17920 | 16384 | fused",
     "Phi-4-mini-instruct": "32 24/8x128 | longrope 96@10000 | 262144 | sequential rms 1e-05 | silu 8192 | 131072 | "
     "tied, fused",
+    "Phi-3.5-MoE-instruct": "32 32/8x128 | longrope 128@10000 | 131072 | sequential layer 1e-05 | 2 of 16 x 6400 | "
+    "131072 | qkv bias, o bias, head bias",
     "stablelm-3b-4e1t": "32 32/32x80 | default 20@10000 | all | sequential layer 1e-05 | silu 6912 | 4096 |",
     "stable-code-3b": "32 32/32x80 | default 20@1e+06 | all | sequential layer 1e-05 | silu 6912 | 16384 |",
     "stablelm-2-1_6b": "24 32/32x64 | default 16@10000 | all | sequential layer 1e-05 | silu 5632 | 4096 | qkv bias",
@@ -284,6 +288,7 @@ def test_scores_are_scaled(name: str, scale: float) -> None:
         ("DeepSeek-R1-0528-Qwen3-8B", 4, 32768, 1),
         ("Phi-3-mini-128k-instruct", 32, 4096, 1.190238),
         ("Phi-4-mini-instruct", 32, 4096, 1.190238),
+        ("Phi-3.5-MoE-instruct", 32, 4096, 1.243163),
         ("DeepSeek-V2.5", 40, 4096, 1),
         ("gpt-oss-20b", 32, 4096, 1.346574),
         ("DeepSeek-R1", 40, 4096, 1),
@@ -313,6 +318,10 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("GLM-4.5", ("sigmoid", True, 1, 1, 2.5)),
         ("GLM-4.7-Flash", ("sigmoid", True, 1, 1, 1.8)),
         ("MiniMax-M2", ("sigmoid", True, 1, 1, 1.0)),
+        ("Hy3", ("sigmoid", True, 1, 1, 2.826)),
+        ("Laguna-XS-2.1", ("sigmoid", True, 1, 1, 2.5)),
+        ("Mellum2.1-12B-A2.5B-Thinking", ("softmax", True, 1, 1, 1.0)),
+        ("Phi-3.5-MoE-instruct", ("near", False, 1, 1, 1.0)),
         ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
         ("Kimi-Linear-48B-A3B-Instruct", ("sigmoid", True, 1, 1, 2.446)),
     ],
@@ -379,6 +388,14 @@ def test_layers_attend_to_the_keys_of_earlier_ones() -> None:
 def test_layer_types_of_windows_that_are_not_used() -> None:
     config = {**PUBLISHED["Qwen1.5-0.5B"], "layer_types": ["full_attention"] * 21 + ["sliding_attention"] * 3}
     assert all(layer.window is None for layer in read_config(config).layers)
+
+
+def test_ranks_share_out_the_heads_of_all_layers() -> None:
+    laguna = read_config(PUBLISHED["Laguna-XS-2.1"])
+    laguna.check_ranks(16)
+    with pytest.raises(ConfigError, match="3 does not divide the model's 64 attention heads of other layers"):
+        laguna.check_ranks(3)
+    assert laguna.attention_width == 64 * 128
 
 
 def test_embeddings_are_scaled_and_layers_that_predict_later_tokens_ignored() -> None:

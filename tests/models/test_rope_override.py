@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from pagewick.errors import ConfigError
+from pagewick.layers.config import RopeConfig
 from pagewick.models.registry import read_config
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
@@ -47,6 +49,15 @@ def test_the_context_is_that_of_layers_that_see_everything() -> None:
     config = read_config(entries, rope_scaling=yarn)
     assert (config.layers[0].window, config.layers[5].window) == (512, None)
     assert config.max_position_embeddings == config.longest_context == 4 * 4096
+
+
+def test_bases_of_single_layers_stay_the_files() -> None:
+    entries = {**VARIANTS["granite-swash"].all_entries(), "architectures": ["GraniteSWAForCausalLM"]}
+    with pytest.raises(ConfigError, match="--rope-theta: each layer of this model has a base of its own"):
+        read_config(entries, rope_theta=5e4)
+    assert read_config({**entries, "layer_rope_theta": None}, rope_theta=5e4).layers[0].rope == RopeConfig(
+        theta=5e4, kind="default", rotary_dim=16
+    )
 
 
 @pytest.mark.parametrize(("name", "options", "place", "rope"), OVERRIDES, ids=[row[0] for row in OVERRIDES])

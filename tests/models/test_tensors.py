@@ -54,6 +54,7 @@ VARIANT_OF = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe-multimodal",
     "PhiForCausalLM": "phi-gqa-qk-layernorm",
     "Phi3ForCausalLM": "phi-3-mini-4k",
+    "PhimoeForCausalLM": "phi-3.5-moe",
     "StableLmForCausalLM": "stablelm-qk-layernorm",
     "GemmaForCausalLM": "gemma-2b",
     "Gemma2ForCausalLM": "gemma-2",
@@ -83,8 +84,11 @@ VARIANT_OF = {
     "HyperCLOVAXForCausalLM": "hyperclova-x",
     "GraniteMoeForCausalLM": "granite-moe",
     "GraniteMoeHybridForCausalLM": "granite-4",
+    "GraniteSWAForCausalLM": "granite-swash",
+    "GraniteMoeSWAForCausalLM": "granite-swash-moe",
     "CohereForCausalLM": "command-r-plus",
     "Cohere2ForCausalLM": "command-r7b",
+    "Cohere2MoeForCausalLM": "command-a-plus",
     "KimiLinearForCausalLM": "kimi-linear",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "SmolLM3ForCausalLM": "smollm3",
@@ -116,6 +120,11 @@ VARIANT_OF = {
     "GptOssForCausalLM": "gpt-oss",
     "HunYuanDenseV1ForCausalLM": "hunyuan-tied",
     "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
+    "HYV3ForCausalLM": "hy3",
+    "MellumForCausalLM": "mellum-2",
+    "LagunaForCausalLM": "laguna-xs",
+    "Step3p7ForConditionalGeneration": "step-3.7",
+    "MiMoV2FlashForCausalLM": "mimo-v2-flash",
     "Dots1ForCausalLM": "dots.llm1",
     "ArceeForCausalLM": "arcee",
     "ApertusForCausalLM": "apertus",
@@ -130,7 +139,7 @@ VARIANT_OF = {
     "Jais2ForCausalLM": "jais-2",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector")
+OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector|vit_large")
 CPU = torch.device("cpu")
 
 
@@ -215,10 +224,11 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
+STEP = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
 # Refused configs: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
-    ("llama", {"architectures": ["BloomForCausalLM"]}, ("BloomForCausalLM is not supported", "Qwen3Moe")),
+    ("llama", {"architectures": ["BloomForCausalLM"]}, ("BloomForCausalLM is not supported", "models supported")),
     ("llama", {"architectures": ["Phi3SmallForCausalLM"]}, ("Phi3SmallForCausalLM is not supported", "block-sparse")),
     ("llama", {"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
     ("llama", {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, ("proportional", "yarn")),
@@ -235,6 +245,10 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("phi-1", {"hidden_act": "laplace"}, ("hidden_act", "laplace")),
     ("phi-3.5-mini-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
      ("short_factor", "8")),
+    ("phi-3.5-moe", {"num_experts_per_tok": 3}, ("num_experts_per_tok", "two for a token")),
+    ("phi-3.5-moe", {"tie_word_embeddings": True}, ("tie_word_embeddings", "no bias")),
+    ("phi-3.5-moe", {"rope_parameters": {"rope_type": "longrope", "short_mscale": 1.2, "long_mscale": 1.3}},
+     ("rope_parameters.long_mscale", "another factor than short_mscale")),
     ("gemma-2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
     ("gemma-3-1b", {"attn_logit_softcapping": 30.0}, ("attn_logit_softcapping",)),
     ("deepseek-v2", {"topk_method": "best"}, ("topk_method", "best", "group_limited_greedy")),
@@ -278,6 +292,8 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
      ("llama_4_scaling_beta", "left out")),
     ("qwen2", {"rope_parameters": {"rope_type": "mrope", "mrope_section": [2, 3, 3]}}, ("mrope", "yarn")),
     ("command-r7b", {"use_qk_norm": True}, ("use_qk_norm",)),
+    ("command-a-plus", {"use_parallel_block": False}, ("use_parallel_block",)),
+    ("command-a-plus", {"expert_selection_fn": "relu"}, ("expert_selection_fn", "sigmoid, softmax")),
     ("minimax-m2", {"attn_type_list": [1, 0, 1]}, ("attn_type_list", "linear attention")),
     ("minimax-m2", {"qk_norm_type": "per_head"}, ("qk_norm_type", "per_layer")),
     ("minimax-m2", {"shared_intermediate_size": 64}, ("shared_intermediate_size",)),
@@ -299,6 +315,9 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("granite-4-h", {"mamba_d_head": 8}, ("mamba_d_head", '"auto" or 16')),
     ("granite-4-h", {"mamba_d_conv": 1}, ("mamba_d_conv", "above 1")),
     ("granite-4-h", {"mamba_n_groups": 5}, ("mamba_n_groups", "a divisor of mamba_n_heads (12)")),
+    ("granite-swash", {"layer_rope_theta": [1e4] * 3}, ("layer_rope_theta", "num_hidden_layers (5)")),
+    ("granite-swash", {"layer_rope_theta": [1e4] * 4 + [0.5]}, ("layer_rope_theta", "above 1")),
+    ("granite-swash", {"no_rope_layers": [1] * 5}, ("no_rope_layers", "layer_rope_theta")),
     ("mamba-1", {"conv_kernel": 1}, ("conv_kernel", "above 1")),
     ("mamba-1", {"hidden_act": "gelu"}, ("hidden_act", "silu")),
     ("mamba-2", {"head_dim": 8}, ("head_dim", '"auto" or 16')),
@@ -324,6 +343,24 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("hunyuan-7b", {"rope_parameters": {"rope_type": "yarn", "alpha": 5.0}}, ("rope_type", "dynamic")),
     ("hunyuan-a13b", {"moe_topk": [3, 2]}, ("moe_topk", "num_hidden_layers (3)")),
     ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, ("moe_layer_num_skipped", "without experts")),
+    ("hy3", {"route_norm": False}, ("route_norm",)),
+    ("mellum-2", {"use_sliding_window": False}, ("use_sliding_window", "layer_types")),
+    ("laguna-xs", {"num_attention_heads_per_layer": [4, 6, 8]}, ("num_attention_heads_per_layer", "num_hidden_layers")),
+    ("laguna-xs", {"num_attention_heads_per_layer": [4, 6, 7, 6]}, ("num_attention_heads_per_layer", "multiples of")),
+    ("laguna-xs", {"gating": False}, ("gating", "per-head")),
+    ("laguna-xs", {"gating_types": ["per_element"] * 4}, ("gating_types", "per-head")),
+    ("laguna-xs", {"mlp_only_layers": [0, 1]}, ("mlp_only_layers", "[0]")),
+    ("laguna-xs", {"moe_router_logit_softcapping": 30.0}, ("moe_router_logit_softcapping",)),
+    ("step-3.7", {"text_config": {**STEP, "swiglu_limits": [0, 9.0]}}, ("swiglu_limits", "0, 7, 16")),
+    ("step-3.7", {"text_config": {**STEP, "use_rope_layers": [True, False]}}, ("use_rope_layers",)),
+    ("step-3.7", {"text_config": {**STEP, "rope_theta": [1e4, 5e4]}}, ("rope_theta", "kind of layer")),
+    ("step-3.7", {"text_config": {**STEP, "per_layer_config": {"1": {}}}}, ("per_layer_config",)),
+    ("mimo-v2-flash", {"v_head_dim": 32}, ("v_head_dim", "24")),
+    ("mimo-v2-flash", {"swa_head_dim": 16}, ("swa_head_dim", "24")),
+    ("mimo-v2-flash", {"swa_num_key_value_heads": 4}, ("swa_num_key_value_heads", "a divisor")),
+    ("mimo-v2-flash", {"hybrid_layer_pattern": [0, 1, 2, 0]}, ("hybrid_layer_pattern", "a list of 0 and 1")),
+    ("mimo-v2-flash", {"moe_layer_freq": [1, 1, 1, 1]}, ("moe_layer_freq", "agree with mlp_layer_types")),
+    ("mimo-v2-flash", {"add_full_attention_sink_bias": True}, ("add_full_attention_sink_bias",)),
     ("dots.llm1", {"scoring_func": "softmax"}, ("scoring_func", "sigmoid")),
     ("trinity-mini", {"score_func": "softmax"}, ("score_func", "sigmoid")),
     ("solar-open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "without experts")),

@@ -32,6 +32,12 @@ WINDOWS = {
     "exaone-4-32b": (20, True),
     "smollm3-window": (21, True),
     "command-r7b": (20, True),
+    "mellum-2": (19, True),
+    "granite-swash": (18, True),
+    "north-mini": (20, True),
+    "laguna-xs": (21, True),
+    "step-3.7": (20, True),
+    "mimo-v2-flash": (22, True),
 }
 
 

@@ -16,7 +16,8 @@ from pagewick.cli.converting.repacking import entries_of
 from pagewick.errors import ConfigError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import ModelTensor, model_tensors
+from pagewick.models.tensor_sizes import ModelTensor
+from pagewick.models.tensors import model_tensors
 from pagewick.quantization.calibrated.results import GROUP_SIZES, LayerResult, Recipe
 from pagewick.weights.files import name_some
 from pagewick.weights.packed.headers import logical_tensors

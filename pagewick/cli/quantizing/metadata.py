@@ -37,7 +37,7 @@ _AXES: Final = (11, 11, 10)
 _STILL: Final = 1e30
 _SECTIONS: Final = "rope.dimension_sections"
 # Architectures with a key for the size of the shared expert that config.json does not have.
-_WITH_SHARED_SIZE: Final = frozenset({"ernie4_5-moe", "exaone-moe", "hunyuan-moe"})
+_WITH_SHARED_SIZE: Final = frozenset({"ernie4_5-moe", "exaone-moe", "hunyuan-moe", "hy_v3"})
 _GATING: Final = {"softmax": 1, "sigmoid": 2}
 _POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.

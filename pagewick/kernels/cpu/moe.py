@@ -137,6 +137,8 @@ def _route_args(
     routing.check(logits.shape[1])
     if logits.dtype != torch.float32:
         raise ValueError(f"logits must be torch.float32, not {logits.dtype}")
+    if bias is not None and routing.scoring == "near":
+        raise ValueError("a bias is added to scores, and experts near each other have none")
     for name, each in (("bias", bias), ("scales", scales)):
         if each is not None and (
             each.shape != logits.shape[1:] or each.dtype != logits.dtype or not each.is_contiguous()
@@ -146,7 +148,7 @@ def _route_args(
         logits=logits.data_ptr(), bias=address(bias), scales=address(scales), expert_ids=expert_ids.data_ptr(),
         weights=weights.data_ptr(), num_tokens=len(logits), num_experts=logits.shape[1], top_k=routing.top_k,
         logits_stride=logits.stride(0), num_groups=routing.num_groups, top_k_groups=routing.top_k_groups,
-        scaling=routing.scaling, epsilon=routing.epsilon, scoring=_SCORINGS[routing.scoring],
+        scaling=routing.scaling, epsilon=routing.epsilon, margin=routing.margin, scoring=_SCORINGS[routing.scoring],
         group_score=_GROUP_SCORES[routing.group_score], renormalize=routing.renormalize,
     )  # fmt: skip
 

@@ -38,7 +38,8 @@ class Status(IntEnum):
     OK = 0; BAD_LENGTHS = 1; BAD_BLOCK_ID = 2; BAD_ROW = 3
 
 class Activation(IntEnum):
-    SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5; CLAMPED_SWISH = 6
+    SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5; CLAMPED_SWISH = 6; SOFTPLUS = 7
+    SILU_WITHIN7 = 8; SILU_WITHIN16 = 9
 
 class Elementwise(IntEnum):
     ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3; MULTIPLY = 4; LIMIT = 5
@@ -52,7 +53,7 @@ class QuantizedFormat(IntEnum):
     IQ3_G32 = 19; IQ3S_G32 = 20; IQ2_G32 = 21; IQ2_G16 = 22; IQ1_G32 = 23; IQ1_G16 = 24; FP4_G16 = 25
 
 class Scoring(IntEnum):
-    SOFTMAX = 0; SIGMOID = 1
+    SOFTMAX = 0; SIGMOID = 1; NEAR = 2
 
 class GroupScore(IntEnum):
     MAX = 0; SUM_OF_TWO = 1
@@ -202,7 +203,7 @@ class StoreLatentArgs(Structure):
 class RouteArgs(Structure):
     logits: Address; bias: Address; scales: Address; expert_ids: Address; weights: Address; num_tokens: Int64
     num_experts: Int64; top_k: Int64; logits_stride: Int64; num_groups: Int64; top_k_groups: Int64; scaling: Float
-    epsilon: Float; scoring: Int32; group_score: Int32; renormalize: Int32
+    epsilon: Float; margin: Float; scoring: Int32; group_score: Int32; renormalize: Int32
 
 @laid_out
 class GroupedLinearArgs(Structure):

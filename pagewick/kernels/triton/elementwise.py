@@ -39,6 +39,18 @@ def _tanh(x):
 
 
 @triton.jit
+def _softplus(x):
+    """Return log(1 + exp(x)) = max(x, 0) + log(1 + t) with t = exp(-|x|), and log(1 + t) = 2 atanh(t / (2 + t))."""
+    small = tl.exp(-tl.abs(x))
+    ratio = small / (2.0 + small)
+    square = ratio * ratio
+    # The series of atanh, whose argument is at most 1 / 3: its next term is below 2^-29 of the first.
+    series = 1.0 / 9.0 + square * (1.0 / 11.0 + square * (1.0 / 13.0 + square * (1.0 / 15.0)))
+    series = 1.0 + square * (1.0 / 3.0 + square * (1.0 / 5.0 + square * (1.0 / 7.0 + square * series)))
+    return tl.where(x < 0, 0.0, x) + 2.0 * ratio * series
+
+
+@triton.jit
 def _activate(x, factor, KIND: tl.constexpr):
     if KIND == "silu":
         return x / (1.0 + tl.exp(-x))
@@ -57,6 +69,14 @@ def _activate(x, factor, KIND: tl.constexpr):
     elif KIND == "clamped_swish":
         bounded = tl.where(x > 7.0, 7.0, x)
         return bounded / (1.0 + tl.exp(-1.702 * bounded))
+    elif KIND == "softplus":
+        return _softplus(x)
+    elif KIND == "silu_within7":
+        silu = x / (1.0 + tl.exp(-x))
+        return tl.where(silu > 7.0, 7.0, silu)
+    elif KIND == "silu_within16":
+        silu = x / (1.0 + tl.exp(-x))
+        return tl.where(silu > 16.0, 16.0, silu)
     elif KIND == "scale":
         return x * factor
     elif KIND == "limit":
@@ -81,6 +101,10 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
         if KIND == "clamped_swish":
             up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        elif KIND == "silu_within7":
+            up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        elif KIND == "silu_within16":
+            up = tl.where(up > 16.0, 16.0, tl.where(up < -16.0, -16.0, up))
         result *= up
     tl.store(out_ptr + row * size + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
 

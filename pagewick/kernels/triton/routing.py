@@ -209,7 +209,7 @@ def _tile_of(num_groups: int, size: int) -> tuple[int, int] | None:
 def _is_routable(logits: Tensor, routing: Routing, bias: Tensor | None) -> bool:
     fits = bias is None or (bias.dtype == torch.float32 and bias.shape == logits.shape[1:] and bias.is_contiguous())
     is_matrix = logits.dim() == 2 and logits.dtype == torch.float32 and logits.stride(1) == 1
-    return is_matrix and fits and routing.top_k <= MAX_TOP_K
+    return is_matrix and fits and routing.top_k <= MAX_TOP_K and routing.scoring != "near"
 
 
 def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:

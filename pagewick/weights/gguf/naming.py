@@ -73,7 +73,7 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
     theirs, whole = (text.removeprefix(architecture.layer_prefix) for text in (pattern, f"{pattern}.{leaf}"))
     if whole in architecture.layer.values():
         theirs = whole
-        leaf = WITHOUT_ENDING[_key_of(architecture.layer, theirs)]
+        leaf = {**WITHOUT_ENDING, **architecture.endings}[_key_of(architecture.layer, theirs)]
     if theirs not in architecture.layer.values() or leaf not in ("weight", "bias", ""):
         return None
     place = int(numbers[1]) if len(numbers) > 1 else None

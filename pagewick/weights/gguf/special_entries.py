@@ -164,8 +164,8 @@ def _windows(metadata: Metadata, found: Entries, *, interval: int = 4) -> dict[s
     return {"layer_types": [_SLIDING if slide else _FULL for slide in slides]}
 
 
-def _olmo2(metadata: Metadata, found: Entries) -> dict[str, Any]:
-    """OLMo 3's layers with a window are rotated without the scaling of the others."""
+def _two_ropes(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Layers with a window are rotated without the scaling of the others."""
     if not found.get("sliding_window"):
         return {}
     theta = found.get("rope_theta", 1e4)
@@ -175,6 +175,19 @@ def _olmo2(metadata: Metadata, found: Entries) -> dict[str, Any]:
     }
     others = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq"))
     return {**others, "rope_parameters": ropes} | _windows(metadata, found)
+
+
+def _hy_v3(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """The number of shared experts, which the file has as their size, and the layers that have none."""
+    size = found.get("moe_intermediate_size", 0)
+    shared = metadata.get("expert_shared_feed_forward_length", size)
+    if not size or shared % size:
+        raise metadata.wrong("hy_v3.expert_shared_feed_forward_length", "not a multiple of expert_feed_forward_length")
+    kinds = [
+        "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in metadata.shapes else "dense"
+        for layer in range(found["num_hidden_layers"])
+    ]
+    return {"num_shared_experts": shared // size, "mlp_layer_types": kinds}
 
 
 def _exaone4(metadata: Metadata, found: Entries) -> dict[str, Any]:
@@ -241,7 +254,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma3n": _gemma3n,
     "gpt-oss": _gpt_oss,
     "phi3": _phi3,
-    "olmo2": _olmo2,
+    **dict.fromkeys(("olmo2", "mellum"), _two_ropes),
+    "hy_v3": _hy_v3,
     "exaone4": _exaone4,
     "cohere2": _windows,
     "afmoe": _windows,

@@ -15,9 +15,16 @@ double gate_of(Activation kind, double x) {
   return kind == Activation::kClampedSwish && x > 7.0 ? 7.0 : x;
 }
 
+// kSiluWithin7 and kSiluWithin16 bound the result of the gate from above, and what it multiplies by from both sides.
+double bound_of(Activation kind) {
+  if (kind == Activation::kClampedSwish || kind == Activation::kSiluWithin7) return 7.0;
+  return kind == Activation::kSiluWithin16 ? 16.0 : INFINITY;
+}
+
 double factor_of(Activation kind, double up) {
-  if (kind != Activation::kClampedSwish) return up;
-  return std::isnan(up) ? up : std::fmin(std::fmax(up, -7.0), 7.0) + 1.0;
+  if (std::isnan(up)) return up;
+  const double bounded = std::fmin(std::fmax(up, -bound_of(kind)), bound_of(kind));
+  return kind == Activation::kClampedSwish ? bounded + 1.0 : bounded;
 }
 
 // Returns the s of an activation x / (1 + e^-s).
@@ -32,6 +39,10 @@ double defined(Activation kind, double x) {
     case Activation::kRelu: return positive;
     case Activation::kRelu2: return positive * positive;
     case Activation::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kSoftplus: return positive + std::log1p(std::exp(-std::abs(x)));
+    case Activation::kSiluWithin7:
+    case Activation::kSiluWithin16:
+      return std::isnan(x) ? x : std::fmin(x / (1.0 + std::exp(-x)), bound_of(kind));
     default: return x / (1.0 + std::exp(-exponent(kind, x)));
   }
 }
@@ -41,6 +52,7 @@ double defined(Activation kind, double x) {
 double promised_error(Activation kind, double x, double value) {
   if (kind == Activation::kRelu || kind == Activation::kRelu2) return kFloatUnit * std::abs(value);
   if (kind == Activation::kGelu) return 3e-7 * std::abs(x) + 1e-36;
+  if (kind == Activation::kSoftplus) return 0x1p-20 * std::abs(value) + 1e-36;
   const double s = exponent(kind, x), power = std::exp(-std::abs(s));
   return 0x1p-21 * std::abs(value) + 0x1p-21 * std::abs(x * s) * power / (1 + power) + 1e-36 * std::abs(x);
 }
@@ -97,7 +109,8 @@ void test_activation() {
   }
   for (const DType dtype : kDTypes)
     for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
-                                  Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish})
+                                  Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish,
+                                  Activation::kSoftplus, Activation::kSiluWithin7, Activation::kSiluWithin16})
       for (const bool is_gated : {false, true}) {
         for (const int64_t size : {1, 5, 16, 61}) test_case(kind, dtype, is_gated, 3, size);
         test_case(kind, dtype, is_gated, 30, 1001);

@@ -26,6 +26,8 @@ struct Routing {
 
 constexpr float kScaling = 2.5f;
 constexpr float kEpsilon = 0.25f;
+// No two logits are exactly so far from each other.
+constexpr float kMargin = 0.33f;
 
 // Logits that are whole multiples of 1 / 8, each once in a row, and biases below 1 / 64, so no two keys are close.
 Tensor make_logits(const Routing& r, int64_t stride) {
@@ -46,6 +48,24 @@ std::vector<double> scores_of(const Routing& r, const Tensor& logits, int64_t be
   for (int64_t i = 0; i < r.num_experts; ++i) sum += scores[i] = std::exp(logits[begin + i]);
   for (double& score : scores) score /= r.scoring == Scoring::kSoftmax ? sum : 1.0 + score;
   return scores;
+}
+
+// The weight of each choice among the experts that are left and near it.
+std::vector<double> near_weights(const Routing& r, const Tensor& logits, int64_t begin, const std::vector<int64_t>& ids) {
+  std::vector<double> weights;
+  std::vector<bool> is_left(r.num_experts, true);
+  for (const int64_t chosen : ids) {
+    const double greatest = logits[begin + chosen];
+    double sum = 0;
+    for (int64_t i = 0; i < r.num_experts; ++i) {
+      const double logit = logits[begin + i];
+      const bool is_far = (greatest - logit) / std::max(std::abs(logit), greatest) > kMargin;
+      if (is_left[i] && !is_far) sum += std::exp(logit - greatest);
+    }
+    weights.push_back(1.0 / sum);
+    is_left[chosen] = false;
+  }
+  return weights;
 }
 
 // The ids of experts by falling key, of the best groups alone.
@@ -79,8 +99,8 @@ void test_route(const Routing& r) {
     std::fill_n(ids.data(), ids.size(), -1);
     run("route", pagewick::RouteArgs{logits.floats(), r.has_bias ? bias.floats() : nullptr, nullptr, ids.data(),
                                      static_cast<float*>(out.data()), r.num_tokens, r.num_experts, r.top_k, stride,
-                                     r.num_groups, r.top_k_groups, kScaling, kEpsilon, r.scoring, r.group_score,
-                                     r.renormalize});
+                                     r.num_groups, r.top_k_groups, kScaling, kEpsilon, kMargin, r.scoring,
+                                     r.group_score, r.renormalize});
     return out;
   });
   for (int64_t token = 0; token < r.num_tokens; ++token) {
@@ -88,11 +108,13 @@ void test_route(const Routing& r) {
     std::vector<double> keys = scores;
     for (int64_t i = 0; i < r.num_experts && r.has_bias; ++i) keys[i] += bias[i];
     const std::vector<int64_t> expected = choose(r, keys);
-    double sum = 0;
-    for (const int64_t id : expected) sum += scores[id];
+    std::vector<double> chosen_weights;
+    for (const int64_t id : expected) chosen_weights.push_back(scores[id]);
+    if (r.scoring == Scoring::kNear) chosen_weights = near_weights(r, logits, token * stride, expected);
+    const double sum = std::accumulate(chosen_weights.begin(), chosen_weights.end(), 0.0);
     for (int64_t i = 0; i < r.top_k; ++i) {
       require(ids[token * r.top_k + i] == expected[i], "chosen experts");
-      const double weight = scores[expected[i]] / (r.renormalize ? sum + kEpsilon : 1.0) * kScaling;
+      const double weight = chosen_weights[i] / (r.renormalize ? sum + kEpsilon : 1.0) * kScaling;
       require_near(weights, token * r.top_k + i, weight, 4e-6 * weight, "weight");
     }
   }
@@ -180,7 +202,8 @@ class Layer {
 
   pagewick::RouteArgs route(const Array<int32_t>& ids, const Tensor& weights, int64_t num_tokens) const {
     return {logits_.floats(), nullptr, nullptr, ids.data(), static_cast<float*>(weights.data()), num_tokens, kExperts,
-            kTopK, kExperts, 1, 1, 1.0f, kEpsilon, Scoring::kSoftmax, GroupScore::kMax, 1};
+            kTopK, kExperts, 1, 1, 1.0f, kEpsilon, kMargin, Scoring::kSoftmax, GroupScore::kMax,
+            1};
   }
 
   // `extra`: elements between the rows of `out`.
@@ -297,6 +320,7 @@ void test_moe() {
     test_route({5, 13, 4, 1, 1, Scoring::kSoftmax, GroupScore::kMax, false, renormalize});
     test_route({40, 64, 6, 8, 3, Scoring::kSoftmax, GroupScore::kMax, false, renormalize});
     test_route({3, 30, 5, 5, 2, Scoring::kSigmoid, GroupScore::kSumOfTwo, true, renormalize});
+    test_route({40, 13, 3, 1, 1, Scoring::kNear, GroupScore::kMax, false, renormalize});
   }
   for (const DType dtype : kDTypes)
     for (const bool has_bias : {false, true})

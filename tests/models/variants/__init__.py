@@ -27,6 +27,7 @@ from tests.models.variants import (
     qwen,
     qwen_next,
     since_2025,
+    since_2026,
     stablelm,
     starcoder,
     ungated,
@@ -64,6 +65,7 @@ VARIANTS: dict[str, Variant] = {
         opt,
         others,
         since_2025,
+        since_2026,
         ungated,
     )
     for name, variant in family.VARIANTS.items()

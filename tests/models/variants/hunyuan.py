@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts: queries and keys are normalised after their rotation; and dots.llm1."""
+"""Hunyuan, dense and with experts: queries and keys are normalised after their rotation; Hy3; and dots.llm1."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ VARIANTS = {
         {
             **MOE, **rope("dynamic", 1e3, alpha=9.0, factor=1.0), "moe_topk": [2, 4, 1], "attention_bias": True,
             "tie_word_embeddings": True,
+        },
+        is_loose=True,
+    ),
+    "hy3": Variant(
+        "HYV3",
+        {
+            **rope(theta=5e4), "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "num_shared_experts": 2, "router_scaling_factor": 1.7, "rms_norm_eps": 1e-4,
         },
         is_loose=True,
     ),

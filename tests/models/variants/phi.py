@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2 (parallel block, biases); Phi-3 and 3.5 mini and medium, Phi-4 and Phi-4-mini (fused weights)."""
+"""Phi-1, 1.5 and 2 (parallel block, biases); Phi-3 and 3.5, Phi-4 and Phi-4-mini (fused weights); Phi-3.5-MoE."""
 
 from __future__ import annotations
 
@@ -42,4 +42,14 @@ VARIANTS = {
         {**PHI3, **longrope(140, 6, partial_rotary_factor=0.75), "tie_word_embeddings": True},
         {"max_model_len": 140},
     ),
-}
+    "phi-3.5-moe": Variant(
+        "Phimoe",
+        {
+            **NO_HEAD_DIM, **longrope(160, short_mscale=0.8, long_mscale=0.8), "rms_norm_eps": 1e-4,
+            "intermediate_size": 24, "num_local_experts": 4, "router_jitter_noise": 0.03, "sliding_window": 70,
+            "attention_bias": True, "lm_head_bias": True,
+        },
+        {"max_model_len": 160},
+        is_loose=True,
+    ),
+}  # fmt: skip

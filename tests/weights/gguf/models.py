@@ -156,6 +156,16 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "exaone-4-1.2b": {**_WIDE, "layer_types": ["full_attention"] * 2},
     "hunyuan-tied": _WIDE,
     "hunyuan-a13b": {**_WIDE, "intermediate_size": 32, "num_experts": 4, "moe_topk": 2},
+    "hy3": {**_WIDE, **_SMALL, "num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 2},
+    # llama.cpp has no layers without experts.
+    "mellum-2": {
+        **_WIDE,
+        **_SMALL,
+        "num_hidden_layers": 4,
+        "mlp_layer_types": ["sparse"] * 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "dots.llm1": {**_WIDE, **_SMALL},
     "arcee": _WIDE,
     "trinity-mini": {**_WIDE, **_SMALL, "num_hidden_layers": 4},

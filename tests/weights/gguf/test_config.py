@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.models.parts import AltUpConfig, AttentionConfig
+from pagewick.layers.config import MoeConfig
+from pagewick.models.parts import AltUpConfig, AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.config import hugging_face_config
 from pagewick.weights.gguf.metadata import Metadata
@@ -23,9 +24,9 @@ YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
 COMPUTED = 1 + 0.1 * math.log(4)
 
 
-def config_of(keys: dict[str, Any], kind: str = "qwen3") -> dict[str, Any]:
+def config_of(keys: dict[str, Any], kind: str = "qwen3", shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, Any]:
     values = {f"{kind}.{key}": value for key, value in {**SIZES, **keys}.items()}
-    return hugging_face_config(Metadata({"general.architecture": kind, **values}, SHAPES, "m.gguf"), lambda name: [])
+    return hugging_face_config(Metadata({"general.architecture": kind, **values}, shapes, "m.gguf"), lambda name: [])
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,20 @@ def test_only_some_layers_of_olmo_3_are_scaled() -> None:
     keys = {**WINDOW, "rope.freq_base": 5e5, **{f"rope.scaling.{name}": value for name, value in scaling.items()}}
     ropes = [layer.rope for layer in read_config(config_of(keys, "olmo2")).layers]
     assert [(rope.kind, rope.theta) for rope in ropes if rope is not None] == [("default", 5e5)] * 3 + [("yarn", 5e5)]
+
+
+def test_experts_of_hy3() -> None:
+    """A file has the size of the shared ones together, and its tensors tell which layers have experts."""
+    keys = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2}
+    sizes = {None: 32, 32: 32, 64: 64}
+    for size, expected in sizes.items():
+        given = {} if size is None else {"expert_shared_feed_forward_length": size}
+        shapes = {**SHAPES, "blk.0.ffn_gate_inp.weight": (4, 64)}
+        first, second = (layer.mlp for layer in read_config(config_of({**keys, **given}, "hy_v3", shapes)).layers)
+        assert isinstance(first, MoeConfig) and first.shared_intermediate_size == expected
+        assert isinstance(second, MlpConfig) and second.intermediate_size == 96
+    with pytest.raises(ModelLoadError, match=r"hy_v3\.expert_shared_feed_forward_length is not a multiple"):
+        config_of({**keys, "expert_shared_feed_forward_length": 40}, "hy_v3")
 
 
 def test_files_of_mistral_3_with_and_without_scaled_queries() -> None:

@@ -23,14 +23,17 @@ Vec gelu_tanh(Vec x) {
   return times_sigmoid(x, madd(cube, set1(0.044715f), x) * 0x1.988454p0f);
 }
 
-// The activation of gpt-oss, and what it multiplies by if it is the gate of `up`.
-constexpr float kClamp = 7.0f;
-Vec clamped_swish(Vec x) { return quick_gelu(min(set1(kClamp), x)); }
-Vec clamped_factor(Vec up) { return min(set1(kClamp), max(set1(-kClamp), up)) + 1.0f; }
+Vec at_most(float bound, Vec x) { return min(set1(bound), x); }
+
+// The bound of what an activation multiplies by if it is the gate of `up`, on both sides; 0: there is none.
+float factor_bound(Activation kind) {
+  if (kind == Activation::kClampedSwish || kind == Activation::kSiluWithin7) return 7.0f;
+  return kind == Activation::kSiluWithin16 ? 16.0f : 0.0f;
+}
 
 template <class T, class F>
 void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col, const F& function) {
-  const bool is_clamped = args.kind == Activation::kClampedSwish;
+  const float bound = factor_bound(args.kind), offset = args.kind == Activation::kClampedSwish ? 1.0f : 0.0f;
   const T* const x = static_cast<const T*>(args.x) + row * args.x_stride;
   const T* const up = args.is_gated ? x + args.size : nullptr;
   T* const out = static_cast<T*>(args.out) + row * args.size;
@@ -38,7 +41,7 @@ void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t e
     Vec value = function(load_count(x + i, count()));
     if (up != nullptr) {
       const Vec factor = load_count(up + i, count());
-      value = value * (is_clamped ? clamped_factor(factor) : factor);
+      value = value * (bound > 0.0f ? at_most(bound, max(set1(-bound), factor)) + offset : factor);
     }
     store_count(out + i, value, count());
   });
@@ -59,7 +62,12 @@ void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int6
     case Activation::kQuickGelu: return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(x); });
     case Activation::kRelu2: return apply(args, row, first_col, end_col, [](Vec x) { return relu2(x); });
     case Activation::kClampedSwish:
-      return apply(args, row, first_col, end_col, [](Vec x) { return clamped_swish(x); });
+      return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(at_most(7.0f, x)); });
+    case Activation::kSoftplus: return apply(args, row, first_col, end_col, [](Vec x) { return softplus(x); });
+    case Activation::kSiluWithin7:
+      return apply(args, row, first_col, end_col, [](Vec x) { return at_most(7.0f, silu(x)); });
+    case Activation::kSiluWithin16:
+      return apply(args, row, first_col, end_col, [](Vec x) { return at_most(16.0f, silu(x)); });
   }
 }
 

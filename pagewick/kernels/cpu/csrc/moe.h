@@ -11,11 +11,12 @@
 
 namespace pagewick {
 
-enum class Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
+enum class Scoring : int32_t { kSoftmax = 0, kSigmoid = 1, kNear = 2 };
 enum class GroupScore : int32_t { kMax = 0, kSumOfTwo = 1 };
 
 // Computes the scores of a row of logits, and chooses the top_k experts with the best score plus bias within the best
-// groups.
+// groups. With kNear, which knows no bias and no groups, the weight of a choice is its softmax among the experts that
+// are not chosen before it and whose logits are near its own.
 struct RouteArgs {
   const float* logits;  // [num_tokens, num_experts], rows logits_stride elements apart
   const float* bias;    // [num_experts], for the choice only, or null
@@ -30,6 +31,7 @@ struct RouteArgs {
   int64_t top_k_groups;
   float scaling;
   float epsilon;  // added to the sum of the weights that are renormalized
+  float margin;   // of kNear: the greatest distance of near logits, relative to the greater of both absolute values
   Scoring scoring;
   GroupScore group_score;
   int32_t renormalize;

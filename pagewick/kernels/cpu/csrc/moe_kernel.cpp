@@ -113,9 +113,27 @@ void choose(const RouteArgs& args, const float* keys, const RowMemory& memory, i
   }
 }
 
-void weigh(const RouteArgs& args, const float* scores, const int32_t* expert_ids, float* weights) {
+// The weight of choice i: its softmax among the experts that are left and near it.
+float near_weight(const RouteArgs& args, const float* logits, const int32_t* expert_ids, int64_t i) {
+  const float greatest = logits[expert_ids[i]];
   float sum = 0.0f;
-  for (int64_t i = 0; i < args.top_k; ++i) sum += weights[i] = scores[expert_ids[i]];
+  for (int64_t id = 0; id < args.num_experts; ++id) {
+    bool is_left = true;
+    for (int64_t earlier = 0; earlier < i; ++earlier) is_left = is_left && expert_ids[earlier] != id;
+    const float size = __builtin_fabsf(logits[id]), scale = size > greatest ? size : greatest;
+    const bool is_far = (greatest - logits[id]) / scale > args.margin;
+    if (is_left && !is_far) sum += exp(logits[id] - greatest);
+  }
+  return 1.0f / sum;
+}
+
+// values: the logits with kNear, else the scores.
+void weigh(const RouteArgs& args, const float* values, const int32_t* expert_ids, float* weights) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < args.top_k; ++i) {
+    weights[i] = args.scoring == Scoring::kNear ? near_weight(args, values, expert_ids, i) : values[expert_ids[i]];
+    sum += weights[i];
+  }
   const float divisor = args.renormalize ? sum + args.epsilon : 1.0f;
   for (int64_t i = 0; i < args.top_k; ++i) {
     weights[i] = weights[i] / divisor * args.scaling;
@@ -130,11 +148,12 @@ void route(const RouteArgs& args, int64_t first, int64_t end) {
   for (int64_t token = first; token < end; ++token) {
     const float* const logits = args.logits + token * args.logits_stride;
     int32_t* const expert_ids = args.expert_ids + token * args.top_k;
-    score(args, logits, memory.scores);
-    for (int64_t i = 0; i < args.num_experts; ++i)
+    const bool is_near = args.scoring == Scoring::kNear;
+    if (!is_near) score(args, logits, memory.scores);
+    for (int64_t i = 0; i < args.num_experts && !is_by_logits; ++i)
       memory.keys[i] = memory.scores[i] + (args.bias == nullptr ? 0.0f : args.bias[i]);
     choose(args, is_by_logits ? logits : memory.keys, memory, expert_ids);
-    weigh(args, memory.scores, expert_ids, args.weights + token * args.top_k);
+    weigh(args, is_near ? logits : memory.scores, expert_ids, args.weights + token * args.top_k);
   }
 }
 
