@@ -96,7 +96,8 @@ def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling)
     cut = []
     for view in views:
         top, left, height, width = view.box
-        cut.append(np.asarray(resized[view.sizes])[top : top + height, left : left + width])
+        # Cut before it becomes an array: a part of an array keeps all of it in memory.
+        cut.append(np.asarray(resized[view.sizes].crop((left, top, left + width, top + height))))
     return cut
 
 

@@ -21,6 +21,8 @@ _IMAGE_SIZE, _PATCH_SIZE, _SCALE_FACTOR = 224, 32, 2
 _FILTERS = tuple(range(6))
 # The processors scale no side beyond this.
 _MAX_SIDE = 4096
+# Published files have up to 4 tiles in a row.
+_MOST_TILES_OF_SIDE = 8
 _AROUND, _OVERVIEW = "<fake_token_around_image>", "<global-img>"
 
 
@@ -51,6 +53,12 @@ class Idefics3Settings(ImageSettings):
                 f"image_seq_len in {processor.source} is {found}, and by {config.source} a tile has {num_tokens} "
                 "tokens\n  these files do not belong together; download or copy both again"
             )
+        longest_edge = _edge(entries, "size", _LONGEST_EDGE)
+        if -(-min(longest_edge, _MAX_SIDE) // tile_side) > _MOST_TILES_OF_SIDE:
+            raise ModelLoadError(
+                f"{entries.source}: size ({longest_edge}) is more than {_MOST_TILES_OF_SIDE} times max_image_size "
+                f"({tile_side}), and images would become too many tiles\n  correct it, or download the file again"
+            )
         return cls(
             patch_size=patch_size,
             merge_size=merge_size,
@@ -63,7 +71,7 @@ class Idefics3Settings(ImageSettings):
             image_end=_AROUND,
             resample=entries.whole("resample", LANCZOS),
             tile_side=tile_side,
-            longest_edge=_edge(entries, "size", _LONGEST_EDGE),
+            longest_edge=longest_edge,
             is_cut=entries.flag("do_image_splitting", True),
         )
 

@@ -6,7 +6,7 @@ import math
 
 from pagewick.images.settings import Box, View
 
-# The most tiles of an image: 64 images of a request, with the whole of each, then have fewer than MAX_PICTURES.
+# The most tiles of an image in grids: 64 images, with the whole of each, then have fewer than MAX_PICTURES.
 MAX_TILES = 60
 
 

@@ -174,15 +174,14 @@ class ImageReader:
                 param=param,
             )
         num_pictures = sum(len(one.pictures) for one in images)
-        for count, limit, what in (
-            (num_file_pixels, MAX_FILE_PIXELS, "pixels"),
-            (num_pixels, MAX_RESIZED_PIXELS, "pixels"),
-            (num_pictures, MAX_PICTURES, "tiles"),
+        for count, limit, what, fix in (
+            (num_file_pixels, MAX_FILE_PIXELS, "pixels", "Make them smaller"),
+            # Some models enlarge small images, so that only fewer help.
+            (num_pixels, MAX_RESIZED_PIXELS, "pixels as the model resizes them", "Send fewer images, or smaller ones"),
+            (num_pictures, MAX_PICTURES, "tiles", "Send fewer images, or smaller ones"),
         ):
             if count > limit:
-                message = (
-                    f"the images of a request may have at most {limit} {what}; they have {count}. Make them smaller"
-                )
+                message = f"the images of a request may have at most {limit} {what}; they have {count}. {fix}"
                 raise InvalidRequestError(message, param=param)
         return images
 

@@ -58,7 +58,8 @@ class TemplateReading:
         elif arguments.is_joined and not arguments.filters:
             form = Arguments.TEXT
         has_parts = content.is_looped_over or bool(content.filters & _PART_FILTERS)
-        is_text = content.is_joined or content.tests - _EXISTENCE or content.filters - _PART_FILTERS
+        is_text = content.is_joined or content.is_passed_on or content.tests - _EXISTENCE
+        is_text = is_text or content.filters - _PART_FILTERS
         return cls(
             has_parts=has_parts,
             needs_parts=has_parts and not is_text,
@@ -75,6 +76,12 @@ class _Syntax:
         for node in tree.find_all(nodes.Node):
             self._nodes.setdefault(type(node), []).append(node)
         parameters = {macro.name: [arg.name for arg in macro.args] for macro in self.all(nodes.Macro)}
+        # Calls of other things than the template's macros.
+        self.foreign_calls = [
+            call
+            for call in self.all(nodes.Call)
+            if not (isinstance(call.node, nodes.Name) and call.node.name in parameters)
+        ]
         # (variable, value): assignments, and arguments of macro calls.
         self.aliases: list[tuple[str, nodes.Node]] = []
         for assignment in self.all(nodes.Assign):
@@ -110,6 +117,14 @@ class _Uses:
         written += [node for one in syntax.all(nodes.Output) for node in one.nodes]
         written += [operand for one in syntax.all(nodes.Add) for operand in (one.left, one.right)]
         self.is_joined = any(map(self._is_value, written))
+        passed = [one.node for one in syntax.all(nodes.Assign) if isinstance(one.target, nodes.NSRef)]
+        passed += [operand for one in syntax.all(nodes.Mod) for operand in (one.left, one.right)]
+        for call in syntax.foreign_calls:
+            passed += [*call.args, *(one.value for one in call.kwargs)]
+            # A method, such as strip.
+            passed += [call.node.node] if isinstance(call.node, nodes.Getattr) else []
+        # To a method, a function, a namespace or a format, of which it is not known what they expect.
+        self.is_passed_on = any(map(self._is_value, passed))
 
     def _is_value(self, node: nodes.Node | None) -> bool:
         match node:

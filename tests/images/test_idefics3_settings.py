@@ -102,6 +102,10 @@ def test_entries_that_files_leave_out(tmp_path: Path) -> None:
         ({}, PROCESSOR, CONFIG | {"scale_factor": 5}, "scale_factor is 5, and must divide the 32 patches in a row"),
         ({}, PROCESSOR, CONFIG | {"vision_config": {"image_size": 512, "patch_size": 513}}, "divide the 0 patches"),
         ({"do_image_splitting": "no"}, PROCESSOR, CONFIG, "do_image_splitting in .* must be true or false"),
+        (
+            SMALL | {"size": {"longest_edge": 217}}, {"image_seq_len": 4}, SMALL_CONFIG,
+            r"size \(217\) is more than 8 times max_image_size \(27\)",
+        ),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_honoured_are_refused(
@@ -155,6 +159,14 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, height: int, width: in
     for (pixels, num_tokens), theirs in zip(found, expected, strict=True):
         assert np.array_equal(pixels, theirs.transpose(1, 2, 0)[:24, :24]) and num_tokens == 4
         assert theirs.shape == (3, 27, 27)
+
+
+def test_a_tile_keeps_no_other_pixels_in_memory(published: ImageSettings) -> None:
+    pictures = decoding.prepare(file_of(noise(30, 40)), published)
+    assert len(pictures) == 13
+    for picture in pictures:
+        owner = picture.pixels if picture.pixels.base is None else picture.pixels.base
+        assert memoryview(owner).nbytes == picture.pixels.nbytes
 
 
 def test_sides_have_a_limit(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_requests_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequestError, match="at most 252 pixels; they have 288"):
         place([user(image_part(0), part, part)])
     monkeypatch.setattr(image_prompts, "MAX_RESIZED_PIXELS", 36)
-    with pytest.raises(InvalidRequestError, match="at most 36 pixels; they have 216"):
+    with pytest.raises(InvalidRequestError, match="at most 36 pixels as the model resizes them; they have 216"):
         place([user(image_part(0))])
 
 

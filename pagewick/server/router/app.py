@@ -53,10 +53,10 @@ _NO_MODEL = ""
 
 
 class _Asked(msgspec.Struct):
-    """The part of a body that says which model responds, and how."""
+    """The part of a body that says which model responds, and how. stream: as it stands there; it may be anything."""
 
     model: str | None = None
-    stream: Any = None
+    stream: msgspec.Raw = msgspec.Raw()
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
@@ -118,7 +118,9 @@ class Forward:
         pool = self._models.pool
         unloading = None if self._dialect is None else self._dialect.unloading(request.url.path, body)
         if unloading is not None:
-            await pool.unload(model, self._settings.shutdown_timeout)
+            # No request of another client is cut short, nor one that waits for the model to be loaded.
+            if model.state != "loading":
+                await run_while_connected(request, pool.unload(model))
             await unloading(scope, receive, send)
             return
         is_loaded = model.state in ("loaded", "loading")
@@ -157,9 +159,11 @@ class Forward:
     def _framing(self, asked: _Asked) -> DialectFraming | None:
         """Return the framing of the stream that the request asks for; None if it asks for none."""
         dialect = self._dialect
-        if dialect is None or not (asked.stream is True or (asked.stream is None and dialect.streams_by_default)):
+        if dialect is None:
             return None
-        return dialect.framing
+        wanted = bytes(asked.stream).strip()
+        is_stream = dialect.streams_by_default if wanted in (b"", b"null") else wanted == b"true"
+        return dialect.framing if is_stream else None
 
     async def _find(self, in_body: str | None, in_query: str | None) -> Routed:
         model = await self._models.find(in_body if in_body is not None else in_query)

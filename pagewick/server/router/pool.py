@@ -150,8 +150,8 @@ class ModelPool(Generic[_Loaded]):
             model.used_at = self._clock()
             self._rest(model)
 
-    async def unload(self, model: PooledModel[_Loaded], timeout_s: float) -> None:
-        """Unload a model as soon as its requests have ended, after `timeout_s` seconds at the latest.
+    async def unload(self, model: PooledModel[_Loaded], timeout_s: float | None = None) -> None:
+        """Unload a model as soon as its requests have ended, after `timeout_s` seconds at the latest, if that is given.
 
         If it is being loaded, that is given up. Returns at once if it is not loaded.
         """

@@ -359,6 +359,21 @@ def test_a_model_that_does_not_fit_beside_a_pinned_one_fails() -> None:
     run(scenario)
 
 
+def test_unloading_without_a_deadline_cuts_no_request_short() -> None:
+    async def check() -> None:
+        world = World()
+        pool, models, _ = pool_of(world, "a", max_loaded=1)
+        await pool.acquire(models["a"])
+        unloading = asyncio.create_task(pool.unload(models["a"]))
+        await asyncio.sleep(0.05)
+        assert (world.events, unloading.done()) == (["+a"], False)
+        pool.release(models["a"])
+        await unloading
+        assert world.events == ["+a", "-a"]
+
+    asyncio.run(check())
+
+
 def test_unloading_waits_for_requests_only_for_a_while() -> None:
     async def scenario() -> None:
         world = World()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.pooling_params import PoolingParams
@@ -29,6 +29,8 @@ _REASONS = {
     **dict.fromkeys(("width", "height", "steps"), "needs a model that draws; this one writes text"),
 }
 # A duration of 0: a number of seconds, or one with a unit of Go's.
+_NOTHING = Raw()
+_EMPTY = re.compile(rb'\s*(null|\[\s*\]|"")?\s*')
 _ZERO = re.compile(r"0+(\.0+)?(ns|us|\u00b5s|ms|s|m|h)?")
 # keep_alive: a model stays loaded as the server's settings say. insecure: nothing is downloaded.
 OLLAMA_FIELDS = KnownFields(
@@ -192,17 +194,21 @@ class OllamaGenerateRequest(GeneratingFields, kw_only=True):
 
 
 class UnloadRequest(Struct):
-    """The fields of a request to /api/chat or /api/generate that tell whether it only asks to unload the model."""
+    """The fields of a request to /api/chat or /api/generate that tell whether it only asks to unload the model.
+
+    The fields that may be long are kept undecoded.
+    """
 
     model: str | None = None
     keep_alive: float | str | None = None
-    messages: Any = None
-    prompt: Any = None
-    images: Any = None
+    messages: Raw = _NOTHING
+    prompt: Raw = _NOTHING
+    images: Raw = _NOTHING
 
     @property
     def only_unloads(self) -> bool:
-        return not (self.messages or self.prompt or self.images) and bool(_ZERO.fullmatch(str(self.keep_alive)))
+        is_empty = all(_EMPTY.fullmatch(bytes(given)) for given in (self.messages, self.prompt, self.images))
+        return is_empty and bool(_ZERO.fullmatch(str(self.keep_alive)))
 
 
 class OllamaEmbedRequest(ModelFields, kw_only=True):
