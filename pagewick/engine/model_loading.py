@@ -26,7 +26,7 @@ from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.engine.image_settings import image_settings
 from pagewick.engine.preflight import plan_at_load
 from pagewick.engine.whole_parts import check_encoder_options, for_encoder, max_image_tokens
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.layers.context import LayerContext, LoraRoom
 from pagewick.log import get_logger
@@ -116,7 +116,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         torch.set_num_threads(config.num_threads)
         kernels.set_num_threads(config.num_threads)
         if config.batch_invariant:
-            _require_batch_invariance(device, collectives)
+            _require_batch_invariance(model_config, device, collectives)
         model_config.check_ranks(collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         if collectives.rank == 0:
@@ -180,7 +180,12 @@ def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSourc
     return [*dict.fromkeys([*found, *(token_id for token_id in named if token_id < model.vocab_size)])]
 
 
-def _require_batch_invariance(device: torch.device, collectives: Collectives) -> None:
+def _require_batch_invariance(model: ModelConfig, device: torch.device, collectives: Collectives) -> None:
+    if device.type != "cpu" and any(layer.indexer is not None for layer in model.layers):
+        raise ConfigError(
+            "--batch-invariant: no kernel for GPUs selects the tokens of sparse attention, and PyTorch may add in an "
+            "order that depends on the batch; leave the flag out, or run the model with --device cpu"
+        )
     kernels.require_batch_invariance(device)
     collectives.sum_in_rank_order()
     if device.type == "cpu" and collectives.rank == 0:

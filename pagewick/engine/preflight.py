@@ -161,7 +161,8 @@ def _check_ranks(models: Sequence[FoundModel], num_ranks: int) -> None:
             vision.check_ranks(num_ranks)
         if num_ranks > 1 and (cut := model.unshared(num_ranks)):
             num_heads = gcd(*(count for each in models for count in each.config.divided.values()))
-            sizes = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
+            # A model without heads can be divided by any number of ranks.
+            sizes = [size for size in range(1, (num_heads or num_ranks) + 1) if num_heads % size == 0]
             working = ", ".join(str(size) for size in sizes if not any(each.unshared(size) for each in models))
             raise ConfigError(
                 f"--tensor-parallel-size {num_ranks} does not fit the {owner}'s {cut}\n  sizes that work: {working}"

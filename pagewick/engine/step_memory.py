@@ -17,6 +17,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     streams          T * 3 s H * e, in models with s residual streams: those that a layer gets, predicts and returns
+    selection        T * k * 4, in models with sparse attention: the k tokens that each token sees
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
@@ -34,7 +35,10 @@ and the whole step on a GPU is
     activations      the parts above are added, because PyTorch's allocator keeps memory of both sizes
     attention        results of the splits of long contexts: S * s * query heads / R * context / 256 * (head_dim + 2)
                      * 4, at most 256 MiB, with room for s = 16 / (query heads / KV heads) tokens of each sequence, or
-                     4 with latent attention (kernels/triton/attention.py)
+                     4 with latent attention (kernels/triton/attention.py); with sparse attention each of the T tokens
+                     is a sequence of k tokens
+    indexer          of h heads with d numbers, in plain PyTorch: 16 T * h * d for queries, 12 d * context for keys, and
+                     4 h * context for the scores of each of 64 tokens (kernels/reference_index.py)
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
                      of 16 kernels of a layer in each of 64 graphs
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
@@ -64,6 +68,8 @@ PARTS_BYTES: Final = 256 * _MIB
 # The rows of queries of a sequence whose keys are split, and its tokens with latent attention (kernels/triton/mla.py).
 MAX_SHORT_ROWS: Final = 16
 MAX_SHORT_TOKENS: Final = 4
+# Tokens whose scores an indexer has at once (kernels/reference_index.py).
+QUERY_SLICE: Final = 64
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
 _NODE_BYTES: Final = 16 * 2**10
 _KERNELS_PER_LAYER: Final = 16
@@ -159,15 +165,29 @@ def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: in
     # Ranks exchange parts of float32 logits; the parts of all of them are there before they are put together.
     per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
     used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
+    used += max(_indexer_bytes(layer, limits, num_tokens) for layer in model.layers)
     return used + limits.has_adapters * num_tokens * _widest_layer(model, num_ranks) * size
 
 
 def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
     """Return the bytes for the results of splits of the keys."""
-    splits = -(-limits.context // SPLIT)
-    widest = max(_split_width(layer) for layer in model.layers)
-    of_sequence = widest // num_ranks * splits * 4
-    return max(of_sequence, min(of_sequence * limits.num_logits, PARTS_BYTES))
+    return max(_parts_bytes_of(layer, limits, num_ranks) for layer in model.layers)
+
+
+def _parts_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
+    num_sequences, context = limits.num_logits, limits.context
+    if (indexer := layer.indexer) is not None:
+        num_sequences, context = limits.num_tokens, indexer.top_k
+    of_sequence = _split_width(layer) // num_ranks * -(-context // SPLIT) * 4
+    return max(of_sequence, min(of_sequence * num_sequences, PARTS_BYTES))
+
+
+def _indexer_bytes(layer: LayerConfig, limits: StepLimits, num_tokens: int) -> int:
+    if (indexer := layer.indexer) is None:
+        return 0
+    queries = 16 * num_tokens * indexer.num_heads * indexer.head_dim
+    scores = QUERY_SLICE * indexer.num_heads * limits.context * 4
+    return queries + 12 * indexer.head_dim * limits.context + scores
 
 
 def activation_bytes(
@@ -182,7 +202,8 @@ def activation_bytes(
     if model.altup is not None:
         width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
-    return num_tokens * width * element_bytes + num_logits * model.vocab_size * logit_bytes
+    selected = max(layer.indexer.top_k if layer.indexer else 0 for layer in model.layers)
+    return num_tokens * (width * element_bytes + 4 * selected) + num_logits * model.vocab_size * logit_bytes
 
 
 def _widest_layer(model: ModelConfig, num_ranks: int) -> int:

@@ -49,7 +49,7 @@ def gated_delta_net(
     activate = torch.sigmoid if options.has_sigmoid_gate else F.silu
     # Each row of S has a factor, or all rows of a head have the same.
     decays = (options.num_value_heads, options.num_decays // options.num_value_heads, 1)
-    forgetting, dt_bias = -options.log_decay.exp()[:, None, None], options.dt_bias.view(decays)
+    forgetting, dt_bias = -options.log_decay.exp()[:, None, None], options.dt_bias.reshape(decays)
     for b, context_len in enumerate(lengths):
         if starts[b] == starts[b + 1]:
             continue

@@ -20,10 +20,8 @@ _NORM_EPS = 1e-6
 class Indexer(nn.Module):
     """Every rank has all of it, so that all ranks select the same tokens. Module names are checkpoint names.
 
-    The engine reads `cache_spec` and calls `bind_cache` once. selected: the result of the last call of `forward`.
+    The engine reads `cache_spec` and calls `bind_cache` once.
     """
-
-    selected: SelectedKeys | None = None
 
     def __init__(
         self, context: LayerContext, prefix: str, hidden_size: int, q_lora_rank: int, config: IndexerConfig
@@ -34,6 +32,9 @@ class Indexer(nn.Module):
         self._kept = KeptIndexKeys(head_dim)
         self._backend = context.backend
         self._bound: BoundIndex | None = None
+        # Layers that see the same tokens, those of them that have yet to ask in this step, and what they will get.
+        self._num_borrowers = self._num_waiting = 0
+        self._selected: SelectedKeys | None = None
         self.wq_b = ReplicatedLinear(context, f"{prefix}.wq_b", q_lora_rank, num_heads * head_dim)
         self.wk = ReplicatedLinear(context, f"{prefix}.wk", hidden_size, head_dim)
         self.k_norm = LayerNorm(context, head_dim, _NORM_EPS, has_bias=True)
@@ -57,7 +58,7 @@ class Indexer(nn.Module):
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
         queries = self.wq_b(query_latents, batch)
-        self.selected = self._bound.forward(
+        selected = self._bound.forward(
             queries.view(len(hidden_states), config.num_heads, config.head_dim),
             self.k_norm(self.wk(hidden_states, batch)),
             self.weights_proj(hidden_states, batch),
@@ -66,4 +67,22 @@ class Indexer(nn.Module):
             top_k=config.top_k,
             latent_group=group,
         )
-        return self.selected
+        self._num_waiting = self._num_borrowers
+        self._selected = selected if self._num_borrowers else None
+        return selected
+
+    def lend(self) -> None:
+        """Let one more layer ask for each selection. Called once for every such layer."""
+        self._num_borrowers += 1
+
+    def last_selected(self) -> SelectedKeys:
+        """Return what `forward` has selected. It is dropped after the last of these layers has asked.
+
+        The selections of all layers together would take gigabytes.
+        """
+        assert self._selected is not None, "a layer with an indexer comes first"
+        selected = self._selected
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._selected = None
+        return selected

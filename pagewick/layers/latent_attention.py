@@ -124,6 +124,7 @@ class LatentAttention(nn.Module):
     def select_as(self, lender: Indexer) -> None:
         """See what the indexer of an earlier layer selects. Called once, if this layer has none."""
         self._lenders = (lender,)
+        lender.lend()
 
     def forward(self, hidden_states: Tensor, angles: Angles | CosSin | None, batch: AttentionBatch) -> Tensor:
         """angles: those of qk_rope_head_dim / 2 pairs; None: nothing is rotated."""
@@ -138,7 +139,7 @@ class LatentAttention(nn.Module):
             if self.indexer is not None:
                 selected = self.indexer(hidden_states, query_latents, angles, batch, self._group)
             elif self._lenders:
-                selected = self._lenders[0].selected
+                selected = self._lenders[0].last_selected()
         if isinstance(angles, Angles) and angles.q_factors is not None:
             # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
             queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))

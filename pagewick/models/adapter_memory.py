@@ -10,7 +10,10 @@ from pagewick.layers.config import padded_rank
 from pagewick.models.tensor_sizes import DTYPE_BYTES, ModelTensor
 
 # Projections of the same module that one layer multiplies together, by the beginnings of their names.
-_FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj",))
+_FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# A module whose projections are multiplied together, but for these.
+_FUSED_MODULE: Final = "linear_attn"
+_ALONE: Final = ("out_proj", "f_b_proj", "g_b_proj")
 
 
 def adapter_bytes(tensors: Iterable[ModelTensor], num_adapters: int, max_rank: int, dtype: str) -> int:
@@ -28,4 +31,6 @@ def adapter_bytes(tensors: Iterable[ModelTensor], num_adapters: int, max_rank: i
 
 def _layer_of(tensor: ModelTensor) -> str:
     module, _, name = tensor.path.removesuffix(".weight").rpartition(".")
+    if module.endswith(_FUSED_MODULE) and name not in _ALONE:
+        return module
     return next((f"{module}.{one[0]}" for one in _FUSED if name.startswith(one)), f"{module}.{name}")

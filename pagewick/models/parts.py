@@ -10,7 +10,7 @@ from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import MambaConfig, StateConfig
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.layers.config import IndexerConfig, MoeConfig, QueryScaleConfig, RopeConfig
 
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
@@ -236,6 +236,11 @@ class LayerConfig:
     def latent(self) -> MlaConfig | None:
         """The attention of a layer that keeps a latent of each token."""
         return self.attention if isinstance(self.attention, MlaConfig) else None
+
+    @property
+    def indexer(self) -> IndexerConfig | None:
+        """The indexer of a layer with sparse attention."""
+        return None if self.latent is None else self.latent.indexer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,11 @@ MIXES: Final[Mapping[str, str]] = {
 # Part of a model -> the end of its weights' names, in GGUF files and in checkpoints of Hugging Face's.
 _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "head": ("output", "lm_head", "embed_out"),
-    "embedding": ("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
+    "embedding": (
+        *("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
+        # Mamba's names, and Mamba-2's.
+        *("backbone.embeddings", "backbone.embedding"),
+    ),
     "values": (
         *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
         *("c_attn", "Wqkv", "in_proj_qkv"),
@@ -130,7 +134,7 @@ class MixedWeights:
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], model: MixedModel) -> None:
         self._names, self._model = tuple(shapes), model
-        parts = {name: _part(name) for name in shapes if is_quantizable(name, shapes[name])}
+        parts = {name: part_of(name) for name in shapes if is_quantizable(name, shapes[name])}
         is_tied = "head" not in parts.values()
         self._num_values = sum(part == "values" for part in parts.values())
         self._places: dict[str, tuple[str, int, int]] = {}  # name -> part, index, number of columns
@@ -165,7 +169,8 @@ def fitting_type(name: str, num_columns: int) -> str:
     return "F16" if num_columns % BLOCK_FORMATS[name][0] else name
 
 
-def _part(name: str) -> str:
+def part_of(name: str) -> str:
+    """Return the part of a model that the rules tell apart; other: none of these."""
     stem = f".{name.removesuffix('.weight')}"
     return next((part for part, endings in _DOTTED_ENDINGS.items() if stem.endswith(endings)), "other")
 

@@ -23,7 +23,7 @@ from pagewick.attention.cache_spec import (
     KeptLatents,
     attention_spec,
 )
-from pagewick.kernels.options import HeadLayout, HeadOptions
+from pagewick.kernels.options import HeadLayout, HeadOptions, SelectedKeys
 from tests.kernels.paged import plain_cache
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
@@ -124,8 +124,9 @@ class Int8Latents:
 
     def forward(
         self, q: Tensor, latents: Tensor, batch: AttentionBatch, absorb: Callable[[Tensor], Tensor],
-        **options: Unpack[LatentOptions],
+        selected: SelectedKeys | None = None, **options: Unpack[LatentOptions],
     ) -> Tensor:  # fmt: skip
+        assert selected is None, "bind_index serves no indexer"
         group = batch.groups[self._group]
         passing = torch.empty(len(q), 1, latents.shape[-1], dtype=q.dtype)
         q_rope = kernels.rope_and_store_latent(q, latents, passing, torch.arange(len(q)), **options)

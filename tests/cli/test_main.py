@@ -112,7 +112,7 @@ def test_the_version_is_that_of_the_package() -> None:
         (["srve"], "did you mean serve?"),
         (["models", "rm", "a/b"], "No such command 'rm'; did you mean remove?"),
         (["models", "lst"], "No such command 'lst'; did you mean list?"),
-        (["models", "xyz"], "the commands are list, pull, remove, path."),
+        (["models", "xyz"], "the commands are list, pull, remove, path, supported."),
         (["complet"], "did you mean complete?"),
         (["xyz"], "the commands are serve, chat"),
         (["bench", "--max-modell-len", "3"], "--max-model-len"),

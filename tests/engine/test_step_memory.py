@@ -15,6 +15,7 @@ from pagewick.engine.step_memory import (
     MAX_SHORT_ROWS,
     MAX_SHORT_TOKENS,
     PARTS_BYTES,
+    QUERY_SLICE,
     SPLIT,
     StepLimits,
     activation_bytes,
@@ -94,6 +95,24 @@ def test_streams_inputs_of_layers_and_sparse_gates() -> None:
     assert activation_bytes(read_config(PUBLISHED["gemma-3n-E2B-it"]), 100, 0, 2, 0) == 100 * width * 2
 
 
+def test_sparse_attention_by_hand() -> None:
+    """DeepSeek-V3.2 on 8 ranks: each token sees 2,048 others, which an indexer of 64 heads with 128 numbers selects."""
+    model = read_config(PUBLISHED["DeepSeek-V3.2"])
+    layers = tuple(replace(layer, attention=replace(layer.latent, indexer=None)) for layer in model.layers if layer.latent)
+    dense = replace(model, layers=layers)
+    assert activation_bytes(model, 100, 0, 2, 0) - activation_bytes(dense, 100, 0, 2, 0) == 100 * 2048 * 4
+    limits = replace(LIMITS, context=163840)
+    indexer = 12 * 128 * 163840 + 64 * 64 * 163840 * 4
+    large, small = ((16 * 64 * 128 + 2048 * 4) * num_tokens + indexer for num_tokens in (2048, 512))
+    # Dense attention has 32 sequences of 640 splits here, which are bounded as well.
+    added = gpu_step_bytes(model, limits, 8) - gpu_step_bytes(dense, limits, 8)
+    assert abs(added - (large * 9 / 8 + small)) <= 1
+    short = replace(limits, context=300, num_logits=1)
+    parts = 4 * 16 * (512 + 2) * 2 * 4
+    added = gpu_graph_bytes(model, short, 8) - gpu_graph_bytes(dense, short, 8)
+    assert added == (16 * 64 * 128 + 2048 * 4) * 512 + indexer * 300 // 163840 + PARTS_BYTES - parts
+
+
 @pytest.mark.parametrize("name", ["num_tokens", "num_logits", "element_bytes"])
 def test_every_limit_counts(name: str) -> None:
     more = replace(LIMITS, **{name: 2 * getattr(LIMITS, name)})
@@ -163,9 +182,11 @@ def test_the_cache_gets_the_rest() -> None:
 
 def test_numbers_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
+    from pagewick.kernels import reference_index
     from pagewick.kernels.triton import attention, mla
 
     assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
+    assert reference_index.QUERY_SLICE == QUERY_SLICE
     assert (attention.MAX_SHORT_ROWS, mla.MAX_SHORT_TOKENS) == (MAX_SHORT_ROWS, MAX_SHORT_TOKENS)
 
 

@@ -21,6 +21,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
+from pagewick.quantization.mixes import part_of
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes
 from tests.models.checkpoints import auto_model
@@ -63,6 +64,10 @@ def test_the_table_agrees_with_the_modules(name: str) -> None:
     for num_ranks in (size for size in (1, 2, 3, 6) if config.num_heads % size == 0):
         for rank in {0, num_ranks - 1}:
             check_rank(config, rank, num_ranks)
+    # Mixes of formats treat these two unlike all others, whatever their names in the file.
+    parts = {tensor.path: part_of(tensor.name) for tensor in model_tensors(config)}
+    assert parts["model.embed_tokens.weight"] == "embedding"
+    assert parts.get("lm_head.weight", "head") == "head"
 
 
 def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:

@@ -27,6 +27,7 @@ from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.packed.settings import Settings
 
 _KEYS: Final = ("quantization_config", "compression_config")
+_TEXT_CONFIG: Final = "text_config"
 # quant_method -> the reader of its quantization_config.
 _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "gptq": gptq.read_rules,
@@ -58,6 +59,7 @@ def packed_rules(config: Mapping[str, Any]) -> PackedRules | None:
 
     Raises ConfigError for a format that is not supported, ModelLoadError for wrong entries.
     """
+    config = _holder(config)
     key = _key(config)
     if key is None:
         return None
@@ -79,6 +81,7 @@ def quant_method(config: Mapping[str, Any]) -> str:
 
     Raises ModelLoadError.
     """
+    config = _holder(config)
     key = _key(config)
     if key is None:
         return ""
@@ -101,12 +104,24 @@ def quant_method(config: Mapping[str, Any]) -> str:
 
 def packing_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a config.json from which packed_rules reads."""
+    config = _holder(config)
     return {key: config[key] for key in _KEYS if config.get(key) is not None}
 
 
 def with_rules(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with these rules instead of its own."""
-    return {name: value for name, value in config.items() if name not in _KEYS} | {"quantization_config": dict(entries)}
+    kept = {name: value for name, value in config.items() if name not in _KEYS}
+    if (holder := _holder(config)) is not config:
+        kept[_TEXT_CONFIG] = {name: value for name, value in holder.items() if name not in _KEYS}
+    return kept | {"quantization_config": dict(entries)}
+
+
+def _holder(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object that says how weights are packed: config.json, or its text_config, as in files of Kimi K2.5."""
+    text = config.get(_TEXT_CONFIG)
+    if _key(config) is None and isinstance(text, Mapping) and _key(text) is not None:
+        return text
+    return config
 
 
 def _key(config: Mapping[str, Any]) -> str | None:
@@ -152,7 +167,7 @@ def with_side_file(
 
     names: of the files beside it. read: returns the content of one of them.
     """
-    if _key(config) is not None:
+    if _key(_holder(config)) is not None:
         return config
     found = next((name for name in SIDE_FILES if name in names), None)
     return config if found is None else {**config, "quantization_config": SIDE_FILES[found](read(found))}

@@ -36,7 +36,7 @@ class Model {
       gather = {model.embedding_.data(), token_ids.data(), results[0].data(), kRows, kVocabulary, kSize,
                 DType::kFloat32, 0};
       norm = {results[0].data(), nullptr, model.norm_.data(), nullptr, results[1].data(), nullptr, kRows,
-              kSize, kSize, 0, kSize, 1e-5f, 0.0f, DType::kFloat32};
+              kSize, kSize, 0, kSize, 1e-5f, 0.0f, 0, DType::kFloat32};
       product = {results[1].data(), model.weight_.data(), nullptr, results[2].data(), kRows, 2 * kSize, kSize, kSize,
                  2 * kSize, DType::kFloat32, DType::kFloat32};
       gate = {results[2].data(), results[3].data(), kRows, kSize, 2 * kSize, DType::kFloat32,

@@ -19,6 +19,7 @@ from pagewick.errors import PagewickError
 from pagewick.layers.attention import Attention
 from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
+from pagewick.weights.packed.config import packing_entries, with_rules
 from tests.deep import IS_DEEP
 from tests.layers.ranks import on_ranks
 from tests.models.variants import VARIANTS
@@ -62,6 +63,27 @@ def test_logits(case: str, tmp_path: Path) -> None:
     alone = check_logits(written, tmp_path)
     if case not in UNSTEADY and (IS_DEEP or case in SOME[:2]):
         check_two_ranks(written, alone)
+
+
+def test_rules_in_the_config_of_the_text_model(tmp_path: Path) -> None:
+    """Kimi K2.5 and K2.6 have them there, and pack their experts alone."""
+    config, write, _ = CASES["packed-int4-zeros"]
+    text = VARIANTS["kimi-k2.5"].all_entries()["text_config"] | DEEPSEEK
+    packed = re.compile(r"experts\.\d").search
+    entries = {"text_config": text}
+    written = write_packed(tmp_path, config, writer(write), name="kimi-k2.5", entries=entries, is_packed=packed)
+    assert len(written.packed) == 8 * 3
+    expected = logits_on(tmp_path)
+    entries = json.loads((tmp_path / "config.json").read_text())
+    entries["text_config"]["quantization_config"] = entries.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    check_models(EngineConfig(model=str(tmp_path)))
+    assert {tensor.label for tensor in describe(tmp_path).tensors} == {"", "int4 g32"}
+    assert torch.equal(logits_on(tmp_path), expected)
+    assert packing_entries(entries) == {"quantization_config": config}
+    changed = with_rules(entries, {"quant_method": "hqq"})
+    assert changed["quantization_config"] == {"quant_method": "hqq"}
+    assert "quantization_config" not in changed["text_config"] and "quantization_config" in entries["text_config"]
 
 
 def test_a_model_of_the_shape_of_deepseek_v3_in_blocks_of_fp8(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,20 @@ def test_experts_and_latents(quantization: dict[str, Any], write: Writer, tmp_pa
     torch.testing.assert_close(logits_on(tmp_path, num_offloaded=3), alone, atol=1e-4, rtol=0)
     if "desc_act" not in quantization:
         check_two_ranks(written, alone)
+
+
+def test_ranks_that_cannot_share_a_model_without_heads(tmp_path: Path) -> None:
+    """The columns of each row have an order of their own, so that no two ranks can have some of them."""
+    quantization = {**GPTQ, "desc_act": True, "group_size": 32}
+    entries = {"hidden_size": 64, "intermediate_size": 128}
+    write_packed(
+        tmp_path, quantization, gptq(group_size=32, desc_act=True), name="mamba-1", entries=entries,
+        is_packed=lambda prefix: "out_proj" in prefix,
+    )  # fmt: skip
+    config = EngineConfig(model=str(tmp_path))
+    check_models(config)
+    with pytest.raises(ConfigError, match="size 2 does not fit the model's .*\n  sizes that work: 1$"):
+        check_models(replace(config, tensor_parallel_size=2))
 
 
 def test_sizes_fit_two_ranks() -> None:
