@@ -16,6 +16,7 @@ from pagewick.parallel.collectives import Collectives
 from pagewick.weights.files import name_some
 from pagewick.weights.lora.adapter import Adapter, Factors
 from pagewick.weights.lora.reading import read_adapter
+from pagewick.weights.transposed import has_transposed
 
 logger = get_logger(__name__)
 
@@ -43,7 +44,12 @@ class AdapterLoader:
         try:
             if not Path(path).exists():
                 path = self._paths.get(wanted.name, path)
-            adapter = read_adapter(Path(path), self._config.num_heads, self._config.num_kv_heads)
+            adapter = read_adapter(
+                Path(path),
+                self._config.num_heads,
+                self._config.num_kv_heads,
+                is_transposed=has_transposed(self._config.architecture),
+            )
             factors = self._check(adapter, path)
         except PagewickError as error:
             problem = str(error)

@@ -17,9 +17,15 @@ from pagewick.weights.tensor_headers import TensorInfo
 # Architecture in config.json -> its weights that lie like this. Packed ones, whose numbers are integers, do not.
 _TRANSPOSED: Final[Mapping[str, re.Pattern[str]]] = {
     name: re.compile(r"(.*\.)?h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
-    for name in ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification")
+    # ModelConfig calls the first by the name of the second.
+    for name in ("GPT2LMHeadModel", "GPT2ForCausalLM", "GPT2Model", "GPT2ForSequenceClassification")
 }
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
+
+
+def has_transposed(architecture: str) -> bool:
+    """Return whether checkpoints of an architecture have weights that lie transposed."""
+    return architecture in _TRANSPOSED
 
 
 def transposed_names(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> frozenset[str]:

@@ -65,7 +65,8 @@ def assert_peft_agrees(model: nn.Module, directory: Path, found: Answers) -> Non
 @pytest.mark.parametrize(
     "name",
     ["llama", "phi-3-mini-4k", "starcoder", "qwen2-moe", "qwen3.5", "deepseek-v2-lite", "deepseek-v3", "gemma-3n",
-     "gemma-4-e2b", "qwen3-vl", "gemma-3-multimodal", "olmo-2", "phi-2", "granite-moe"],
+     "gemma-4-e2b", "qwen3-vl", "gemma-3-multimodal", "olmo-2", "phi-2", "granite-moe",
+     "gpt2", "pythia", "falcon-40b"],
 )  # fmt: skip
 def test_tokens_and_logprobs_are_those_of_peft(name: str, tmp_path: Path) -> None:
     model = write(name, tmp_path)
@@ -186,7 +187,7 @@ def test_adapters_come_and_go(directory: Path, alone: Answers) -> None:
 def test_the_engine_goes_on_when_an_adapter_cannot_be_read(
     directory: Path, alone: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("of a kind that no check has foreseen")
 
     with running(directory / "model", **OPTIONS, enable_lora=True) as engine:

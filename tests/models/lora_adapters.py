@@ -19,7 +19,16 @@ def linear_names(model: nn.Module) -> list[str]:
 
     In DeepSeek's models, PEFT takes the projections of every MLP for those of experts.
     """
-    left_out = ["lm_head", ".experts.", ".router", "kv_b_proj", "visual.", "vision_tower.", "shared_expert_gate"]
+    left_out = [
+        "lm_head",
+        "embed_out",
+        ".experts.",
+        ".router",
+        "kv_b_proj",
+        "visual.",
+        "vision_tower.",
+        "shared_expert_gate",
+    ]
     left_out += [".mlp."] * ("deepseek" in model.config.model_type)
     return [
         name
@@ -51,7 +60,8 @@ def write_adapters(model: nn.Module, directory: Path) -> dict[str, str]:
     """
     names = linear_names(model)
     write_adapter(model, directory / "wide", names, seed=1)
-    some = [one for one in names if one.endswith(("q_proj", "v_proj", "qkv_proj", "c_attn", "down_proj", "o_proj"))]
+    ends = ("q_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "down_proj", "o_proj")
+    some = [one for one in names if one.endswith(ends)]
     patterns = {"alpha_pattern": {"v_proj": 7, "down_proj": 2}, "rank_pattern": {"(down|o)_proj": 3}}
     write_adapter(model, directory / "narrow", some, seed=2, rank=5, use_rslora=True, **patterns)
     return {name: str(directory / name) for name in ("wide", "narrow")}

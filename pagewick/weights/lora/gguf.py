@@ -1,8 +1,9 @@
 """Reads adapters in GGUF files, as llama.cpp's convert_lora_to_gguf.py writes them.
 
 For a tensor `blk.0.attn_q.weight` of the base model, the file has `blk.0.attn_q.weight.lora_a` [r, in] and `.lora_b`
-[out, r], whose rows lie as those of the tensor. The scale is adapter.lora.alpha / r, and 1 if alpha is 0. Source:
-https://github.com/ggml-org/llama.cpp, convert_lora_to_gguf.py and src/llama-adapter.cpp.
+[out, r], whose rows lie as those of the tensor; `read_gguf` puts them into the order of a checkpoint. The scale is
+adapter.lora.alpha / r, and 1 if alpha is 0. Source: https://github.com/ggml-org/llama.cpp, convert_lora_to_gguf.py and
+src/llama-adapter.cpp.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pagewick.weights.gguf.architecture import GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES
 from pagewick.weights.gguf.checkpoint import OTHER_TYPES
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
-from pagewick.weights.gguf.source import separate_halves
+from pagewick.weights.gguf.source import join_heads, separate_halves
 from pagewick.weights.lora.adapter import Adapter, digest_of, paired
 
 _NAME: Final = re.compile(
@@ -38,7 +39,6 @@ def read_gguf(path: Path, num_heads: int, num_kv_heads: int) -> Adapter:
     alpha = header.values.get("adapter.lora.alpha", 0.0)
     a: dict[str, Tensor] = {}
     b: dict[str, Tensor] = {}
-    heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if architecture.is_permuted else {}
     for tensor, match in _factors(header, path):
         name = architecture.layer.get(match["stem"])
         if match["layer"] is None or name is None or "{}" in name:
@@ -48,17 +48,38 @@ def read_gguf(path: Path, num_heads: int, num_kv_heads: int) -> Adapter:
             )
         name = architecture.layer_prefix.format(match["layer"]) + name
         numbers = _numbers(path, tensor)
-        if match["factor"] == "b" and match["stem"] in heads:
-            num_heads = heads[match["stem"]]
-            if len(numbers) % (2 * num_heads):
-                raise ModelLoadError(
-                    f"{path}: {tensor.name} has {len(numbers)} rows, which are not those of {num_heads} heads\n"
-                    "  is it an adapter of this model?"
-                )
-            numbers = separate_halves(numbers, num_heads)
-        (a if match["factor"] == "a" else b)[name] = numbers
+        if match["factor"] == "a":
+            a[name] = numbers
+        else:
+            where = f"{path}: {tensor.name}"
+            b[name] = _in_order(numbers, architecture, match["stem"], num_heads, num_kv_heads, where)
     scales = {name: alpha / max(1, len(factor)) if alpha else 1.0 for name, factor in a.items()}
     return Adapter(paired(str(path), a, b, scales), digest_of([path]), is_gguf=True)
+
+
+def _in_order(
+    rows: Tensor, architecture: GgufArchitecture, stem: str, num_heads: int, num_kv_heads: int, where: str
+) -> Tensor:
+    """Return the rows of a factor lora_b in the order of the checkpoint's. where: the tensor, for errors."""
+    if architecture.is_permuted and stem in ("attn_q", "attn_k"):
+        count = num_heads if stem == "attn_q" else num_kv_heads
+        _check_rows(rows, 2 * count, f"{count} heads", where)
+        return separate_halves(rows, count)
+    if architecture.is_by_head and stem == "attn_qkv":
+        # A base model of another kind may have no heads, or numbers of heads that form no groups.
+        is_grouped = num_kv_heads > 0 and num_heads % num_kv_heads == 0
+        total = num_heads + 2 * num_kv_heads if is_grouped else 0
+        _check_rows(rows, total, f"{num_heads} heads and {num_kv_heads} key heads", where)
+        return join_heads(rows, num_kv_heads, num_heads // num_kv_heads)
+    return rows
+
+
+def _check_rows(rows: Tensor, divisor: int, owners: str, where: str) -> None:
+    """Raise ModelLoadError unless the divisor is positive and divides the number of rows."""
+    if divisor <= 0 or len(rows) % divisor:
+        raise ModelLoadError(
+            f"{where} has {len(rows)} rows, which are not those of {owners}\n  is it an adapter of this model?"
+        )
 
 
 def gguf_rank(path: Path) -> int:

@@ -28,19 +28,24 @@ _PICKLE_NAME: Final = "adapter_model.bin"
 _FACTOR: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.\w+)?\.weight")
 # Entries that change what an adapter computes, with the only values that are supported; None, false and empty ones are.
 _UNSUPPORTED: Final = (
-    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "trainable_token_indices",
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
+# PEFT sets this entry by itself if the base model's weights lie transposed. It does not change how the factors lie.
+_TRANSPOSED: Final = "fan_in_fan_out"
 # Published ones are below 10,000, and products with larger ones leave the range of numbers in 16 bits.
 _MAX_ALPHA: Final = 2**24
 # These ways of making the first factors change the base model, too, unless the adapter is converted when it is saved.
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 
 
-def read_peft(directory: Path) -> Adapter:
-    """Read the adapter in a directory. Raises ModelLoadError, which names what is missing or not supported."""
-    config = _read_config(directory)
+def read_peft(directory: Path, *, is_transposed: bool = False) -> Adapter:
+    """Read the adapter in a directory. Raises ModelLoadError, which names what is missing or not supported.
+
+    is_transposed: whether the base model's checkpoints have transposed weights.
+    """
+    config = _read_config(directory, is_transposed=is_transposed)
     a: dict[str, Tensor] = {}
     b: dict[str, Tensor] = {}
     with _open(directory) as file:
@@ -54,7 +59,8 @@ def read_peft(directory: Path) -> Adapter:
 
 def peft_rank(directory: Path) -> int:
     """Return the largest rank of the adapter in a directory. Raises ModelLoadError."""
-    _read_config(directory)
+    # The base model is not known yet. `read_peft` refuses an adapter that does not suit it.
+    _read_config(directory, is_transposed=True)
     with _open(directory) as file:
         names = [name for name, match in _factors(file, directory) if match["factor"] == "A"]
         return max((shape[0] for name in names if (shape := file.get_slice(name).get_shape())), default=1)
@@ -71,7 +77,7 @@ def _factors(file: Any, directory: Path) -> list[tuple[str, re.Match[str]]]:
     return [(name, match) for name, match in found.items() if match is not None]
 
 
-def _read_config(directory: Path) -> Mapping[str, Any]:
+def _read_config(directory: Path, *, is_transposed: bool) -> Mapping[str, Any]:
     if not (directory / CONFIG_NAME).is_file():
         raise ModelLoadError(
             f"{directory} holds no LoRA adapter: it has no {CONFIG_NAME}\n"
@@ -81,6 +87,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     if (kind := config.get("peft_type")) != "LORA":
         raise ModelLoadError(f"{directory} holds an adapter of the type {kind}; only LORA is supported")
     wrong = [name for name in _UNSUPPORTED if config.get(name)]
+    wrong += [_TRANSPOSED] * bool(config.get(_TRANSPOSED) and not is_transposed)
     wrong += ["bias"] * (config.get("bias", "none") != "none")
     if wrong:
         raise ModelLoadError(

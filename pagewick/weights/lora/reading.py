@@ -10,14 +10,15 @@ from pagewick.weights.lora.gguf import gguf_rank, read_gguf
 from pagewick.weights.lora.peft import peft_rank, read_peft
 
 
-def read_adapter(path: Path, num_heads: int, num_kv_heads: int) -> Adapter:
+def read_adapter(path: Path, num_heads: int, num_kv_heads: int, *, is_transposed: bool = False) -> Adapter:
     """Read an adapter: a directory that PEFT has written, or a GGUF file of llama.cpp.
 
-    num_heads, num_kv_heads: those of the base model. Raises ModelLoadError.
+    num_heads, num_kv_heads: those of the base model. is_transposed: whether its checkpoints have transposed weights.
+    Raises ModelLoadError.
     """
     if is_gguf(path):
         return read_gguf(path, num_heads, num_kv_heads)
-    return read_peft(path)
+    return read_peft(path, is_transposed=is_transposed)
 
 
 def adapter_rank(path: Path) -> int:

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagewick.errors import ModelLoadError
+from pagewick.models.adapters import short_name
 from pagewick.weights.lora.reading import adapter_rank, read_adapter
 from tests.models.checkpoints import make_model
-from tests.weights.lora.convert import FILES, MODEL, TARGETS
+from tests.weights.lora.convert import BY_HEAD, FILES, MODEL, TARGETS
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 NAMES = {f"model.layers.1.{target}" for target in TARGETS}
@@ -65,6 +66,23 @@ def test_a_gguf_file_of_llama_cpp_has_the_same_factors() -> None:
         assert torch.equal(found.factors[name].a, a)
         torch.testing.assert_close(found.factors[name].b, factor * b)
     assert adapter_rank(FILES / "adapter.gguf") == 2
+
+
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_rows_of_queries_keys_and_values_lie_by_head(name: str) -> None:
+    """llama.cpp's converter puts all queries before all keys, and these before all values."""
+    config = make_model(name).config
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_kv_heads", num_heads)
+    peft = read_adapter(FILES / name, num_heads, num_kv_heads)
+    found = read_adapter(FILES / name / "adapter.gguf", num_heads, num_kv_heads)
+    assert peft.factors.keys() == set(BY_HEAD[name])
+    expected = {short_name(weight): factors for weight, factors in peft.factors.items()}
+    factors_of = {short_name(weight): factors for weight, factors in found.factors.items()}
+    assert factors_of.keys() == expected.keys()
+    for weight, (a, b) in expected.items():
+        assert torch.equal(factors_of[weight].a, a)
+        torch.testing.assert_close(factors_of[weight].b, b)
 
 
 def test_the_digest_is_that_of_the_contents(directory: Path) -> None:
@@ -135,6 +153,23 @@ def test_settings_that_are_refused(directory: Path, entries: dict[str, Any], com
     assert str(error.value).count("\n") < 6
 
 
+def test_fan_in_fan_out_is_accepted_where_the_model_has_transposed_weights(directory: Path) -> None:
+    """It is about the model's weight; the factors are the same with it."""
+    expected = read_adapter(directory, 0, 0).factors
+    change_config(directory, fan_in_fan_out=True)
+    found = read_adapter(directory, 0, 0, is_transposed=True).factors
+    assert found.keys() == expected.keys()
+    for name, (a, b) in expected.items():
+        assert torch.equal(found[name].a, a) and torch.equal(found[name].b, b)
+    # Room for adapters is made before the model is known.
+    assert adapter_rank(directory) == 2
+    with pytest.raises(ModelLoadError, match=r"with fan_in_fan_out \(adapter_config.json\), which is not supported"):
+        read_adapter(directory, 0, 0)
+    change_config(directory, bias="all")
+    with pytest.raises(ModelLoadError, match=r"an adapter with bias \("):
+        read_adapter(directory, 0, 0, is_transposed=True)
+
+
 def remove_one(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"]
 
@@ -192,9 +227,15 @@ def test_files_that_are_missing_or_damaged(directory: Path, tmp_path: Path) -> N
         read_adapter(directory, 0, 0)
 
 
-def write_gguf(path: Path, *, keys: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None) -> Path:
+def write_gguf(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    keys: dict[str, Any] | None = None,
+    tensors: dict[str, Any] | None = None,
+) -> Path:
     """Write an adapter of one weight, with other keys and tensors where some are given."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     found = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0, **(keys or {})}
     for key, value in found.items():
         if isinstance(value, list):
@@ -242,6 +283,13 @@ def test_the_scale_of_a_gguf_file(tmp_path: Path, alpha: float | None, scale: fl
         (
             {"tensors": {f"blk.0.attn_q.weight.lora_{factor}": np.ones((2, 2)) for factor in "ab"}},
             r"blk.0.attn_q.weight.lora_b has 2 rows, which are not those of 6 heads\n  is it an adapter of this model",
+        ),
+        (
+            {
+                "architecture": "falcon",
+                "tensors": {f"blk.0.attn_qkv.weight.lora_{factor}": np.ones((2, 2)) for factor in "ab"},
+            },
+            r"blk.0.attn_qkv.weight.lora_b has 2 rows, which are not those of 6 heads and 2 key heads\n  is it an ad",
         ),
     ],
 )
