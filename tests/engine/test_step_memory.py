@@ -98,7 +98,9 @@ def test_streams_inputs_of_layers_and_sparse_gates() -> None:
 def test_sparse_attention_by_hand() -> None:
     """DeepSeek-V3.2 on 8 ranks: each token sees 2,048 others, which an indexer of 64 heads with 128 numbers selects."""
     model = read_config(PUBLISHED["DeepSeek-V3.2"])
-    layers = tuple(replace(layer, attention=replace(layer.latent, indexer=None)) for layer in model.layers if layer.latent)
+    layers = tuple(
+        replace(layer, attention=replace(layer.latent, indexer=None)) for layer in model.layers if layer.latent
+    )
     dense = replace(model, layers=layers)
     assert activation_bytes(model, 100, 0, 2, 0) - activation_bytes(dense, 100, 0, 2, 0) == 100 * 2048 * 4
     limits = replace(LIMITS, context=163840)

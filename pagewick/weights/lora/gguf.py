@@ -110,6 +110,12 @@ def _architecture_of(header: GgufHeader, path: Path) -> GgufArchitecture:
     architecture: Any = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelLoadError(f"{path} is an adapter of the architecture {architecture!r}, which is not supported")
+    if architecture == "gpt2":
+        # A square weight would not show it: its change would be transposed, too.
+        raise ModelLoadError(
+            f"{path} is an adapter of GPT-2, and llama.cpp's converter transposes the factors of GPT-2\n"
+            "  load the directory from which the file was made"
+        )
     return ARCHITECTURES[architecture]
 
 

@@ -267,6 +267,7 @@ def test_the_scale_of_a_gguf_file(tmp_path: Path, alpha: float | None, scale: fl
         ({"keys": {"general.type": [5]}}, r"holds a \[5\], not a LoRA adapter"),
         ({"keys": {"adapter.type": "ia3"}}, r"holds an adapter of the type 'ia3', not a LoRA adapter"),
         ({"keys": {"adapter.alora.invocation_tokens": [5]}}, r"is an activated LoRA adapter"),
+        ({"architecture": "gpt2"}, r"is an adapter of GPT-2, .*\n  load the directory from which"),
         ({"tensors": {"blk.0.attn_v.weight": np.ones((4, 4))}}, r"tensors beside the factors lora_a and lora_b: blk"),
         (
             {"tensors": {f"token_embd.weight.lora_{factor}": np.ones((4, 4)) for factor in "ab"}},

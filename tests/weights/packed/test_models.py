@@ -146,7 +146,7 @@ def test_ranks_that_cannot_share_a_model_without_heads(tmp_path: Path) -> None:
     )  # fmt: skip
     config = EngineConfig(model=str(tmp_path))
     check_models(config)
-    with pytest.raises(ConfigError, match="size 2 does not fit the model's .*\n  sizes that work: 1$"):
+    with pytest.raises(ConfigError, match=r"size 2 does not fit the model's .*\n  sizes that work: 1$"):
         check_models(replace(config, tensor_parallel_size=2))
 
 

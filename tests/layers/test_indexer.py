@@ -1,0 +1,34 @@
+"""What an indexer of sparse attention has selected is kept as long as other layers need it, and no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagewick.layers.indexer import Indexer
+from pagewick.layers.latent_attention import LatentAttention
+from tests.engine.serving import request, running, serve
+from tests.models.checkpoints import write_checkpoint
+
+
+@pytest.mark.parametrize(("name", "num_indexers"), [("deepseek-v3.2", 3), ("glm-5.2", 2)])
+def test_no_selection_outlives_a_step(
+    name: str, num_indexers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer of GLM-5.2 sees what the first one selects; in DeepSeek-V3.2, no layer keeps anything."""
+    write_checkpoint(name, tmp_path)
+    held = []
+    forward = LatentAttention.forward
+
+    def watched(self: LatentAttention, *given: object) -> object:
+        out = forward(self, *given)  # type: ignore[arg-type]
+        held.append(self.indexer is not None and self.indexer._selected is not None)
+        return out
+
+    monkeypatch.setattr(LatentAttention, "forward", watched)
+    with running(tmp_path) as engine:
+        serve(engine, [request(range(2, 40), max_tokens=3)])
+        indexers = [module for module in engine.model.modules() if isinstance(module, Indexer)]
+        assert len(indexers) == num_indexers and all(indexer._selected is None for indexer in indexers)
+    assert held[:3] == [name == "glm-5.2", False, False]
