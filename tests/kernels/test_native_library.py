@@ -175,7 +175,7 @@ LIKE_AVX512_BF16 = ("avx512", "avx512_vnni")
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
     "convert", "norm", "matrix", "quantized", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes",
-    "mla", "index", "delta", "scan", "convolution", "moe", "streams", "recorded_steps",
+    "mla", "index", "delta", "scan", "channel_scan", "convolution", "moe", "streams", "recorded_steps",
 )  # fmt: skip
 # The families of instruction sets that have only kernels for products with quantized weights.
 BYTE_FAMILIES = ("quantized", "moe")

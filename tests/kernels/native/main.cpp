@@ -21,7 +21,7 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"kv_bytes", test_kv_bytes},     {"mla", test_mla},
                                 {"index", test_index},
                                 {"delta", test_delta},           {"scan", test_scan},
-                                {"convolution", test_convolution},
+                                {"channel_scan", test_channel_scan}, {"convolution", test_convolution},
                                 {"moe", test_moe},               {"streams", test_streams},
                                 {"recorded_steps", test_recorded_steps}};
 

@@ -14,7 +14,10 @@ struct Case {
   int64_t key_heads, value_heads, key_dim, value_dim, width;
   bool in_place;
   std::vector<int32_t> q_lens, earlier;
+  float strength = 1;
+  bool by_channel = false, sigmoid_gate = false;
 
+  int64_t decays() const { return by_channel ? value_heads * key_dim : value_heads; }
   int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
   int64_t columns() const { return value_heads * value_dim; }
   int64_t block_floats() const { return (width - 1) * channels() + columns() * key_dim; }
@@ -44,10 +47,10 @@ Inputs make_inputs(const Case& c) {
   return {rows_of(c.dtype, tokens, c.channels(), c.channels() + 3),
           rows_of(c.dtype, tokens, c.columns(), c.columns() + 1),
           rows_of(c.dtype, tokens, c.value_heads, c.value_heads + 2),
-          rows_of(c.dtype, tokens, c.value_heads, c.value_heads),
+          rows_of(c.dtype, tokens, c.decays(), c.decays()),
           Tensor::random(DType::kFloat32, c.channels() * c.width),
           Tensor::random(DType::kFloat32, c.value_heads),
-          Tensor::random(DType::kFloat32, c.value_heads),
+          Tensor::random(DType::kFloat32, c.decays()),
           Tensor::random(DType::kFloat32, c.value_dim),
           Tensor::random(DType::kFloat32, num_blocks * c.block_floats()),
           Array<int32_t>(tables),
@@ -69,8 +72,9 @@ pagewick::DeltaArgs arguments(const Case& c, const Inputs& in, const Tensor& sta
   args.num_blocks = in.num_blocks, args.block_floats = c.block_floats(), args.block_table_stride = 2;
   args.num_key_heads = c.key_heads, args.num_value_heads = c.value_heads, args.key_dim = c.key_dim;
   args.value_dim = c.value_dim, args.conv_width = c.width, args.qkv_stride = c.channels() + 3;
-  args.gate_stride = c.columns() + 1, args.beta_stride = c.value_heads + 2, args.decay_stride = c.value_heads;
-  args.norm_eps = kEps, args.dtype = c.dtype;
+  args.gate_stride = c.columns() + 1, args.beta_stride = c.value_heads + 2, args.decay_stride = c.decays();
+  args.norm_eps = kEps, args.strength = c.strength, args.has_channel_decay = c.by_channel;
+  args.has_sigmoid_gate = c.sigmoid_gate, args.dtype = c.dtype;
   return args;
 }
 
@@ -94,17 +98,21 @@ void check_head(const Case& c, const Inputs& in, int64_t token, int64_t head, co
   const double* const q = x + head / (c.value_heads / c.key_heads) * c.key_dim;
   const double* const k = q + c.key_heads * c.key_dim;
   const double* const v = x + 2 * c.key_heads * c.key_dim + head * c.value_dim;
-  const double time = std::log1p(std::exp(in.decay[token * c.value_heads + head] + in.dt_bias[head]));
-  const double kept = std::exp(-std::exp(in.log_decay[head]) * time);
-  const double taken = sigmoid(in.beta[token * (c.value_heads + 2) + head]);
+  std::vector<double> kept(c.key_dim);
+  for (int64_t i = 0; i < c.key_dim; ++i) {
+    const int64_t place = c.by_channel ? head * c.key_dim + i : head;
+    const double time = std::log1p(std::exp(in.decay[token * c.decays() + place] + in.dt_bias[place]));
+    kept[i] = std::exp(-std::exp(in.log_decay[head]) * time);
+  }
+  const double taken = static_cast<double>(c.strength) * sigmoid(in.beta[token * (c.value_heads + 2) + head]);
   std::vector<double> read(c.value_dim);
   double squares = 0;
   for (int64_t j = 0; j < c.value_dim; ++j) {
     double held = 0;
-    for (int64_t i = 0; i < c.key_dim; ++i) held += kept * s[i * c.value_dim + j] * k[i];
+    for (int64_t i = 0; i < c.key_dim; ++i) held += kept[i] * s[i * c.value_dim + j] * k[i];
     for (int64_t i = 0; i < c.key_dim; ++i) {
       double& number = s[i * c.value_dim + j];
-      number = kept * number + k[i] * taken * (v[j] - held);
+      number = kept[i] * number + k[i] * taken * (v[j] - held);
       read[j] += number * q[i];
     }
     squares += read[j] * read[j];
@@ -113,8 +121,8 @@ void check_head(const Case& c, const Inputs& in, int64_t token, int64_t head, co
     const int64_t column = head * c.value_dim + j;
     const double gate = in.gate[token * (c.columns() + 1) + column];
     const double normed = read[j] / std::sqrt(squares / c.value_dim + static_cast<double>(kEps)) * in.norm_weight[j];
-    require_near(out, token * c.columns() + column, normed * gate * sigmoid(gate), 2e-5 + 2e-5 * std::abs(normed),
-                 "output");
+    const double activated = (c.sigmoid_gate ? 1.0 : gate) * sigmoid(gate);
+    require_near(out, token * c.columns() + column, normed * activated, 2e-5 + 2e-5 * std::abs(normed), "output");
   }
 }
 
@@ -196,6 +204,8 @@ void test_delta() {
     test_case({dtype, 2, 4, 24, 40, 4, true, {1, 2, 3, 33}, {0, 7, 1, 2}});
     test_case({dtype, 1, 3, 5, 7, 2, false, {1, 5}, {2, 0}});
     test_case({dtype, 3, 3, 16, 150, 4, true, {70, 1}, {3, 1}});
+    test_case({dtype, 2, 4, 24, 40, 4, true, {1, 2, 33}, {0, 7, 2}, 2});
+    test_case({dtype, 3, 3, 20, 40, 4, false, {1, 2, 33}, {0, 7, 2}, 1, true, true});
   }
   test_case({DType::kFloat32, 1, 1, 1, 1, 1, false, {3}, {0}});
   test_case({DType::kBFloat16, 1, 2, 128, 128, 4, true, {1, 35}, {1, 0}});

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "channel_scan.h"
 #include "convolution.h"
 #include "scan.h"
 #include "testing.h"
@@ -212,19 +213,21 @@ struct ConvolutionCase {
   int64_t channels, width;
   bool has_bias;
   Sequences sequences;
+  bool has_gates = true;
 };
 
 void test_convolution_case(const ConvolutionCase& c) {
-  begin_case("convolution %s of %d channels, %d inputs", name_of(c.dtype), static_cast<int>(c.channels),
-             static_cast<int>(c.width));
+  begin_case("convolution %s of %d channels, %d inputs, %s gates", name_of(c.dtype), static_cast<int>(c.channels),
+             static_cast<int>(c.width), c.has_gates ? "with" : "without");
   const Batch batch = make_batch(c.sequences);
-  const int64_t size = c.channels, stride = 3 * size + 1, kept = (c.width - 1) * size;
-  const Tensor bcx = rows_of(c.dtype, batch.num_tokens, 3 * size, stride);
+  const int64_t size = c.channels, parts = c.has_gates ? 3 : 1, stride = parts * size + 1, kept = (c.width - 1) * size;
+  const Tensor bcx = rows_of(c.dtype, batch.num_tokens, parts * size, stride);
   const Tensor weight = Tensor::random(DType::kFloat32, size * c.width), bias = Tensor::random(DType::kFloat32, size);
   const Tensor states = Tensor::random(DType::kFloat32, batch.num_blocks * (kept + 2));
   pagewick::ConvolutionArgs args = {};
   args.bcx = bcx.data(), args.weight = weight.floats(), args.bias = c.has_bias ? bias.floats() : nullptr;
-  args.num_channels = size, args.conv_width = c.width, args.bcx_stride = stride, args.dtype = c.dtype;
+  args.num_channels = size, args.conv_width = c.width, args.bcx_stride = stride, args.has_gates = c.has_gates;
+  args.dtype = c.dtype;
   const Outputs found =
       run_on_all_threads("short_convolution", args, batch, states, c.dtype, batch.num_tokens * size);
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
@@ -232,17 +235,62 @@ void test_convolution_case(const ConvolutionCase& c) {
     std::vector<double> products = numbers_before(batch, seq, states, 0, kept);
     for (int64_t n = 0; n < count; ++n) {
       const int64_t row = (first + n) * stride;
-      for (int64_t i = 0; i < size; ++i) products.push_back(bcx[row + i] * bcx[row + 2 * size + i]);
+      for (int64_t i = 0; i < size; ++i)
+        products.push_back(bcx[row + i] * (c.has_gates ? bcx[row + 2 * size + i] : 1.0f));
       for (int64_t i = 0; i < size; ++i) {
         double sum = c.has_bias ? bias[i] : 0.0;
         for (int64_t tap = 0; tap < c.width; ++tap) sum += products[(n + tap) * size + i] * weight[i * c.width + tap];
-        const double expected = bcx[row + size + i] * sum;
+        const double expected = c.has_gates ? bcx[row + size + i] * sum : silu(sum);
         require_near(found[0], (first + n) * size + i, expected, 2e-5 + 1e-5 * std::abs(sum), "output");
       }
     }
     check_target(batch, seq, found[1], 0, products.data() + count * size, kept, 1e-6);
   }
   check_other_blocks(batch, states, found[1]);
+}
+
+struct ChannelCase {
+  DType dtype;
+  int64_t channels, state_dim, offset;
+  Sequences sequences;
+};
+
+void test_channel_case(const ChannelCase& c) {
+  begin_case("channels %s of [%d, %d]", name_of(c.dtype), static_cast<int>(c.state_dim), static_cast<int>(c.channels));
+  const Batch batch = make_batch(c.sequences);
+  const int64_t size = c.channels, dim = c.state_dim, tokens = batch.num_tokens;
+  const Tensor x = rows_of(c.dtype, tokens, size, size + 1), gate = rows_of(c.dtype, tokens, size, size + 2);
+  const Tensor dt = rows_of(c.dtype, tokens, size, size + 3), keys = rows_of(c.dtype, tokens, dim, dim + 4);
+  const Tensor queries = rows_of(c.dtype, tokens, dim, dim + 5);
+  const Tensor log_decay = Tensor::random(DType::kFloat32, dim * size), skip = Tensor::random(DType::kFloat32, size);
+  const Tensor dt_bias = Tensor::random(DType::kFloat32, size);
+  const Tensor states = Tensor::random(DType::kFloat32, batch.num_blocks * (c.offset + dim * size + 2));
+  pagewick::ChannelScanArgs args = {};
+  args.x = x.data(), args.gate = gate.data(), args.dt = dt.data(), args.keys = keys.data();
+  args.queries = queries.data(), args.log_decay = log_decay.floats(), args.skip = skip.floats();
+  args.dt_bias = dt_bias.floats(), args.num_channels = size, args.state_dim = dim, args.state_offset = c.offset;
+  args.x_stride = size + 1, args.gate_stride = size + 2, args.dt_stride = size + 3, args.key_stride = dim + 4;
+  args.query_stride = dim + 5, args.dtype = c.dtype;
+  const Outputs found = run_on_all_threads("channel_scan", args, batch, states, c.dtype, tokens * size);
+  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
+    std::vector<double> s = numbers_before(batch, seq, states, c.offset, dim * size);
+    for (int64_t t = batch.cu_seqlens_q[seq]; t < batch.cu_seqlens_q[seq + 1]; ++t)
+      for (int64_t i = 0; i < size; ++i) {
+        const double value = x[t * (size + 1) + i];
+        const double raw = static_cast<double>(dt[t * (size + 3) + i]) + static_cast<double>(dt_bias[i]);
+        const double step = std::log1p(std::exp(raw));
+        double read = skip[i] * value, parts = std::abs(read);
+        for (int64_t n = 0; n < dim; ++n) {
+          double& number = s[n * size + i];
+          number = number * std::exp(-std::exp(log_decay[n * size + i]) * step) + keys[t * (dim + 4) + n] * step * value;
+          read += queries[t * (dim + 5) + n] * number;
+          parts += std::abs(queries[t * (dim + 5) + n] * number);
+        }
+        const double activated = silu(gate[t * (size + 2) + i]);
+        require_near(found[0], t * size + i, read * activated, 2e-5 + 2e-5 * parts * std::abs(activated), "output");
+      }
+    check_target(batch, seq, found[1], c.offset, s.data(), dim * size, 2e-5);
+  }
 }
 
 template <class Args>
@@ -282,16 +330,33 @@ void test_scan() {
   test_refusals("selective_scan", arguments(c, in), in.states, Tensor(c.dtype, 2 * c.columns()));
 }
 
+void test_channel_scan() {
+  for (const DType dtype : kDTypes) {
+    test_channel_case({dtype, 40, 16, 120, {true, {1, 2, 3, 33}, {0, 7, 1, 2}}});
+    test_channel_case({dtype, 17, 5, 0, {false, {1, 5}, {2, 0}}});
+  }
+  test_channel_case({DType::kFloat32, 1, 1, 3, {false, {3}, {0}}});
+  test_channel_case({DType::kBFloat16, 1030, 16, 0, {true, {1, 5}, {1, 3}}});
+  const Tensor numbers = Tensor::random(DType::kFloat32, 40);
+  pagewick::ChannelScanArgs args = {};
+  args.x = args.gate = args.dt = args.keys = args.queries = numbers.data();
+  args.log_decay = args.skip = args.dt_bias = numbers.floats(), args.num_channels = 5, args.state_dim = 2;
+  args.x_stride = args.gate_stride = args.dt_stride = args.key_stride = args.query_stride = 5;
+  args.dtype = DType::kFloat32;
+  test_refusals("channel_scan", args, Tensor::random(DType::kFloat32, 30), Tensor(DType::kFloat32, 10));
+}
+
 void test_convolution() {
   for (const DType dtype : kDTypes) {
     test_convolution_case({dtype, 40, 3, false, {true, {1, 2, 3, 70}, {0, 7, 1, 2}}});
     test_convolution_case({dtype, 17, 4, true, {false, {1, 5}, {2, 0}}});
+    test_convolution_case({dtype, 40, 4, true, {true, {1, 2, 3, 70}, {0, 7, 1, 2}}, false});
   }
   test_convolution_case({DType::kFloat32, 1, 1, true, {false, {3}, {0}}});
   test_convolution_case({DType::kBFloat16, 1030, 3, true, {true, {1, 5}, {1, 3}}});
   const Tensor bcx = Tensor::random(DType::kFloat32, 30), weight = Tensor::random(DType::kFloat32, 10);
   pagewick::ConvolutionArgs args = {};
   args.bcx = bcx.data(), args.weight = weight.floats(), args.num_channels = 5, args.conv_width = 2;
-  args.bcx_stride = 15, args.dtype = DType::kFloat32;
+  args.bcx_stride = 15, args.has_gates = 1, args.dtype = DType::kFloat32;
   test_refusals("short_convolution", args, Tensor::random(DType::kFloat32, 15), Tensor(DType::kFloat32, 10));
 }

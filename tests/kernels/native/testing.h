@@ -164,6 +164,7 @@ void test_mla();
 void test_index();
 void test_delta();
 void test_scan();
+void test_channel_scan();
 void test_convolution();
 void test_moe();
 void test_streams();
