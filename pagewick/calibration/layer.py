@@ -17,9 +17,11 @@ from torch import Tensor
 from pagewick.attention.backend import GroupBatch
 from pagewick.attention.native import choose_backend, default_block_size
 from pagewick.calibration.observation import InputObservation, Seen
+from pagewick.calibration.selections import SharedSelections
 from pagewick.errors import ConfigError
 from pagewick.layers.attention import Attention
 from pagewick.layers.context import LayerContext
+from pagewick.layers.indexer import Indexer
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.rotary import Angles, rotary_of
 from pagewick.layers.state import StateLayer
@@ -121,6 +123,7 @@ class TextRunner:
             choose_method=lambda prefix: UnquantizedMethod(),
             max_model_len=max(longest, config.max_position_embeddings),
         )
+        self._selections = SharedSelections(len(batches))
         self._num_blocks = max((int(batch.groups[0].block_tables.max()) + 1 for batch in batches), default=1)
 
     def name(self, layer_idx: int, path: str) -> str:
@@ -145,18 +148,22 @@ class TextRunner:
     def run(self, layer_idx: int, get: GetTensor, states: States, seen: Seen | None = None) -> Iterator[Tensor]:
         """Yield the layer's outputs for each batch; get: returns its tensors by their names in the checkpoint.
 
-        seen: an InputObservation's; if it raises Enough, the layer's inputs are yielded instead.
+        seen: an InputObservation's; if it raises Enough, the layer's inputs are yielded instead. A layer that shares
+        the selection of an earlier one sees what that one selected when it last ran to its end.
         """
         block, observation = self._build(layer_idx, get, seen)
         layer = self._config.layers[layer_idx]
         rotary = rotary_of(self._context, layer.rope, layer.query_scale)
-        for batch, hidden_states in zip(self._batches, states, strict=True):
+        self._selections.enter(block)
+        for batch_idx, (batch, hidden_states) in enumerate(zip(self._batches, states, strict=True)):
             angles: Angles | None = None if rotary is None else rotary.angles(batch.positions[0])
+            self._selections.before(block, batch_idx)
             try:
                 added, residual = block(hidden_states, None, angles, batch)
             except Enough:
                 yield hidden_states
             else:
+                self._selections.after(block, batch_idx)
                 yield added + residual
         if observation is not None:
             observation.close()
@@ -171,7 +178,7 @@ class TextRunner:
             if callable(finish := getattr(module, "finish_loading", None)):
                 finish()
         for part in block.modules():
-            if isinstance(part, Attention | LatentAttention | StateLayer):
+            if isinstance(part, Attention | LatentAttention | Indexer | StateLayer):
                 blocks = torch.zeros(self._num_blocks, part.cache_spec.block_bytes, dtype=torch.uint8)
                 part.bind_cache(blocks, 0)
         return block, None if seen is None else InputObservation(block, routes, seen)

@@ -73,10 +73,12 @@ def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     if block in ("parallel", "parallel_norms"):
         assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
         attending, feeding = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
-        folds: Stage = (_fold((*attending, *feeding), _norm(config, "input_layernorm", layer.mlp)),)
+        folds: Stage = (_fold((*attending, *feeding), _norm(config, "input_layernorm", layer.attention, layer.mlp)),)
         if block == "parallel_norms":
-            norms = _norm(config, "input_layernorm", None), _norm(config, "post_attention_layernorm", layer.mlp)
-            folds = _fold(attending, norms[0]), _fold(feeding, norms[1])
+            folds = (
+                _fold(attending, _norm(config, "input_layernorm", layer.attention)),
+                _fold(feeding, _norm(config, "post_attention_layernorm", layer.mlp)),
+            )
         outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
         return [folds, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
     first_norm, second_norm = _norms_before(config, layer, block)
@@ -104,17 +106,33 @@ def _norms_before(
     if block == "post_norm":
         return None, None
     second = "pre_feedforward_layernorm" if block == "sandwich" else "post_attention_layernorm"
-    return _norm(config, "input_layernorm", None), _norm(config, second, layer.mlp)
+    return _norm(config, "input_layernorm", layer.attention), _norm(config, second, layer.mlp)
 
 
-def _norm(config: ModelConfig, name: str, mlp: MlpConfig | MoeConfig | None) -> NormAbsorber | None:
-    """Return a norm; None if it has no weight to divide."""
+_Part = AttentionConfig | MlaConfig | StateConfig | MlpConfig | MoeConfig | None
+
+
+def _norm(config: ModelConfig, name: str, *parts: _Part) -> NormAbsorber | None:
+    """Return a norm; None if it has no weight to divide. parts: those that read its outputs."""
     if not config.norm.has_weight:
         return None
-    readers: list[str] = []
-    if isinstance(mlp, MoeConfig):
-        readers = ["mlp.gate", *(["mlp.shared_expert_gate"] if mlp.has_shared_gate else [])]
-    return NormAbsorber(name, config.norm.offset, config.norm.has_bias, tuple(readers))
+    readers = tuple(reader for part in parts for reader in _routers(part))
+    return NormAbsorber(name, config.norm.offset, config.norm.has_bias, readers)
+
+
+def _routers(part: _Part) -> Iterator[str]:
+    """The routers of a part, which stay unquantized; an indexer has one that weighs its heads."""
+    if isinstance(part, MoeConfig):
+        yield "mlp.gate"
+        if part.has_shared_gate:
+            yield "mlp.shared_expert_gate"
+    elif isinstance(part, MlaConfig) and _has_indexer(part):
+        yield "self_attn.indexer.weights_proj"
+
+
+def _has_indexer(config: MlaConfig) -> bool:
+    """Whether latent attention has an indexer of its own."""
+    return config.indexer is not None and not config.indexer.is_shared
 
 
 def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tuple[Point, ...]:
@@ -132,7 +150,8 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
         return (Point((f"{_STATE_NAMES[type(config)]}.in_proj",)),)
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
-        return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa")),)
+        index_keys = ("self_attn.indexer.wk",) if _has_indexer(config) else ()
+        return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa", *index_keys)),)
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
     if config.has_head_gates or config.has_number_gates:
         names = (*names, "g_proj")
@@ -154,13 +173,14 @@ def _inner(config: AttentionConfig | MlaConfig | StateConfig) -> list[Stage]:
         return [(fold,) for fold in points]
     if not isinstance(config, MlaConfig):
         return []
-    names = [("kv_b_proj", "kv_a_layernorm")]
+    readers: dict[str, tuple[str, ...]] = {"kv_a_layernorm": ("self_attn.kv_b_proj",)}
     if config.q_lora_rank is not None:
-        names.append(("q_b_proj", "q_a_layernorm"))
+        index_queries = ("self_attn.indexer.wq_b",) if _has_indexer(config) else ()
+        readers["q_a_layernorm"] = ("self_attn.q_b_proj", *index_queries)
     return [
         tuple(
-            Fold((Point((f"self_attn.{name}",)),), NormAbsorber(f"self_attn.{norm}", 0.0, has_bias=False))
-            for name, norm in names
+            Fold((Point(names),), NormAbsorber(f"self_attn.{norm}", 0.0, has_bias=False))
+            for norm, names in readers.items()
         )
     ]
 

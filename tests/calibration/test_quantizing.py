@@ -35,9 +35,12 @@ WIDE: Final = {"hidden_size": 96, "intermediate_size": 96}
 KINDS: Final = (
     "llama-bias-tied", "llama-1", "qwen3", "phi-3-mini-4k", "phi-gqa-qk-layernorm", "starcoder", "gpt-bigcode-mha",
     "starcoder2-3b", "pythia", "gemma-2", "granite-untied-bias", "mixtral", "qwen2-moe-dense-layers",
-    "deepseek-v2-lite", "deepseek-v3", "olmo-2", "ministral-3", "command-r-plus", "qwen3.5", "lfm3",
-    "granite-4-h-moe", "nemotron-h", "nemotron-3-latents", "falcon-h1",
+    "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-5.2", "olmo-2", "ministral-3", "command-r-plus",
+    "qwen3.5", "lfm3", "granite-4-h-moe", "nemotron-h", "nemotron-3-latents", "falcon-h1",
 )  # fmt: skip
+
+# Those whose tokens see a selection of the tokens before them.
+SELECTIVE: Final = ("deepseek-v3.2", "glm-5.2")
 
 # The deep run takes them all.
 WHOLE: Final = (
@@ -46,6 +49,8 @@ WHOLE: Final = (
     else [
         ("gptq", "starcoder"),
         ("awq", "deepseek-v3"),
+        ("awq", "deepseek-v3.2"),
+        ("gptq", "glm-5.2"),
         ("awq", "phi-gqa-qk-layernorm"),
         ("gptq", "qwen2-moe-dense-layers"),
         ("awq", "lfm3"),
@@ -147,8 +152,9 @@ def test_every_linear_layer_is_quantized(name: str, method: Any, tmp_path: Path)
         for layer_idx, result in results.items():
             tensors = LayerTensors.of_result(source.get, result)
             (before,), (after,) = (list(runner.run(layer_idx, get, states)) for get in (source.get, tensors.get))
-            error = (after - before).square().mean() / (before - states[0]).square().mean()
-            assert error < 2e-3
+            errors = (after - before).square().mean(dim=1) / (before - states[0]).square().mean()
+            # With an indexer, a few tokens see another token than before, and differ by more than rounding.
+            assert (errors.median() if name in SELECTIVE else errors.mean()) < 2e-3
             for linear in result.linears:
                 shape = source.shape(f"{linear.name}.weight")
                 assert linear.levels.shape == shape and linear.scales.shape == (shape[0], 1)
@@ -304,7 +310,7 @@ class CountedProgress(quantizing.Progress):
         self.is_over = True
 
 
-@pytest.mark.parametrize("name", ["mixtral", "phi-gqa-qk-layernorm", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["mixtral", "phi-gqa-qk-layernorm", "deepseek-v3", "glm-5.2"])
 def test_progress_counts_every_weight_once(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     progress = CountedProgress()
@@ -356,17 +362,18 @@ def test_factors_do_not_pass_bounded_products(tmp_path: Path) -> None:
         assert all((fold.absorber is not None) == (layer_idx == 1) for fold in downs)
 
 
-def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", *SELECTIVE])
+def test_inputs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """kv_b_proj has no product of its own in Pagewick, and experts get some of the tokens each."""
-    model, token_ids = write("deepseek-v2-lite", tmp_path), text(70)
+    model, token_ids = write(name, tmp_path), text(70)
     seen: dict[str, list[Tensor]] = {}
 
     def collect(name: str) -> Callable[..., None]:
         return lambda module, arguments: seen.setdefault(name, []).append(arguments[0].flatten(0, -2))
 
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(collect(name))
+            module.register_forward_pre_hook(collect(path))
     with torch.no_grad():
         model(torch.tensor(token_ids))
     sums: dict[str, Tensor] = {}
@@ -388,10 +395,10 @@ def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
                 on_layer=lambda index, result: None,
                 finished=lambda index, this=layer_idx: None if index == this else LayerResult(()),  # type: ignore[misc]
             )
-    compared = [name for name in sums if name in seen]
-    assert any("kv_b_proj" in name for name in compared) and any("o_proj" in name for name in compared)
-    for name in compared:
-        rows = torch.cat(seen[name])
+    compared = [path for path in sums if path in seen]
+    assert any("kv_b_proj" in path for path in compared) and any("o_proj" in path for path in compared)
+    for path in compared:
+        rows = torch.cat(seen[path])
         expected = rows.t() @ rows
         # Later weights of a layer get the inputs that the quantized weights before them make.
-        torch.testing.assert_close(sums[name], expected, rtol=0.1, atol=0.05 * float(expected.abs().max()))
+        torch.testing.assert_close(sums[path], expected, rtol=0.1, atol=0.05 * float(expected.abs().max()))
