@@ -17,10 +17,43 @@ from pagewick.layers.rotary import Angles, CosSin
 _NORM_EPS = 1e-6
 
 
+class LentSelection:
+    """Keeps what an indexer has selected until the last layer that sees the same tokens has taken it.
+
+    The selections of all layers together would take gigabytes.
+    """
+
+    def __init__(self) -> None:
+        self._num_borrowers = self._num_waiting = 0
+        self._selected: SelectedKeys | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self._selected is not None
+
+    def add_borrower(self) -> None:
+        """Let one more layer take each selection. Called once for every such layer."""
+        self._num_borrowers += 1
+
+    def put(self, selected: SelectedKeys) -> None:
+        """Replace the selection by that of the next batch."""
+        self._num_waiting = self._num_borrowers
+        self._selected = selected if self._num_borrowers else None
+
+    def take(self) -> SelectedKeys:
+        """Return the selection. Called once by each borrower."""
+        assert self._selected is not None, "a layer with an indexer comes first"
+        selected = self._selected
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._selected = None
+        return selected
+
+
 class Indexer(nn.Module):
     """Every rank has all of it, so that all ranks select the same tokens. Module names are checkpoint names.
 
-    The engine reads `cache_spec` and calls `bind_cache` once.
+    The engine reads `cache_spec` and calls `bind_cache` once. lent: what the last call of `forward` has selected.
     """
 
     def __init__(
@@ -32,9 +65,7 @@ class Indexer(nn.Module):
         self._kept = KeptIndexKeys(head_dim)
         self._backend = context.backend
         self._bound: BoundIndex | None = None
-        # Layers that see the same tokens, those of them that have yet to ask in this step, and what they will get.
-        self._num_borrowers = self._num_waiting = 0
-        self._selected: SelectedKeys | None = None
+        self.lent = LentSelection()
         self.wq_b = ReplicatedLinear(context, f"{prefix}.wq_b", q_lora_rank, num_heads * head_dim)
         self.wk = ReplicatedLinear(context, f"{prefix}.wk", hidden_size, head_dim)
         self.k_norm = LayerNorm(context, head_dim, _NORM_EPS, has_bias=True)
@@ -67,22 +98,5 @@ class Indexer(nn.Module):
             top_k=config.top_k,
             latent_group=group,
         )
-        self._num_waiting = self._num_borrowers
-        self._selected = selected if self._num_borrowers else None
-        return selected
-
-    def lend(self) -> None:
-        """Let one more layer ask for each selection. Called once for every such layer."""
-        self._num_borrowers += 1
-
-    def last_selected(self) -> SelectedKeys:
-        """Return what `forward` has selected. It is dropped after the last of these layers has asked.
-
-        The selections of all layers together would take gigabytes.
-        """
-        assert self._selected is not None, "a layer with an indexer comes first"
-        selected = self._selected
-        self._num_waiting -= 1
-        if self._num_waiting == 0:
-            self._selected = None
+        self.lent.put(selected)
         return selected

@@ -15,7 +15,7 @@ from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
-from pagewick.layers.indexer import Indexer
+from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.norm import RMSNorm
 from pagewick.layers.rotary import Angles, CosSin
@@ -39,13 +39,15 @@ class LatentProjection(nn.Module):
         # In a list, so that it is not registered as a submodule: it is dropped once everything is loaded.
         with apart():
             self._loading = [context.make_weight(prefix, share)]
+        # Those that observe the model ask for the names once it is loaded, too.
+        self._expected = tuple(self._loading[0].expected())
         self.queries = PerHeadLinear(self.num_heads, rank, key_dim, context.dtype, context.device)
         self.values = PerHeadLinear(self.num_heads, value_dim, rank, context.dtype, context.device)
         self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)
         self.value_weight = nn.Parameter(self.values.weights.data, requires_grad=False)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return self._loading[0].expected()
+        return self._expected
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's heads. Raises ModelLoadError if the tensor does not fit."""
@@ -87,8 +89,7 @@ class LatentAttention(nn.Module):
             heads = head_share(context, config.q_lora_rank, config.num_heads, head_dim)
             self.q_b_proj = Linear(context, f"{prefix}.q_b_proj", heads)
         self.indexer: Indexer | None = None
-        # Not a submodule: it is another layer's.
-        self._lenders: tuple[Indexer, ...] = ()
+        self._lent: LentSelection | None = None
         if config.indexer is not None and not config.indexer.is_shared:
             assert config.q_lora_rank is not None, "an indexer reads what queries are made from"
             self.indexer = Indexer(context, f"{prefix}.indexer", hidden_size, config.q_lora_rank, config.indexer)
@@ -121,10 +122,10 @@ class LatentAttention(nn.Module):
         self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
         self._group = group
 
-    def select_as(self, lender: Indexer) -> None:
+    def select_as(self, lent: LentSelection) -> None:
         """See what the indexer of an earlier layer selects. Called once, if this layer has none."""
-        self._lenders = (lender,)
-        lender.lend()
+        self._lent = lent
+        lent.add_borrower()
 
     def forward(self, hidden_states: Tensor, angles: Angles | CosSin | None, batch: AttentionBatch) -> Tensor:
         """angles: those of qk_rope_head_dim / 2 pairs; None: nothing is rotated."""
@@ -138,8 +139,8 @@ class LatentAttention(nn.Module):
             queries = self.q_b_proj(query_latents, batch)
             if self.indexer is not None:
                 selected = self.indexer(hidden_states, query_latents, angles, batch, self._group)
-            elif self._lenders:
-                selected = self._lenders[0].last_selected()
+            elif self._lent is not None:
+                selected = self._lent.take()
         if isinstance(angles, Angles) and angles.q_factors is not None:
             # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
             queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))

@@ -239,7 +239,7 @@ def share_indexers(mixers: Iterable[nn.Module | None]) -> None:
             indexer = mixer.indexer or indexer
             if mixer.is_selective and mixer.indexer is None:
                 assert indexer is not None, "the first layer has an indexer"
-                mixer.select_as(indexer)
+                mixer.select_as(indexer.lent)
 
 
 # The name of a layer's part in which tokens see each other.

@@ -80,6 +80,30 @@ def test_sums_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(sums[0].float(), rows.square().sum(0), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "glm-5.2"])
+def test_sums_of_latent_attention_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Indexers' too, but for their routers."""
+    model = original(name)
+    save(model, tmp_path)
+    architecture = architecture_named(model.config.architectures[0])[1]
+    chunk = torch.randint(2, VOCAB_SIZE, (1, 70), generator=torch.Generator().manual_seed(1))
+    with inputs_of(model) as inputs, torch.no_grad():
+        model(chunk)
+    with running(tmp_path, num_threads=1) as engine:
+        observation = Observation(engine.model, read_model_config(tmp_path))
+        read(engine, 0, chunk[0].tolist())
+        observation.close()
+    compared = {key: rows for key, rows in inputs.items() if "self_attn" in key and "weights_proj" not in key}
+    assert any("kv_b_proj" in key for key in compared)
+    assert any(".indexer.wq_b" in key for key in compared) == (name != "deepseek-v3")
+    for key, rows in compared.items():
+        stored = gguf_name(key, architecture)
+        assert stored is not None
+        sums, counts = observation.sums[stored[0]]
+        assert counts.tolist() == [70]
+        torch.testing.assert_close(sums[0].float(), torch.cat(rows).square().sum(0), rtol=1e-3, atol=1e-5)
+
+
 def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:
     model = original("mixtral")
     save(model, tmp_path)

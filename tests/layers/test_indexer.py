@@ -23,12 +23,12 @@ def test_no_selection_outlives_a_step(
 
     def watched(self: LatentAttention, *given: object) -> object:
         out = forward(self, *given)  # type: ignore[arg-type]
-        held.append(self.indexer is not None and self.indexer._selected is not None)
+        held.append(self.indexer is not None and self.indexer.lent.is_kept)
         return out
 
     monkeypatch.setattr(LatentAttention, "forward", watched)
     with running(tmp_path) as engine:
         serve(engine, [request(range(2, 40), max_tokens=3)])
         indexers = [module for module in engine.model.modules() if isinstance(module, Indexer)]
-        assert len(indexers) == num_indexers and all(indexer._selected is None for indexer in indexers)
+        assert len(indexers) == num_indexers and not any(indexer.lent.is_kept for indexer in indexers)
     assert held[:3] == [name == "glm-5.2", False, False]
