@@ -63,6 +63,7 @@ _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for pa
 # encoders of images.
 _UNQUANTIZED: Final = re.compile(
     r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj))?|shared_expert_gate|ssm_conv1d)\.weight$"
+    r"|(^|\.)indexer\.(weights_)?proj\.weight$"
     r"|(^|\.)(wpe|embed_positions|position_embd|token_types)\.weight$"
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"

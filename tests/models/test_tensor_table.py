@@ -21,7 +21,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
-from pagewick.quantization.mixes import part_of
+from pagewick.quantization.mixes import is_quantizable, part_of
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes
 from tests.models.checkpoints import auto_model
@@ -68,6 +68,8 @@ def test_the_table_agrees_with_the_modules(name: str) -> None:
     parts = {tensor.path: part_of(tensor.name) for tensor in model_tensors(config)}
     assert parts["model.embed_tokens.weight"] == "embedding"
     assert parts.get("lm_head.weight", "head") == "head"
+    routers = [tensor for tensor in model_tensors(config) if tensor.role == "router"]
+    assert not [tensor.name for tensor in routers if is_quantizable(tensor.name, tensor.shape)]
 
 
 def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:

@@ -40,9 +40,9 @@ from pagewick.weights.tensor_check import check_names, spare_biases
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 # Keys that describe one file, and no copy of it in another type.
 _OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignment)|split\..*|quantize\.imatrix\..*")
-# Checkpoints of models that also see images have their text part one level down.
 # Names in the first files of GPT-2, which are shorter than those in others.
 _BARE_GPT2: Final = re.compile(r"(wte|wpe|h|ln_f)\.")
+# Checkpoints of models that also see images have their text part one level down.
 _TEXT_PART: Final = re.compile(r"(model\.language_model|language_model\.model)\.|language_model\.(?=lm_head)")
 _ORIGINAL: Final = "quantize the original, with weights in bfloat16, float16 or float32"
 
