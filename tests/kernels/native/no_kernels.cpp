@@ -2,6 +2,7 @@
 // Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash.
 #include "activation.h"
 #include "attention.h"
+#include "channel_scan.h"
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
@@ -23,6 +24,7 @@ namespace PW_ISA {
 extern const ActivationKernels kActivation{};
 extern const AttentionKernels kAttention{};
 extern const ConvolutionKernels kConvolution{};
+extern const ChannelScanKernels kChannelScan{};
 extern const DeltaKernels kDelta{};
 extern const ElementwiseKernels kElementwise{};
 extern const IndexKernels kIndex{};
