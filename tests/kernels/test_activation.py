@@ -14,7 +14,7 @@ from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from tests.kernels.conftest import NativeKernels
 
 KINDS = list(ACTIVATION_KINDS)
-# Of the result of the gate, and of what it multiplies by.
+# These kinds limit the result of the gate, and the numbers that it multiplies, to this magnitude.
 BOUNDS = {"silu_within7": 7.0, "silu_within16": 16.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 7, 15, 16, 17, 63, 65, 1031]

@@ -51,7 +51,7 @@ def test_devices_that_cannot_do_it_are_errors(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sparse_attention_on_a_gpu_cannot_do_it(tmp_path: Path) -> None:
-    """What a token sees would depend on how PyTorch adds its scores; the same model on a CPU is served."""
+    """PyTorch may add scores in another order, and a token would see others; the same model runs on a CPU."""
     write_checkpoint("deepseek-v3.2", tmp_path)
     config = EngineConfig(model=str(tmp_path), device="cuda:0", batch_invariant=True)
     collectives = Collectives(0, 1, ordered_sum=False)

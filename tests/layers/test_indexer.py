@@ -1,4 +1,4 @@
-"""What an indexer of sparse attention has selected is kept as long as other layers need it, and no longer."""
+"""An indexer of sparse attention drops its selection once no other layer needs it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published_2025 import PUBLISHED_2025
 from tests.models.test_vision import Pixels, build, image_of
 
-# Of each variant: the size of a patch, patches of a side that become a token, and the pixels of a side that are seen.
+# Variant -> side of a patch in pixels, side of a token in patches, side of an image in the pixels that the model reads.
 SIZES = {"smolvlm": (4, 3, 24), "idefics3": (3, 5, 75)}
 
 

@@ -23,7 +23,7 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.test_vision import Pixels, build, image_of
 
-# Of each variant: patches of a side that become a token, pixels of a side, and the width of the decoder.
+# Variant -> side of a token in patches, side of an image in pixels, hidden size of the decoder.
 SIZES = {"internvl": (2, 24, 96), "internvl-6b-moe": (4, 32, 48)}
 
 

@@ -215,7 +215,7 @@ class Batch {
     }
     if (count == num_keys) return;
     const auto found = scores(seq, token, num_keys);
-    // Of a query that is rounded to the type of the cache, the last bit may differ.
+    // Rounding to the type of the cache may change the last bit of a query.
     const double unit = cache_.dtype() == DType::kFloat32 ? kFloatUnit * (16 + c_.dim)
                         : cache_.dtype() == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
     double worst = INFINITY, best = -INFINITY;

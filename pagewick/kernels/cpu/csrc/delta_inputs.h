@@ -122,7 +122,7 @@ void set_lengths(const DeltaArgs& args, const Memory& m, int64_t count) {
   }
 }
 
-// What remains of S per unit of time is exp(-speed).
+// In one unit of time, S decays to exp(-speed) times its numbers.
 inline Vec decay_speed(const DeltaArgs& args, int64_t head) {
   return exp(min(set1(88.0f), set1(args.log_decay[head])));
 }
