@@ -18,7 +18,9 @@ SEED_VARIABLE = "PAGEWICK_TORTURE_SEED"
 FLAGS = {
     # Everything else by default; it shuts down quickly.
     "common": ("--num-kv-blocks", "256", "--shutdown-timeout", "1"),
-    # 8 requests run and 40 wait; short timeouts for clients, and a long one for its own shutdown.
+    # 8 requests run and 40 wait.
+    "crowded": ("--max-num-seqs", "8", "--max-waiting-requests", "40", "--shutdown-timeout", "1"),
+    # The same, with short timeouts for clients, and a long one for its own shutdown.
     "strict": (
         "--max-num-seqs", "8", "--max-waiting-requests", "40", "--header-timeout", "3", "--write-timeout", "3",
         "--shutdown-timeout", "600",
@@ -77,6 +79,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 def server(servers: Servers) -> Iterator[Server]:
     """The common server, idle; after the test it must become idle again, with every block where it belongs."""
     yield from idle_before_and_after(servers.get("common"))
+
+
+@pytest.fixture
+def crowded_server(servers: Servers) -> Iterator[Server]:
+    """The server with room for few requests, idle before and after the test."""
+    yield from idle_before_and_after(servers.get("crowded"))
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from tests.torture.http_client import Response, post
 from tests.torture.serving import COMPLETIONS, Server
 
-# The strict server runs 8 requests and lets 40 wait.
+# The crowded server runs 8 requests and lets 40 wait.
 MAX_WAITING = 40
 CAPACITY = MAX_WAITING + 8
 FACTOR = 10
@@ -15,8 +16,8 @@ FACTOR = 10
 NUM_TOKENS = 400
 
 
-def test_admitted_requests_are_served_and_others_refused_at_once(strict_server: Server, is_deep: bool) -> None:
-    server = strict_server
+def test_admitted_requests_are_served_and_others_refused_at_once(crowded_server: Server, is_deep: bool) -> None:
+    server = crowded_server
 
     async def one(number: int) -> tuple[Response, float]:
         loop = asyncio.get_running_loop()
@@ -31,9 +32,10 @@ def test_admitted_requests_are_served_and_others_refused_at_once(strict_server: 
     for _ in range(5 if is_deep else 1):
         before = server.metrics()
         results = asyncio.run(all_at_once())
+        statuses = Counter(response.status for response, _ in results)
+        assert set(statuses) <= {200, 429}, statuses
         served = [(response, seconds) for response, seconds in results if response.status == 200]
         refused = [(response, seconds) for response, seconds in results if response.status == 429]
-        assert len(served) + len(refused) == FACTOR * CAPACITY
         for response, _ in served:
             assert response.is_terminated and response.error is None and response.finish_reasons == {0: "length"}
         for response, _ in refused:

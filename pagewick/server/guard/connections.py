@@ -170,7 +170,7 @@ class GuardedConnection(asyncio.Protocol):
 
     def _enter(self, phase: Phase, timeout_s: float = float("inf")) -> None:
         self._phase = phase
-        self._deadline = self.loop.time() + timeout_s
+        self._deadline = self._watch.time(self.loop) + timeout_s
 
     def _say_farewell(self) -> None:
         """Send what is written and the end of the stream; then drop what the client sends until it closes, too."""

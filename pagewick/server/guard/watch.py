@@ -20,12 +20,13 @@ class Watched(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def look(self, now: float) -> None:
-        """End the connection if something lasts too long; `now` is the loop's time."""
+        """End the connection if something lasts too long; `now` is the watch's time."""
 
 
 class Watch:
     """The connections of one process. It looks at them every second, or four times within the shortest limit.
 
+    Its clock stands still while this process does not run, because what clients sent meanwhile is still to be read.
     tally: the number of connections of the server.
     """
 
@@ -36,7 +37,13 @@ class Watch:
         self._connections: set[Watched] = set()
         self.tally = tally
         self._is_waiting = False
+        self._due = 0.0  # time of the next look, on the loop's clock
+        self._lost_s = 0.0  # seconds for which the clock stood still
         self.num_turned_away = 0  # connections since the last look
+
+    def time(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return the time in seconds on the watch's own clock, which is that of `look`."""
+        return loop.time() - self._lost_s
 
     def add(self, connection: Watched) -> None:
         self._connections.add(connection)
@@ -50,11 +57,15 @@ class Watch:
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_waiting:
             self._is_waiting = True
+            self._due = loop.time() + self._interval_s
             loop.call_later(self._interval_s, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_waiting = False
-        now = loop.time()
+        late_s = loop.time() - self._due
+        if late_s > self._interval_s:
+            self._lost_s += late_s
+        now = self.time(loop)
         for connection in list(self._connections):
             connection.look(now)
         if self.num_turned_away:

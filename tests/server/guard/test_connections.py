@@ -25,6 +25,8 @@ from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer, read_all, read_answer, until
 
 SHORT_S = 0.2
+# The event loop stands still for this long at /block, longer than the time that a client has for its headers there.
+BLOCKED_S, PATIENCE_S = 1.5, 1.0
 # Its limits are far above those that the tests reach.
 PATIENT = ServerSettings(served_model_name=("m",), max_header_size=8192, max_body_size=2**20)
 HASTY = ServerSettings(
@@ -41,7 +43,10 @@ CLOSE = b"Connection: close\r\n\r\n"
 
 
 class App:
-    """Echoes requests. /big sends as many bytes as the query says, /early reads nothing, /wait ends with its client."""
+    """Echoes requests. /big sends as many bytes as the query says, and /early reads nothing.
+
+    /block keeps the event loop for a while, and /wait ends with its client.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -64,6 +69,9 @@ class App:
                 return JSONResponse("early", 401)
             case "/early-close":
                 return JSONResponse("early", 413, {"connection": "close"})
+            case "/block":
+                time.sleep(BLOCKED_S)
+                return Response()
             case "/wait":
                 while (await request.receive())["type"] != "http.disconnect":
                     pass
@@ -423,6 +431,18 @@ def test_headers_that_drip_get_a_408(hasty: RawServer) -> None:
             connection.sendall(b"A")
             time.sleep(SHORT_S / 20)
         assert read_answer(connection).status == 408
+
+
+@pytest.mark.parametrize("is_uvloop", [False, True])
+def test_time_in_which_the_server_stands_still_is_not_the_clients(is_uvloop: bool) -> None:
+    settings = replace(HASTY, header_timeout=PATIENCE_S)
+    with RawServer(App(settings), settings, is_uvloop=is_uvloop) as running, running.connect() as connection:
+        until(lambda: running.num_connections == 1)
+        assert running.talk(b"GET /block HTTP/1.1\r\nHost: localhost\r\n" + CLOSE).status == 200
+        connection.sendall(GET + CLOSE)
+        assert read_answer(connection).status == 200
+        with running.connect() as silent:
+            assert read_all(silent) == b""
 
 
 def test_a_body_that_stalls_gets_a_408(hasty: RawServer) -> None:
