@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (also Lite), DeepSeek-V3 with R1, Kimi K2, and A.X K1. Llama, except:
+"""DeepSeek-V2 (also Lite), DeepSeek-V3 with R1, Kimi K2, A.X K1, and Youtu-LLM. Llama, except:
 
 - Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
 - YaRN: where the file has mscale_all_dim, scores are also scaled by its square.
@@ -6,6 +6,7 @@
 - V2 chooses by softmax, from all experts (greedy) or from those of the best groups (group_limited_greedy). V3 chooses
   by sigmoid plus a learned bias, from the groups whose best two experts score highest, and normalises their weights.
 - A.X K1 is V3 with a norm after the experts of a layer; its routers may lack the bias.
+- Youtu-LLM has an MLP in each layer, and no experts.
 - V3's files may hold further layers that predict later tokens; these are not used.
 """
 
@@ -40,6 +41,12 @@ _V3: Final = {
     "rope_interleave": True,
 }
 _AXK1: Final = {**_V3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "max_position_embeddings": 32768}
+_YOUTU: Final = {
+    "q_lora_rank": 1536,
+    "rope_interleave": True,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 SHARED_EXPERTS: Final = NameMap(parts=(("shared_expert", "shared_experts"),))
 _AXK1_NAMES: Final = NameMap(parts=(*SHARED_EXPERTS.parts, ("post_feedforward_layernorm", "post_mlp_layernorm")))
 
@@ -89,6 +96,14 @@ def read_axk1(entries: Entries) -> ModelConfig:
         # Published files have norms of dense layers, too, which nothing uses.
         ignored=(*config.ignored, *_norms_of_dense_layers(mlps)),
     )
+
+
+def read_youtu(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_YOUTU)
+    entries.demand("n_routed_experts", None, None, "layers with experts are not supported")
+    entries.demand("mlp_bias", False, False)
+    mlps: list[MlpConfig | MoeConfig] = [reading.read_mlp(entries)] * reading.read_num_layers(entries)
+    return latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave", False))
 
 
 def _norms_of_dense_layers(mlps: Sequence[MlpConfig | MoeConfig]) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ Llama, except for four factors.
 
 embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
 the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
-The experts of a layer are the best of a softmax over all, with normalised weights. Granite 4 calls an MLP without
-experts beside it shared_mlp, may rotate nothing, and has Mamba-2 in most layers of its models whose names have an H.
+The experts of a layer are the best of a softmax over all, with normalised weights. GraniteMoeShared has a shared
+one beside them. Granite 4 calls an MLP without experts beside it shared_mlp, may rotate nothing, and has Mamba-2 in
+most layers of its models whose names have an H.
 HyperCLOVA X has norms after attention and MLP as well, and multiplies logits by logits_scaling.
 Granite Swash (GraniteSWA, GraniteMoeSWA) has windows in most layers and a sink in each head's softmax. A layer may have
 a base of the rotation of its own, or rotate nothing.
@@ -77,6 +78,14 @@ def read_hyperclova_x(entries: Entries) -> ModelConfig:
 
 def read_granite_moe(entries: Entries) -> ModelConfig:
     return _read(entries, _read_experts(entries), _MOE_NAMES, _NEW_MOE_NAMES)
+
+
+def read_granite_moe_shared(entries: Entries) -> ModelConfig:
+    shared, is_fused = entries.count("shared_intermediate_size", 0), entries.flag("shared_mlp_fused", True)
+    if not shared:
+        return read_granite_moe(entries)
+    moe = _read_experts(entries, shared_intermediate_size=shared, is_shared_fused=is_fused)
+    return _read(entries, moe, *(_SHARED_MOE_NAMES if is_fused else (_SEPARATE_MOE_NAMES,)))
 
 
 def _read_experts(entries: Entries, **fields: Any) -> MoeConfig:

@@ -2,11 +2,12 @@
 
 Arcee (AFM-4.5B): the same with an MLP without a gate, whose activation is the square of a ReLU. InternLM3: the same
 with other names for what says whether there are biases. IQuest-Coder: the same, in files of its own name. Idefics3 and
-SmolVLM: Llama as the text part of models that read images.
+SmolVLM: Llama as the text part of models that read images. CWM: windows in three of four layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pagewick.models import reading
@@ -16,6 +17,15 @@ from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import NameMap, NormConfig
 from pagewick.models.vision.merging_siglip_entries import with_idefics3
 
+# Where a file has no entry about rotation at all.
+_CWM_ROPE: Final[dict[str, Any]] = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 # Where the text part of Idefics3 and SmolVLM stands in a file.
 _IN_IDEFICS3: Final = (NameMap(parts=(("model", "model.text_model"),)),)
 
@@ -55,14 +65,34 @@ def read_iquest_coder(entries: Entries) -> ModelConfig:
     return _read(entries, default_eps=1e-5)
 
 
-def _read(entries: Entries, *, default_eps: float, **mlp_options: Any) -> ModelConfig:
+def read_cwm(entries: Entries) -> ModelConfig:
+    if "rope_scaling" not in entries:
+        theta = entries.positive("rope_theta", _CWM_ROPE["rope_theta"])
+        rope = {**_CWM_ROPE, "rope_theta": theta}
+        entries = entries.without_null(("rope_parameters",)).filled({"rope_parameters": rope})
+    entries = entries.filled(
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "sliding_window": 8192}
+    )
+    entries.demand("attention_bias", False, False)
+    windows = reading.read_windows(entries, [layer % 4 != 0 for layer in range(reading.read_num_layers(entries))])
+    return _read(entries, default_eps=1e-5, default_theta=1e6, windows=windows)
+
+
+def _read(
+    entries: Entries,
+    *,
+    default_eps: float,
+    default_theta: float = 1e4,
+    windows: Sequence[int | None] | None = None,
+    **mlp_options: Any,
+) -> ModelConfig:
     """mlp_options: of reading.read_mlp."""
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
     mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False), **mlp_options)
-    rope = reading.read_rope_of(entries, attention)
+    rope = reading.read_rope_of(entries, attention, default_theta=default_theta)
     return reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
-        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
+        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope, windows),
     )

@@ -101,6 +101,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     ),
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": _GRANITE,
+    "GraniteMoeSharedForCausalLM": _GRANITE,
     "GraniteMoeHybridForCausalLM": _GRANITE,
     "GraniteMoeSWAForCausalLM": _GRANITE,
     "NemotronHForCausalLM": Stacking(

@@ -32,6 +32,7 @@ WINDOWS = {
     "exaone-4-32b": (20, True),
     "smollm3-window": (21, True),
     "command-r7b": (20, True),
+    "cwm": (20, True),
     "mellum-2": (19, True),
     "granite-swash": (18, True),
     "north-mini": (20, True),

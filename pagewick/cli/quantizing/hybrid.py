@@ -1,6 +1,6 @@
 """Models with Mamba-2 or short convolutions in most layers, on their way into a GGUF file, and their relatives.
 
-Files of Granite 4 have its fused shared MLP as two projections. Without Mamba, they are files of Granite 3.
+Files of Granite have its fused shared MLP as two projections. Granite 4 without Mamba is a file of Granite 3.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pagewick.weights.gguf.architectures_others import FALCON_WITH_TWO_NORMS
 from pagewick.weights.gguf.naming import architecture_named
 
 _GRANITE4, _NEMOTRON = "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"
+_WITH_SHARED_MLPS: Final = frozenset({_GRANITE4, "GraniteMoeSharedForCausalLM"})
 _FUSED, _FUSED_DOWN = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
 _GATE, _UP, _DOWN = "gate_proj.weight", "up_proj.weight", "down_proj.weight"
 _KINDS: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe"})
@@ -82,7 +83,7 @@ def _size_of(mlp: MlpConfig | MoeConfig | None) -> int:
 
 def names_in_files(name: str, model: ModelConfig) -> tuple[str, ...]:
     """Return the tensors that the tables of files know in place of a tensor of a checkpoint: itself, if it is known."""
-    if model.architecture != _GRANITE4 or not name.endswith((_FUSED, _FUSED_DOWN)):
+    if model.architecture not in _WITH_SHARED_MLPS or not name.endswith((_FUSED, _FUSED_DOWN)):
         return (name,)
     parts = (_DOWN,) if name.endswith(_FUSED_DOWN) else (_GATE, _UP)
     owner = "shared_mlp" if model.mixtures else "mlp"

@@ -1,7 +1,8 @@
 """The architectures of GGUF files: their metadata and tensors in Hugging Face's terms, as tables. Imports no torch.
 
-Those of 2025 and later are in architectures_2025.py and architectures_others.py, those with Mamba-2 or short
-convolutions in architectures_hybrid.py, and those of encoders in encoders.py.
+Those of 2025 and later are in architectures_2025.py and architectures_others.py, those of Granite 3 in
+architectures_granite.py, those with Mamba-2 or short convolutions in architectures_hybrid.py, and those of encoders in
+encoders.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pagewick.weights.gguf.architecture import (
     ENTRIES,
     EXPERT_ENTRIES,
     EXPERTS,
-    FACTORS,
     GATED_MLP,
     HEAD_NORMS,
     LABELS,
@@ -26,6 +26,7 @@ from pagewick.weights.gguf.architecture import (
     LAYER_NORM,
     LLAMA_HAS,
     NUMBERED,
+    RMS,
     ROUTED,
     SANDWICH,
     SHARED,
@@ -33,6 +34,7 @@ from pagewick.weights.gguf.architecture import (
     GgufArchitecture,
 )
 from pagewick.weights.gguf.architectures_2025 import ARCHITECTURES_2025
+from pagewick.weights.gguf.architectures_granite import ARCHITECTURES_GRANITE
 from pagewick.weights.gguf.architectures_hybrid import ARCHITECTURES_HYBRID
 from pagewick.weights.gguf.architectures_others import ARCHITECTURES_OTHERS, GPT2
 from pagewick.weights.gguf.encoders import ENCODERS
@@ -74,15 +76,24 @@ DEEPSEEK_V3: Final = GgufArchitecture(
     layer={**GATED_MLP, **LATENT, **ROUTED},
 )
 
-# general.architecture -> its meaning. `llama` with experts is MIXTRAL, `deepseek2` with sigmoids DEEPSEEK_V3.
+YOUTU: Final = GgufArchitecture(
+    name="YoutuForCausalLM",
+    entries={
+        # llama.cpp asks for these, too: all layers come before the first with experts.
+        "leading_dense_block_count": "num_hidden_layers",
+        "expert_feed_forward_length": "intermediate_size",
+        **{key: name for key, name in LATENT_ENTRIES.items() if not key.startswith(("expert", "leading"))},
+    },
+    required=(*RMS, "attention.kv_lora_rank", "rope.dimension_count"),
+    constants={"q_lora_rank": None},
+    layer={**GATED_MLP, **LATENT},
+    fixed={"expert_shared_count": 0},
+)
+
+# general.architecture -> its meaning. `llama` with experts is MIXTRAL, `deepseek2` with sigmoids DEEPSEEK_V3, and
+# without experts YOUTU.
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "llama": GgufArchitecture(name="LlamaForCausalLM", has=LLAMA_HAS, is_permuted=True),
-    "granite": GgufArchitecture(
-        name="GraniteForCausalLM",
-        entries={**ENTRIES, **FACTORS},
-        has=LLAMA_HAS,
-        is_permuted=True,
-    ),
     "qwen2": GgufArchitecture(name="Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture(
         name="Qwen3ForCausalLM", has=BIAS, whole={**WHOLE, **LABELS}, layer={**LAYER, **HEAD_NORMS}
@@ -180,6 +191,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         layer={**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     **ARCHITECTURES_2025,
+    **ARCHITECTURES_GRANITE,
     **ARCHITECTURES_OTHERS,
     **ARCHITECTURES_HYBRID,
     **ENCODERS,

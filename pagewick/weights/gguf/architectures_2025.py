@@ -221,26 +221,6 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         whole=_LAYER_INPUTS,
         layer=_GEMMA4,
     ),
-    "granitemoe": GgufArchitecture(
-        name="GraniteMoeForCausalLM",
-        entries={
-            **common.ENTRIES,
-            **common.FACTORS,
-            "expert_count": "num_local_experts",
-            "expert_used_count": "num_experts_per_tok",
-        },
-        required=common.EXPERTS,
-        has=common.BIAS,
-        layer={
-            **common.ATTENTION,
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_exps": "block_sparse_moe.{}.gate_proj",
-            "ffn_up_exps": "block_sparse_moe.{}.up_proj",
-            "ffn_down_exps": "block_sparse_moe.{}.down_proj",
-        },
-        is_permuted=True,
-    ),
     "olmo2": GgufArchitecture(name="Olmo2ForCausalLM", has=common.BIAS, layer=_NORMS_AFTER),
     "olmoe": GgufArchitecture(
         name="OlmoeForCausalLM",

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.architecture import GgufArchitecture
-from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
+from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
 from pagewick.weights.gguf.architectures_hybrid import BAMBA
 from pagewick.weights.gguf.architectures_others import FALCON_WITH_TWO_NORMS
 from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
@@ -56,10 +57,14 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
         )
     if kind == "llama" and metadata.get("expert_count"):
         return MIXTRAL
+    if kind == "deepseek2" and not metadata.get("expert_count"):
+        return YOUTU
     if kind == "deepseek2":
         has_bias = any(name.endswith(".exp_probs_b.bias") for name in metadata.shapes)
         if metadata.get("expert_gating_func", _SIGMOID if has_bias else 0) == _SIGMOID:
             return DEEPSEEK_V3
+    if kind == "granitemoe" and metadata.get("expert_shared_feed_forward_length"):
+        return GRANITE_MOE_SHARED
     if kind == "olmo2" and metadata.get("attention.sliding_window"):
         return OLMO3
     if kind == "falcon" and "blk.0.attn_norm_2.weight" in metadata.shapes:

@@ -12,15 +12,18 @@ from typing import Any, Final
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
 from pagewick.weights.gguf.architecture import CONVOLUTIONS, VECTORS, WITHOUT_ENDING, GgufArchitecture
-from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
+from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
 from pagewick.weights.gguf.architectures_hybrid import BAMBA
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {
     MIXTRAL.name: ("llama", MIXTRAL),
     DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3),
+    YOUTU.name: ("deepseek2", YOUTU),
     OLMO3.name: ("olmo2", OLMO3),
+    GRANITE_MOE_SHARED.name: ("granitemoe", GRANITE_MOE_SHARED),
     BAMBA.name: ("granitehybrid", BAMBA),
 }
 _SAME: Final = {

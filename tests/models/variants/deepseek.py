@@ -1,4 +1,6 @@
-"""DeepSeek-V2, V3 and R1, Mistral 4, A.X K1, MiniCPM3: latent attention, experts in groups, dense first layers.
+"""DeepSeek-V2, V3 and R1, Mistral 4, A.X K1, Youtu-LLM, MiniCPM3: latent attention.
+
+Experts in groups, dense first layers.
 
 V3.2 and GLM-5.2: sparse attention, which selects fewer tokens than sequences have.
 """
@@ -23,7 +25,8 @@ GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
 INDEXER = {"index_n_heads": 14, "index_head_dim": 18, "index_topk": 20}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
-
+# transformers sets the embedding of padding to 0 whenever it loads a file.
+YOUTU = {**LATENT, "pad_token_id": None}
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.1, 5.2]}
 MINICPM3: dict[str, Any] = {**LATENT, "scale_emb": 3, "scale_depth": 1.9, "dim_model_base": 30}
 
@@ -85,6 +88,15 @@ VARIANTS = {
             **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0), "tie_word_embeddings": True,
         },
         is_loose=True,
+    ),
+    "youtu": Variant("Youtu", {**YOUTU, **rope(theta=1.6e6), "tie_word_embeddings": True}, is_loose=True),
+    "youtu-untied": Variant(
+        "Youtu",
+        {
+            **YOUTU, "rope_interleave": False, "attention_bias": True,
+            **rope("yarn", 100.0, **YARN, mscale=1.2, mscale_all_dim=0.6), "tie_word_embeddings": False,
+        },
+        nulls=("q_lora_rank",), is_loose=True,
     ),
     "minicpm3": Variant(
         "MiniCPM3",

@@ -56,6 +56,14 @@ VARIANTS = {
         },
         is_loose=True,
     ),
+    "granite-moe-shared": Variant(
+        "GraniteMoeShared",
+        {
+            **NO_HEAD_DIM, **OTHERS, **rope(theta=3e3), "rms_norm_eps": 2e-3, "num_local_experts": 7,
+            "num_experts_per_tok": 3, "intermediate_size": 24, "shared_intermediate_size": 40,
+        },
+        is_loose=True,
+    ),
     "granite-4": Variant(
         "GraniteMoeHybrid",
         {

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.2, Yi, R1-Distill-Llama; every rope scaling, bias, activation, number of KV heads; Idefics3, SmolVLM."""
+"""Llama 1 to 3.2, Yi, R1-Distill-Llama; every rope scaling, bias, activation, number of KV heads; and its relatives."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ VARIANTS = {
     ),
     "r1-distill-llama": Variant("Llama", {**NO_HEAD_DIM, **rope("llama3", 5e4, **LLAMA3), "rms_norm_eps": 2e-4}),
     "yi": Variant("Llama", {**NO_HEAD_DIM, **rope(theta=5e6), "rms_norm_eps": 1e-5, "num_key_value_heads": 3}),
+    "cwm": Variant(
+        "Cwm", {**rope("llama3", 1e4, **LLAMA3), "num_hidden_layers": 5, "sliding_window": 20, "rms_norm_eps": 1e-3}
+    ),
     "smolvlm": Variant(
         "SmolVLM",
         {

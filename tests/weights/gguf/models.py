@@ -28,7 +28,8 @@ VOCAB_SIZE: Final = 97
 # Rows have to be a multiple of 32 for Q8_0.
 _SIZES: Final = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 96}
 _WIDE: Final = {"hidden_size": 96}
-_LATENT: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 32, "v_head_dim": 16}
+_HEADS: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
+_LATENT: Final = {**_HEADS, "moe_intermediate_size": 32}
 _FEW: Final = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 _SHARED: Final = {**_FEW, "shared_expert_intermediate_size": 64}
 _SMALL: Final = {"moe_intermediate_size": 32}
@@ -96,6 +97,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     # There is a key for one of YaRN's two mscales.
     "deepseek-v2": {**_LATENT, "q_lora_rank": 32, **rope("yarn", 100.0, **YARN, mscale=0.6, mscale_all_dim=0.6)},
     "deepseek-v3": {**_LATENT, "q_lora_rank": 32},
+    "youtu": {**_HEADS, "q_lora_rank": 32},
     "deepseek-v3.2": {**_LATENT, "q_lora_rank": 32, "index_head_dim": 32},
     "glm-5.2": {
         **_LATENT,
@@ -144,6 +146,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma-4-31b": {**_WIDE, "num_hidden_layers": 3},
     "gemma-4-26b-a4b": {**_WIDE, **_SMALL, "num_experts": 4, "top_k_experts": 2},
     "granite-moe": _EXPERTS,
+    "granite-moe-shared": {**_EXPERTS, "shared_intermediate_size": 64},
     "olmo-2": _WIDE,
     "olmo-3": {**_WIDE, "num_hidden_layers": 4},
     # The converter writes this eps.
@@ -214,7 +217,7 @@ FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}
 # Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors, and all those that hold
 # other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
-SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe"})
+SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe", "granite-moe-shared"})
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 )
