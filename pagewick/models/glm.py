@@ -1,4 +1,4 @@
-"""GLM-4-9B-chat-hf (Glm), GLM-4 0414 (Glm4), GLM-4.1V and GLM-4.6V-Flash, which read images. Llama, except:
+"""GLM-4-9B-chat-hf (Glm), GLM-4 0414 (Glm4), and GLM-4.1V and GLM-4.6V-Flash, which read images. Llama, except:
 
 - Half of each head is rotated, in pairs of neighbours; queries, keys and values have biases; gate and up are one.
 - Glm4 has norms after attention and MLP as well.
@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import Block, NameMap, NormConfig
-from pagewick.models.vision.entries import with_vision
+from pagewick.models.vision.entries import ReadVision, with_vision
 from pagewick.models.vision.glm_entries import read_glm_vision
 
 # Glm4 files call the norm before the MLP post_attention_layernorm, and have names of their own for the others.
@@ -34,18 +36,33 @@ def read_glm4(entries: Entries) -> ModelConfig:
 
 
 def read_glm4v(entries: Entries) -> ModelConfig:
-    """GLM-4.1V, whose head is tied if the file or its text part says so."""
-    if text_entries(entries).flag("tie_word_embeddings", False):
-        entries = entries.replaced({"tie_word_embeddings": True})
-    return read_glm46v(entries)
+    return with_images(tied_as_in_text(entries), _read_glm4v_text, "glm4v_text", image_token_id=151343)
 
 
 def read_glm46v(entries: Entries) -> ModelConfig:
     """GLM-4.6V-Flash. GLM-4.6V with experts has another name."""
-    text_entries(entries).choice("model_type", ("glm4v_text",), "glm4v_text")
-    config = read_text_part(entries, _read_glm4v_text)
+    return with_images(entries, _read_glm4v_text, "glm4v_text", image_token_id=151343)
+
+
+def tied_as_in_text(entries: Entries) -> Entries:
+    """Return entries by which the head is tied if the file or its text part says so."""
+    is_tied = text_entries(entries).flag("tie_word_embeddings", False)
+    return entries.replaced({"tie_word_embeddings": True}) if is_tied else entries
+
+
+def with_images(
+    entries: Entries,
+    read_text: Callable[[Entries], ModelConfig],
+    kind: str,
+    *,
+    image_token_id: int,
+    read_encoder: ReadVision = read_glm_vision,
+) -> ModelConfig:
+    """Read a model with three positions of a token. kind: model_type of the text part. image_token_id: the default."""
+    text_entries(entries).choice("model_type", (kind,), kind)
+    config = read_text_part(entries, read_text)
     return with_vision(
-        config, entries, read_glm_vision, image_token_id=151343, sections=(8, 12, 12), is_interleaved=False
+        config, entries, read_encoder, image_token_id=image_token_id, sections=(8, 12, 12), is_interleaved=False
     )
 
 

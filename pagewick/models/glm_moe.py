@@ -1,9 +1,10 @@
-"""GLM-4.5, 4.6 and 4.7 (Glm4Moe), and GLM-4.7-Flash (Glm4MoeLite). Llama, except:
+"""GLM-4.5, 4.6 and 4.7 (Glm4Moe), GLM-4.5V and 4.6V, which read images, GLM-4.7-Flash (Glm4MoeLite). Llama, except:
 
 - All layers but the first have experts and a shared expert; they are chosen as in DeepSeek-V3. Further layers of a
   file, which predict later tokens, are not used.
 - Glm4Moe: half of each head is rotated; queries, keys and values may have biases; queries and keys may be normalised
   per head.
+- GLM-4.5V and 4.6V: as Glm4Moe, with three positions of a token, which are equal within a text.
 - Glm4MoeLite: latent attention, as in DeepSeek.
 """
 
@@ -23,6 +24,7 @@ from pagewick.models.deepseek import (
     sigmoid_routing,
 )
 from pagewick.models.entries import Entries
+from pagewick.models.glm import tied_as_in_text, with_images
 from pagewick.models.parts import HeadNormConfig, NormConfig
 
 # Defaults of entries that files leave out.
@@ -34,6 +36,7 @@ _GLM4_MOE: Final = {
     "norm_topk_prob": True,
     "num_nextn_predict_layers": 1,
 }
+_GLM4V_MOE: Final = {**_GLM4_MOE, "max_position_embeddings": 65536, "attention_bias": True}
 _LITE: Final = {
     **_GLM4_MOE,
     "num_key_value_heads": 20,
@@ -47,7 +50,20 @@ _LITE: Final = {
 
 
 def read_glm4_moe(entries: Entries) -> ModelConfig:
-    entries = entries.renamed({"num_nextn_predict_layers": "num_mtp_layers"}).filled(_GLM4_MOE)
+    return _read_glm4_moe(entries.renamed({"num_nextn_predict_layers": "num_mtp_layers"}).filled(_GLM4_MOE))
+
+
+def read_glm4v_moe(entries: Entries) -> ModelConfig:
+    return with_images(tied_as_in_text(entries), _read_glm4v_moe_text, "glm4v_moe_text", image_token_id=151363)
+
+
+def _read_glm4v_moe_text(entries: Entries) -> ModelConfig:
+    entries.demand("use_qk_norm", False, False, "models of this family that read images have no such norms")
+    return _read_glm4_moe(entries.filled(_GLM4V_MOE), is_mrope=True)
+
+
+def _read_glm4_moe(entries: Entries, *, is_mrope: bool = False) -> ModelConfig:
+    """is_mrope: see reading.read_rope_of."""
     eps = entries.positive("rms_norm_eps", 1e-5)
     head_norm = HeadNormConfig(eps=eps) if entries.flag("use_qk_norm", False) else None
     has_bias = entries.flag("attention_bias", False)
@@ -57,7 +73,7 @@ def read_glm4_moe(entries: Entries) -> ModelConfig:
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
     num_layers = reading.read_num_layers(entries)
     mlps = first_layers_dense(entries, moe, min(num_layers, entries.count("first_k_dense_replace", 1)))
-    rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.5)
+    rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.5, is_mrope=is_mrope)
     return reading.model_config(
         entries,
         norm=NormConfig(eps=eps),

@@ -24,6 +24,7 @@ _OTHER_PARTS: Final = (
     CONNECTOR_TENSORS,
     VISION_TENSORS,
 )
+_MODEL: Final = r"model\."
 # The newest one first.
 _NAMES: Final = (
     NameMap(parts=(("model", "model.language_model"),)),
@@ -81,8 +82,14 @@ def read_text_part(
     config = read(text.without_null(outer).filled(outer))
     is_tied = entries.flag("tie_word_embeddings", is_tied)
     names = tuple(_joined(outer, inner) for outer in places for inner in config.names)
-    ignored = (*_OTHER_PARTS, *config.ignored)
+    ignored = (*_OTHER_PARTS, *config.ignored, *_in_text_part(config.ignored))
     return replace(config, names=names, ignored=ignored, tie_word_embeddings=is_tied)
+
+
+def _in_text_part(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return regular expressions of the names that tensors of a text model have in a larger model."""
+    within = [pattern.removeprefix(_MODEL) for pattern in patterns if pattern.startswith(_MODEL)]
+    return tuple(rf"({_MODEL}language_model|language_model\.model)\.{pattern}" for pattern in within)
 
 
 def _joined(outer: NameMap, inner: NameMap) -> NameMap:

@@ -66,6 +66,7 @@ ARCHITECTURES: Final = {
     "Glm4ForCausalLM": "pagewick.models.glm:read_glm4",
     "Glm4vForConditionalGeneration": "pagewick.models.glm:read_glm4v",
     "Glm46VForConditionalGeneration": "pagewick.models.glm:read_glm46v",
+    "Glm4vMoeForConditionalGeneration": "pagewick.models.glm_moe:read_glm4v_moe",
     "Glm4MoeForCausalLM": "pagewick.models.glm_moe:read_glm4_moe",
     "Glm4MoeLiteForCausalLM": "pagewick.models.glm_moe:read_glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "pagewick.models.deepseek_v32:read_glm_moe_dsa",

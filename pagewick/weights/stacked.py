@@ -93,6 +93,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), _ROUTED),
     **dict.fromkeys(("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
+    "Glm4vMoeForConditionalGeneration": _ROUTED,
     **dict.fromkeys(("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "MiMoV2FlashForCausalLM"), _ROUTED),
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhimoeForCausalLM"), _LOCAL),
     **dict.fromkeys(

@@ -42,6 +42,17 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.rope_theta": 2e3},
     ],
     "glm-4.1v": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
+    "glm-4.5v": [
+        {"text_config.attention_bias": True},
+        {
+            "text_config.rope_parameters.partial_rotary_factor": 0.25,
+            "text_config.rope_parameters.mrope_section": [1, 1, 1],
+        },
+        {"text_config.routed_scaling_factor": 1.3},
+        {"text_config.first_k_dense_replace": 2},
+        {"text_config.norm_topk_prob": False},
+    ],
+    "glm-4.5v-groups": [{"text_config.attention_bias": True}, {"text_config.topk_group": 3}],
     "glm-4.5": [
         {"attention_bias": False},
         {"use_qk_norm": False},

@@ -90,6 +90,25 @@ PUBLISHED_2025: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_hidden_layers": 46, "routed_scaling_factor": 1.0,
         "use_qk_norm": False,
     },
+    "GLM-4.5V": {
+        "architectures": ["Glm4vMoeForConditionalGeneration"], "image_end_token_id": 151340,
+        "image_start_token_id": 151339, "image_token_id": 151363, "model_type": "glm4v_moe",
+        "text_config": {
+            **{name: value for name, value in _GLM_45.items() if name not in ("architectures", "rope_scaling")},
+            "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 10944,
+            "max_position_embeddings": 65536, "model_type": "glm4v_moe_text", "moe_intermediate_size": 1408,
+            "n_routed_experts": 128, "num_hidden_layers": 46, "rope_theta": 10000.0, "routed_scaling_factor": 1.0,
+            "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"}, "use_qk_norm": False,
+        },
+        "tie_word_embeddings": False, "video_end_token_id": 151342, "video_start_token_id": 151341,
+        "video_token_id": 151364,
+        "vision_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "depth": 24, "hidden_act": "silu", "hidden_size": 1536,
+            "image_size": 336, "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 10944,
+            "model_type": "glm4v_moe", "num_heads": 12, "out_hidden_size": 4096, "patch_size": 14,
+            "rms_norm_eps": 1e-05, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+    },
     "GLM-4.6": {**_GLM_45, "max_position_embeddings": 202752},
     "GLM-4.7-Flash": _GLM_47_FLASH,
     "GLM-5.2": _GLM_52,
@@ -317,6 +336,8 @@ FACTS_2025 = {
     "GLM-4.5": f"{_GLM_45_FACTS} | 131072 | qkv bias, rms head norm",
     "GLM-4.5-Air": "46 96/8x128 | default 64@1e+06 | all | sequential rms 1e-05 | "
     "1: silu 10944, 45: 8 of 128 x 1408 + 1408 | 131072 | qkv bias",
+    "GLM-4.5V": "46 96/8x128 | default 64@10000 | all | sequential rms 1e-05 | "
+    "1: silu 10944, 45: 8 of 128 x 1408 + 1408 | 65536 | qkv bias",
     "GLM-4.6": f"{_GLM_45_FACTS} | 202752 | qkv bias, rms head norm",
     "GLM-5.2": "78 64 2048/512 192+64 256 | default 64@8e+06 in pairs | all | sequential rms 1e-05 | "
     "3: silu 12288, 75: 8 of 256 x 2048 + 2048 | 1048576 | 21 indexers 32x128 for 2048 in pairs",

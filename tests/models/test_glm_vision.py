@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from pagewick.errors import ModelLoadError
 from pagewick.models.registry import read_config
@@ -46,35 +47,74 @@ def test_squares_of_nine_patches_with_one_picture(tmp_path: Path) -> None:
         compare(model.visual(image_of(*size)), expected, 3e-5)
 
 
-def test_what_is_left_out_is_the_default_of_transformers() -> None:
-    for kind in ("Glm4v", "Glm46V"):
-        usual = json.loads(json.dumps(getattr(transformers, f"{kind}Config")().to_dict()))
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-        config = {**usual, "architectures": [f"{kind}ForConditionalGeneration"]}
-        config["text_config"] = {**usual["text_config"], "rope_parameters": rope}
-        expected = vision_of(config)
-        assert (expected.image_token_id, expected.hidden_size, expected.patch_size) == (151343, 1536, 14)
-        assert expected.intermediate_size == 4096 and expected.merger_size == 13696
-        sections = {layer.rope.mrope_section for layer in read_config(config).layers if layer.rope is not None}
-        assert sections == {(8, 12, 12)}
-        assert vision_of({key: value for key, value in config.items() if key != "image_token_id"}) == expected
-        plain = config["vision_config"]
-        for key in plain:
-            given = {name: value for name, value in plain.items() if name != key}
-            assert vision_of({**config, "vision_config": given}) == expected, key
-        text = config["text_config"]
-        for key in text.keys() - {"rope_parameters", "vocab_size", "hidden_size", "intermediate_size"}:
-            if key.startswith("num_") and key != "num_key_value_heads":
-                continue
-            given = {name: value for name, value in text.items() if name != key}
-            assert read_config({**config, "text_config": given}) == read_config(config), key
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+# Sizes: every published file has them.
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "moe_intermediate_size", "num_experts_per_tok"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "token"),
+    # With experts, the heads of published files do not share out hidden_size, and a default is rotated.
+    [("Glm4v", HALF, 151343), ("Glm46V", HALF, 151343), ("Glm4vMoe", {"head_dim": 128}, 151363)],
+)
+def test_what_is_left_out_is_the_default_of_transformers(kind: str, text: dict[str, Any], token: int) -> None:
+    """text: changes with which 32 pairs of a head are rotated, as in the default of the sections."""
+    usual = json.loads(json.dumps(getattr(transformers, f"{kind}Config")().to_dict()))
+    text = {**usual["text_config"], **text}
+    config = {**usual, "architectures": [f"{kind}ForConditionalGeneration"], "text_config": text}
+    expected = vision_of(config)
+    assert (expected.image_token_id, expected.hidden_size, expected.patch_size) == (token, 1536, 14)
+    assert expected.intermediate_size == 4096 and expected.merger_size == 13696
+    sections = {layer.rope.mrope_section for layer in read_config(config).layers if layer.rope is not None}
+    assert sections == {(8, 12, 12)}
+    assert vision_of({key: value for key, value in config.items() if key != "image_token_id"}) == expected
+    plain = config["vision_config"]
+    for key in plain:
+        given = {name: value for name, value in plain.items() if name != key}
+        assert vision_of({**config, "vision_config": given}) == expected, key
+    needed = SIZES | ({"head_dim"} if kind == "Glm4vMoe" else {"rope_parameters"})
+    for key in text.keys() - needed:
+        given = {name: value for name, value in text.items() if name != key}
+        assert read_config({**config, "text_config": given}) == read_config(config), key
 
 
 def test_the_text_part_may_say_that_the_head_is_tied() -> None:
-    config = entries_of()
-    config["text_config"]["tie_word_embeddings"] = True
-    assert read_config(config).tie_word_embeddings
-    assert not read_config(entries_of()).tie_word_embeddings
+    for name in ("glm-4.1v", "glm-4.5v"):
+        config = entries_of(name)
+        config["text_config"]["tie_word_embeddings"] = True
+        assert read_config(config).tie_word_embeddings
+        assert not read_config(entries_of(name)).tie_word_embeddings
+
+
+@pytest.mark.parametrize("place", ["model.language_model", "language_model.model", "model"])
+def test_a_layer_that_predicts_later_tokens_is_not_used(place: str, tmp_path: Path) -> None:
+    """It is ignored wherever the text part stands in a file; the layer behind it is one too many."""
+    write_checkpoint("glm-4.5v", tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {"model.language_model": place, "model.visual": "visual" if place == "model" else "model.visual"}
+    if place == "language_model.model":
+        old["lm_head"] = "language_model.lm_head"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        begin = next((one for one in old if name.startswith(f"{one}.")), "")
+        tensors[old.get(begin, "") + name.removeprefix(begin)] = tensor
+    later = {f"{place}.layers.3.{name}.weight": torch.ones(2) for name in ("eh_proj", "self_attn.q_proj", "enorm")}
+    save_file({**tensors, **later}, file)
+    assert build(tmp_path, single_context()).visual is not None
+    save_file({**tensors, **later, f"{place}.layers.4.enorm.weight": torch.ones(2)}, file)
+    with pytest.raises(ModelLoadError, match=r"the model has no place for 1 tensor: .*layers\.4\.enorm"):
+        build(tmp_path, single_context())
+
+
+def test_experts_with_norms_of_heads_are_refused() -> None:
+    config = entries_of("glm-4.5v")
+    config["text_config"]["use_qk_norm"] = True
+    with pytest.raises(ModelLoadError, match=r"text_config\.use_qk_norm is True, and must be False"):
+        read_config(config)
+    config["text_config"] |= {"use_qk_norm": False, "model_type": "glm4v_text"}
+    with pytest.raises(ModelLoadError, match=r"text_config\.model_type is 'glm4v_text', .* one of glm4v_moe_text"):
+        read_config(config)
 
 
 @pytest.mark.parametrize(

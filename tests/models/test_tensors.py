@@ -71,6 +71,7 @@ VARIANT_OF = {
     "Glm4ForCausalLM": "glm-4-0414",
     "Glm4vForConditionalGeneration": "glm-4.1v",
     "Glm46VForConditionalGeneration": "glm-4.6v",
+    "Glm4vMoeForConditionalGeneration": "glm-4.5v",
     "Glm4MoeForCausalLM": "glm-4.5",
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
     "LlavaForConditionalGeneration": "pixtral-12b",

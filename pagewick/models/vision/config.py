@@ -224,7 +224,7 @@ class InternVisionConfig(MergingConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmVisionConfig(VisionConfig):
-    """The encoder of GLM-4.1V and GLM-4.6V (arXiv:2507.01006), for images of any shape.
+    """The encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv:2507.01006), for images of any shape.
 
     RMS norms and gated MLPs; no biases, except perhaps of queries, keys and values. A square of learned positions is
     stretched over the image by a bicubic filter. A product with each square of patches makes a row, and an MLP follows.

@@ -1,4 +1,4 @@
-"""The vision encoder of GLM-4.1V and GLM-4.6V, and the merger to the decoder's width.
+"""The vision encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V, and the merger to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2. The sources of the
 formulas are the classes Glm4vVision* of transformers.

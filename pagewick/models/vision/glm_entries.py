@@ -1,4 +1,4 @@
-"""Reads the vision part of the config.json of GLM-4.1V and GLM-4.6V. No torch.
+"""Reads the vision part of the config.json of GLM-4.1V, GLM-4.5V and GLM-4.6V. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -13,6 +13,7 @@ from pagewick.models.vision.config import GlmVisionConfig
 from pagewick.models.vision.entries import common_fields
 from pagewick.models.vision.siglip_entries import MAX_SIDE
 
+_KINDS: Final = ("glm4v_vision", "glm4v", "glm4v_moe_vision", "glm4v_moe")
 _NAMES: Final = (
     ("mlp.linear_fc2", "mlp.down_proj"), ("merger.linear_fc2", "merger.down_proj"),
     ("merger.norm", "merger.post_projection_norm"), ("merger.downsample", "downsample"),
@@ -23,7 +24,7 @@ _NAMES: Final = (
 
 def read_glm_vision(entries: Entries, image_token_id: int, text_size: int) -> GlmVisionConfig:
     """Read vision_config, given the id of the image token and the decoder's hidden size."""
-    entries.choice("model_type", ("glm4v_vision", "glm4v"), "glm4v_vision")
+    entries.choice("model_type", _KINDS, "glm4v_vision")
     width = entries.size("hidden_size", 1536)
     filled = entries.filled({"num_heads": 12, "out_hidden_size": 4096})
     fields = common_fields(

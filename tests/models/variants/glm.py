@@ -1,4 +1,4 @@
-"""GLM-4-9B-chat-hf, GLM-4 0414 (with two norms more), GLM-4.5, its Air, GLM-4.7-Flash (latent), GLM-4.1V and 4.6V."""
+"""GLM-4-9B-chat-hf, GLM-4 0414 (with two norms more), GLM-4.5, its Air, GLM-4.7-Flash (latent), GLM-4.1V to 4.6V."""
 
 from __future__ import annotations
 
@@ -53,6 +53,28 @@ VARIANTS = {
             model_type="glm4v_vision", attention_bias=True, spatial_merge_size=3, temporal_patch_size=1,
         ),
         patch=with_gentle_encoder,
+    ),
+    "glm-4.5v": Variant(
+        "Glm4vMoe",
+        seeing(
+            {
+                **MOE, **rope(theta=7e4, partial_rotary_factor=0.5, mrope_section=[1, 2, 3]), "head_dim": 24,
+                "model_type": "glm4v_moe_text",
+            }
+        ),
+        is_loose=True, patch=with_gentle_encoder,
+    ),
+    "glm-4.5v-groups": Variant(
+        "Glm4vMoe",
+        seeing(
+            {
+                **MOE, **GROUPS, **rope(partial_rotary_factor=0.25, mrope_section=[2, 1, 1]), "norm_topk_prob": False,
+                "attention_bias": False, "n_shared_experts": 2, "routed_scaling_factor": 1.3, "head_dim": 32,
+                "model_type": "glm4v_moe_text", "num_key_value_heads": 3,
+            },
+            attention_bias=True,
+        ),
+        is_loose=True, patch=with_gentle_encoder,
     ),
     "glm-4.5": Variant(
         "Glm4Moe", {**MOE, **rope(theta=1e6, partial_rotary_factor=0.5), "attention_bias": True, "use_qk_norm": True},
