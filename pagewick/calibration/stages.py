@@ -55,6 +55,7 @@ class Fold:
     reason: str = ""
 
 
+_BOTH_SIDES = "a product reads both sides of the norm before it"
 _NO_NORM = "no norm with a weight comes before it"
 _NO_GATE = "its inputs come from an activation without a gate"
 _NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
@@ -73,11 +74,13 @@ def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     if block in ("parallel", "parallel_norms"):
         assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
         attending, feeding = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
-        folds: Stage = (_fold((*attending, *feeding), _norm(config, "input_layernorm", layer.attention, layer.mlp)),)
+        folds: Stage = (
+            _fold((*attending, *feeding), _norm(config, layer, "input_layernorm", layer.attention, layer.mlp)),
+        )
         if block == "parallel_norms":
             folds = (
-                _fold(attending, _norm(config, "input_layernorm", layer.attention)),
-                _fold(feeding, _norm(config, "post_attention_layernorm", layer.mlp)),
+                _fold(attending, _norm(config, layer, "input_layernorm", layer.attention)),
+                _fold(feeding, _norm(config, layer, "post_attention_layernorm", layer.mlp)),
             )
         outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
         return [folds, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
@@ -106,17 +109,19 @@ def _norms_before(
     if block == "post_norm":
         return None, None
     second = "pre_feedforward_layernorm" if block == "sandwich" else "post_attention_layernorm"
-    return _norm(config, "input_layernorm", layer.attention), _norm(config, second, layer.mlp)
+    return _norm(config, layer, "input_layernorm", layer.attention), _norm(config, layer, second, layer.mlp)
 
 
 _Part = AttentionConfig | MlaConfig | StateConfig | MlpConfig | MoeConfig | None
 
 
-def _norm(config: ModelConfig, name: str, *parts: _Part) -> NormAbsorber | None:
+def _norm(config: ModelConfig, layer: LayerConfig, name: str, *parts: _Part) -> NormAbsorber | None:
     """Return a norm; None if it has no weight to divide. parts: those that read its outputs."""
     if not config.norm.has_weight:
         return None
     readers = tuple(reader for part in parts for reader in _routers(part))
+    if name in layer.gated_norms:
+        return NormAbsorber(f"{name}.norm", 0.0, has_bias=False, readers=(*readers, f"{name}.gate_down"))
     return NormAbsorber(name, config.norm.offset, config.norm.has_bias, readers)
 
 
@@ -173,16 +178,15 @@ def _inner(config: AttentionConfig | MlaConfig | StateConfig) -> list[Stage]:
         return [(fold,) for fold in points]
     if not isinstance(config, MlaConfig):
         return []
-    readers: dict[str, tuple[str, ...]] = {"kv_a_layernorm": ("self_attn.kv_b_proj",)}
-    if config.q_lora_rank is not None:
-        index_queries = ("self_attn.indexer.wq_b",) if _has_indexer(config) else ()
-        readers["q_a_layernorm"] = ("self_attn.q_b_proj", *index_queries)
-    return [
-        tuple(
-            Fold((Point(names),), NormAbsorber(f"self_attn.{norm}", 0.0, has_bias=False))
-            for norm, names in readers.items()
-        )
-    ]
+    folds = [Fold((Point(("self_attn.kv_b_proj",)),), NormAbsorber("self_attn.kv_a_layernorm", 0.0, has_bias=False))]
+    index_queries = ("self_attn.indexer.wq_b",) if _has_indexer(config) else ()
+    if config.has_gates:
+        parts = (("self_attn.q_b_proj",), index_queries) if index_queries else (("self_attn.q_b_proj",),)
+        folds += [Fold((Point(names),), None, _BOTH_SIDES) for names in parts]
+    elif config.q_lora_rank is not None:
+        norm = NormAbsorber("self_attn.q_a_layernorm", 0.0, has_bias=False)
+        folds.append(Fold((Point(("self_attn.q_b_proj", *index_queries)),), norm))
+    return [tuple(folds)]
 
 
 def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stage:

@@ -220,6 +220,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
             width += 2 * attention.num_kv_heads * attention.head_dim
     elif layer.latent is not None:
         width = layer.latent.num_heads * 2 * layer.latent.latent_size
+        if layer.latent.has_gates:
+            # Queries and gates as one projection makes them, and apart.
+            width += layer.latent.num_heads * 2 * layer.latent.query_rows
     width += sum(state.products_width for state in layer.states)
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):

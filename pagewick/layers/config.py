@@ -109,6 +109,9 @@ class MlaConfig:
     norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
     rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2). indexer: None: a
     token sees all before it. With one, q_lora_rank is a number.
+    has_gates: each number of a head's output is multiplied by the sigmoid of one, which q_b_proj makes behind the
+    head's query. It then reads the queries' latent as its norm makes it, and as the norm gets it; q_lora_rank is a
+    number.
     """
 
     num_heads: int
@@ -122,10 +125,16 @@ class MlaConfig:
     attention_bias: bool = False
     rope_interleaved: bool = True
     indexer: IndexerConfig | None = None
+    has_gates: bool = False
 
     @property
     def qk_head_dim(self) -> int:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def query_rows(self) -> int:
+        """Number of rows of a head in the projection that makes its query, and its gates if it has some."""
+        return self.qk_head_dim + (self.v_head_dim if self.has_gates else 0)
 
     @property
     def latent_size(self) -> int:

@@ -15,6 +15,7 @@ from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
+from pagewick.layers.elementwise import sigmoid_gate
 from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.norm import RMSNorm
@@ -62,6 +63,30 @@ class LatentProjection(nn.Module):
             self.values.weights.load(head, values.contiguous(), 0)
 
 
+class QueryGates:
+    """Queries and gates of one projection, whose inputs are the queries' latents behind their norm and before it."""
+
+    def __init__(self, context: LayerContext, num_heads: int, config: MlaConfig) -> None:
+        """num_heads: of this rank."""
+        assert config.q_lora_rank is not None, "gates are made from the queries' latents"
+        heads = config.query_rows * torch.arange(num_heads)[:, None]
+        queries = heads + torch.arange(config.qk_head_dim)
+        gates = heads + torch.arange(config.qk_head_dim, config.query_rows)
+        self._columns = tuple(columns.flatten().to(context.device) for columns in (queries, gates))
+        self._twice = torch.arange(config.q_lora_rank, device=context.device).repeat(2)
+
+    def with_norm(self, latents: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """Return norm(latents), and these followed by latents: [T, q_lora_rank] and [T, 2 * q_lora_rank]."""
+        both = kernels.gather_columns(latents, self._twice)
+        normed = both[:, : latents.shape[1]]
+        return kernels.rms_norm(latents, norm.weight, norm.eps, out=normed), both
+
+    def separated(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries [T, heads * qk_head_dim] and the gates [T, heads * v_head_dim]."""
+        queries, gates = (kernels.gather_columns(projected, columns) for columns in self._columns)
+        return queries, gates
+
+
 class LatentAttention(nn.Module):
     """Self-attention: [T, hidden_size] -> [T, hidden_size].
 
@@ -86,7 +111,8 @@ class LatentAttention(nn.Module):
                 context, f"{prefix}.q_a_proj", hidden_size, config.q_lora_rank, bias=config.attention_bias
             )
             self.q_a_layernorm = RMSNorm(context, config.q_lora_rank, config.norm_eps)
-            heads = head_share(context, config.q_lora_rank, config.num_heads, head_dim)
+            num_inputs = 2 * config.q_lora_rank if config.has_gates else config.q_lora_rank
+            heads = head_share(context, num_inputs, config.num_heads, config.query_rows)
             self.q_b_proj = Linear(context, f"{prefix}.q_b_proj", heads)
         self.indexer: Indexer | None = None
         self._lent: LentSelection | None = None
@@ -98,6 +124,9 @@ class LatentAttention(nn.Module):
         )
         self.kv_a_layernorm = RMSNorm(context, config.kv_lora_rank, config.norm_eps)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
+        self._gates: QueryGates | None = None
+        if config.has_gates:
+            self._gates = QueryGates(context, self.kv_b_proj.num_heads, config)
         num_columns = self.kv_b_proj.num_heads * head_dim
         # The cosines and sines of pairs that stand still.
         half = config.qk_rope_head_dim // 2
@@ -132,11 +161,17 @@ class LatentAttention(nn.Module):
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
         selected: SelectedKeys | None = None
+        gates: Tensor | None = None
         if config.q_lora_rank is None:
             queries = self.q_proj(hidden_states, batch)
         else:
-            query_latents = self.q_a_layernorm(self.q_a_proj(hidden_states, batch))
-            queries = self.q_b_proj(query_latents, batch)
+            query_latents = self.q_a_proj(hidden_states, batch)
+            if self._gates is None:
+                query_latents = self.q_a_layernorm(query_latents)
+                queries = self.q_b_proj(query_latents, batch)
+            else:
+                query_latents, both = self._gates.with_norm(query_latents, self.q_a_layernorm)
+                queries, gates = self._gates.separated(self.q_b_proj(both, batch))
             if self.indexer is not None:
                 selected = self.indexer(hidden_states, query_latents, angles, batch, self._group)
             elif self._lent is not None:
@@ -155,5 +190,7 @@ class LatentAttention(nn.Module):
             norm_eps=config.norm_eps,
             rotation=Rotation(cos, sin, config.rope_interleaved),
         )
-        values = self.kv_b_proj.values.linear(sums)
-        return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]
+        values = self.kv_b_proj.values.linear(sums).flatten(1)
+        if gates is not None:
+            values = sigmoid_gate(values, gates)
+        return self.o_proj(values, batch)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import Activation, Xielu, add, scale
+from pagewick.layers.gated_norm import GatedNorm
 from pagewick.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from pagewick.layers.mamba import MambaMixer
 from pagewick.layers.moe import MoeLayer
@@ -32,6 +33,17 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
             context, size, norm.eps, has_bias=norm.has_bias, offset=norm.offset, has_weight=norm.has_weight
         )
     return RMSNorm(context, size, norm.eps, offset=norm.offset, has_weight=norm.has_weight)
+
+
+def _norm_of(context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> nn.Module:
+    """The norm of a layer whose name is the last part of prefix; one that the layer lacks changes nothing."""
+    name = prefix.rpartition(".")[2]
+    if name not in layer.norms(config.block):
+        return nn.Identity()
+    if name in layer.gated_norms:
+        assert config.norm.gate_rank is not None, "the model says the rank of gates"
+        return GatedNorm(context, prefix, config.hidden_size, config.norm.eps, config.norm.gate_rank)
+    return make_norm(context, config)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -75,8 +87,8 @@ def make_activation(context: LayerContext, config: MlpConfig) -> Activation | Sp
 class Block(nn.Module):
     """One layer: attention, MLP and the norms around them. layer: what differs from layer to layer."""
 
-    input_layernorm: RMSNorm | LayerNorm
-    post_attention_layernorm: RMSNorm | LayerNorm
+    input_layernorm: RMSNorm | LayerNorm | GatedNorm
+    post_attention_layernorm: RMSNorm | LayerNorm | GatedNorm
     pre_feedforward_layernorm: RMSNorm | LayerNorm
     post_feedforward_layernorm: RMSNorm | LayerNorm
 
@@ -99,7 +111,7 @@ class Block(nn.Module):
             self.mlp = MoeLayer(context, f"{prefix}.mlp", size, layer.mlp)
         self._has_mlp = layer.mlp is not None
         for name in NORMS_OF_BLOCK[layer.block or config.block]:
-            self.add_module(name, make_norm(context, config) if name in layer.norms(config.block) else nn.Identity())
+            self.add_module(name, _norm_of(context, f"{prefix}.{name}", config, layer))
         self._residual_scale = config.residual_scale
 
     @property
@@ -195,7 +207,7 @@ class PostLNBlock(Block):
         return output, None
 
 
-def add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_and_norm(norm: RMSNorm | LayerNorm | GatedNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (normed, x + residual); the first layer has no residual yet."""
     return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
 

@@ -212,6 +212,8 @@ class ModelConfig:
             sought.append("model.embed_norm.weight")
         kinds = (layer.mlp for layer in self.layers)
         mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)
+        if self.norm.gate_rank is not None:
+            sought.append("model.layers.0.input_layernorm.gate_down.weight")
         if mixed is not None:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
         attentions = (layer.attention for layer in self.layers)

@@ -60,6 +60,12 @@ def _read(entries: Entries, *, is_interleaved: bool, default_eps: float) -> Mode
     routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
     mlps = layers_by_kind(entries, moe, default_dense=3)
+    indexers = read_indexers(entries, is_interleaved=is_interleaved)
+    return latent_model(entries, mlps, is_interleaved=True, default_eps=default_eps, indexers=indexers)
+
+
+def read_indexers(entries: Entries, *, is_interleaved: bool) -> list[IndexerConfig]:
+    """Read the indexer of each layer. is_interleaved: it rotates interleaved pairs."""
     own = IndexerConfig(
         num_heads=entries.size("index_n_heads"),
         head_dim=entries.size("index_head_dim", 128),
@@ -69,8 +75,7 @@ def _read(entries: Entries, *, is_interleaved: bool, default_eps: float) -> Mode
     if own.head_dim < (rope_dim := entries.size("qk_rope_head_dim", 64)):
         raise entries.wrong("index_head_dim", f"at least qk_rope_head_dim ({rope_dim})")
     entries.size("q_lora_rank")
-    indexers = [replace(own, is_shared=is_shared) for is_shared in _shared_layers(entries)]
-    return latent_model(entries, mlps, is_interleaved=True, default_eps=default_eps, indexers=indexers)
+    return [replace(own, is_shared=is_shared) for is_shared in _shared_layers(entries)]
 
 
 def _shared_layers(entries: Entries) -> list[bool]:

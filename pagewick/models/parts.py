@@ -32,6 +32,8 @@ Block = Literal[
 # An activation with learned numbers.
 XIELU: Final = "xielu"
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+GATED_NORMS: Final = _NORMS
+"""Norms that may have a gate behind them, in a sequential block."""
 _SANDWICH: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # Norms around experts beside an MLP: after the MLP, before and after the experts.
 NORMS_OF_EXPERTS: Final = (
@@ -54,7 +56,8 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
 class NormConfig:
     """offset: added to the weight; among norms of heads, to that of an RMS norm only. has_bias: of a layer norm.
 
-    has_weight: False: there is nothing to multiply by.
+    has_weight: False: there is nothing to multiply by. gate_rank: rank of the gates behind those norms of layers that
+    have one (LayerConfig.gated_norms); such norms are plain RMS norms.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -62,6 +65,7 @@ class NormConfig:
     offset: float = 0.0
     has_bias: bool = False
     has_weight: bool = True
+    gate_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +174,8 @@ class LayerConfig:
     attention, mlp: None in a sequential block that has only the other one, with one norm. beside: Mamba-2 beside
     attention, in a sequential block.
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
-    has_output_norm: False: the MLP's output is added as it is, in a post_mlp block.
+    has_output_norm: False: the MLP's output is added as it is, in a post_mlp block. gated_norms: the names, among
+    GATED_NORMS, of norms with a gate of norm.gate_rank behind them.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
     in an extended block. block: how the parts of this layer follow each other; None: as in all others.
     """
@@ -183,6 +188,7 @@ class LayerConfig:
     query_scale: QueryScaleConfig | None = None
     has_input_norm: bool = True
     has_output_norm: bool = True
+    gated_norms: tuple[str, ...] = ()
     lender: int | None = None
     experts: MoeConfig | None = None
     beside: BesideConfig | None = None

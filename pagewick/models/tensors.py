@@ -84,7 +84,10 @@ class _Table:
             elif layer.mlp is not None:
                 yield from self._experts(f"{path}.mlp", layer.mlp)
             for name in layer.norms(config.block):
-                yield from self._model_norm(f"{path}.{name}")
+                if name in layer.gated_norms:
+                    yield from self._gated_norm(f"{path}.{name}")
+                else:
+                    yield from self._model_norm(f"{path}.{name}")
             if config.block == "extended":
                 yield from self._extension(path, layer)
             if config.altup is not None:
@@ -180,14 +183,15 @@ class _Table:
 
     def _latent_attention(self, path: str, config: MlaConfig) -> Iterator[ModelTensor]:
         hidden, heads, has_bias = whole(self.config.hidden_size), self._cut(config.num_heads), config.attention_bias
-        queries = heads.times(config.qk_head_dim)
+        queries = heads.times(config.query_rows)
         if config.q_lora_rank is None:
             yield from self._linear(f"{path}.q_proj", "attention", queries, hidden)
         else:
             low = whole(config.q_lora_rank)
             yield from self._linear(f"{path}.q_a_proj", "attention", low, hidden, has_bias=has_bias)
             yield from self._norm(f"{path}.q_a_layernorm", config.q_lora_rank)
-            yield from self._linear(f"{path}.q_b_proj", "attention", queries, low)
+            inputs = low.times(2) if config.has_gates else low
+            yield from self._linear(f"{path}.q_b_proj", "attention", queries, inputs)
         latent = whole(config.latent_size)
         yield from self._linear(f"{path}.kv_a_proj_with_mqa", "attention", latent, hidden, has_bias=has_bias)
         yield from self._norm(f"{path}.kv_a_layernorm", config.kv_lora_rank)
@@ -301,6 +305,14 @@ class _Table:
     def _model_norm(self, path: str) -> Iterator[ModelTensor]:
         if self.config.norm.has_weight:
             yield from self._norm(path, self.config.hidden_size, has_bias=self.config.norm.has_bias)
+
+    def _gated_norm(self, path: str) -> Iterator[ModelTensor]:
+        hidden, rank = whole(self.config.hidden_size), self.config.norm.gate_rank
+        assert rank is not None, "layers with gated norms have a model that says their rank"
+        yield from self._norm(f"{path}.norm", self.config.hidden_size)
+        # No format has rows as short as those of the second.
+        yield self._tensor(f"{path}.gate_down.weight", "norm", whole(rank), hidden)
+        yield self._tensor(f"{path}.gate_up.weight", "norm", hidden, whole(rank))
 
     def _norm(self, path: str, size: int, *, has_bias: bool = False, role: Role = "norm") -> Iterator[ModelTensor]:
         yield self._tensor(f"{path}.weight", role, whole(size))

@@ -89,6 +89,18 @@ VARIANTS = {
         },
         is_loose=True,
     ),
+    "a.x-k2": Variant(
+        "AXK2",
+        {
+            **V3, **INDEXER, "n_group": None, "topk_group": None, "first_k_dense_replace": None, "gated_norm_rank": 10,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "rms_norm_eps": 1e-4,
+            **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0),
+        },
+        is_loose=True,
+    ),
+    "a.x-k2-groups": Variant(
+        "AXK2", {**V3, **INDEXER, "index_topk": 13, "norm_topk_prob": False, "tie_word_embeddings": True}, is_loose=True
+    ),
     "youtu": Variant("Youtu", {**YOUTU, **rope(theta=1.6e6), "tie_word_embeddings": True}, is_loose=True),
     "youtu-untied": Variant(
         "Youtu",
