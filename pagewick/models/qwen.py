@@ -121,9 +121,18 @@ def _normed_attention(entries: Entries) -> AttentionConfig:
 
 
 def sparse_layers(
-    entries: Entries, *, default_top_k: int, default_num_experts: int, shared: int | None
+    entries: Entries,
+    *,
+    default_top_k: int,
+    default_num_experts: int,
+    shared: int | None,
+    has_shared_gate: bool = True,
+    scoring: str = "softmax",
 ) -> list[MlpConfig | MoeConfig]:
-    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
+    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name.
+
+    shared: size of the shared expert; None: there is none. has_shared_gate: it has a gate. scoring: of Routing.
+    """
     num_layers = reading.read_num_layers(entries)
     num_experts = entries.renamed({"num_experts": "num_local_experts"}).count("num_experts", default_num_experts)
     step = entries.size("decoder_sparse_step", 1)
@@ -136,6 +145,7 @@ def sparse_layers(
     routing = {
         "top_k": entries.size("num_experts_per_tok", default_top_k, most=num_experts),
         "renormalize": entries.flag("norm_topk_prob", False),
+        "scoring": scoring,
     }
     moe = reading.make_moe(
         routing,
@@ -143,7 +153,7 @@ def sparse_layers(
         intermediate_size=entries.size("moe_intermediate_size"),
         activation=reading.read_activation(entries),
         shared_intermediate_size=shared,
-        has_shared_gate=shared is not None,
+        has_shared_gate=has_shared_gate and shared is not None,
     )
     dense_mlp = None if all(is_sparse) else reading.read_mlp(entries)
     return [moe if sparse or dense_mlp is None else dense_mlp for sparse in is_sparse]

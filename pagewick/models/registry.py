@@ -88,6 +88,7 @@ ARCHITECTURES: Final = {
     "HYV3ForCausalLM": "pagewick.models.hunyuan:read_hy_v3",
     "MellumForCausalLM": "pagewick.models.mellum:read_mellum",
     "LagunaForCausalLM": "pagewick.models.laguna:read_laguna",
+    "FlintForCausalLM": "pagewick.models.flint:read_flint",
     "Step3p7ForConditionalGeneration": "pagewick.models.step3:read_step3p7_multimodal",
     "MiMoV2FlashForCausalLM": "pagewick.models.mimo:read_mimo_v2_flash",
     "Dots1ForCausalLM": "pagewick.models.dots:read_dots1",

@@ -87,7 +87,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     # transformers writes what it has read in another order than that of the published files.
     "Qwen3VLMoeForConditionalGeneration": Stacking(_USUAL, "num_experts", "moe_intermediate_size", is_transposed=None),
     **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"), _QWEN),
-    **dict.fromkeys(("HYV3ForCausalLM", "MellumForCausalLM", "LagunaForCausalLM"), _QWEN),
+    **dict.fromkeys(("HYV3ForCausalLM", "MellumForCausalLM", "LagunaForCausalLM", "FlintForCausalLM"), _QWEN),
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "AXK1ForCausalLM", "AXK2ForCausalLM"), _ROUTED),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), _ROUTED),

@@ -37,6 +37,7 @@ WINDOWS = {
     "granite-swash": (18, True),
     "north-mini": (20, True),
     "laguna-xs": (21, True),
+    "flint": (20, True),
     "step-3.7": (20, True),
     "mimo-v2-flash": (22, True),
 }

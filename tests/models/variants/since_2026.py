@@ -1,4 +1,4 @@
-"""Mellum 2, Command A+ and North Mini, Laguna, Step 3.7, MiMo-V2-Flash."""
+"""Mellum 2, Command A+ and North Mini, Laguna, Flint, Step 3.7, MiMo-V2-Flash."""
 
 from __future__ import annotations
 
@@ -81,6 +81,16 @@ VARIANTS = {
             "mlp_layer_types": ["dense", "dense", "sparse"], "attention_bias": True,
             "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}},
         },
+        is_loose=True,
+    ),
+    "flint": Variant(
+        "Flint",
+        {
+            "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-4,
+            "shared_expert_intermediate_size": 40, "num_hidden_layers": 5, "sliding_window": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 3e3},
+        },
+        patch=_with_sinks,
         is_loose=True,
     ),
     "step-3.7": Variant(
