@@ -1,4 +1,4 @@
-"""GlmSettings: how GLM-4.1V, GLM-4.5V and GLM-4.6V want their images. The resampling is bicubic."""
+"""GlmSettings: how GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR want their images. The resampling is bicubic."""
 
 from __future__ import annotations
 

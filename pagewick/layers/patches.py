@@ -65,8 +65,9 @@ class PatchAttention(torch.nn.Module):
     """Attention among the patches of a sequence, with this rank's heads: [T, size] -> [T, size].
 
     is_fused: the file has queries, keys and values as one tensor, qkv: all queries, then all keys, then all values;
-    else it has q_proj, k_proj and v_proj. bias: of all products; qkv_bias: of these, if it is another. The ranks'
-    numbers of heads differ by at most one.
+    else it has q_proj, k_proj and v_proj. bias: of all products; qkv_bias: of these, if it is another. head_norm_eps:
+    of RMS norms of each head's queries and keys; None: there are none. The ranks' numbers of heads differ by at most
+    one.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class PatchAttention(torch.nn.Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         is_fused: bool = True,
+        head_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         self._head_dim = head_dim = size // num_heads
@@ -90,6 +92,9 @@ class PatchAttention(torch.nn.Module):
         else:
             parts = [Part(name, size, ((start, stop),)) for name in ("q_proj", "k_proj", "v_proj")]
         self.qkv = Linear(context, prefix, Share(tuple(parts), size, (0, size)), bias=has_bias)
+        self.q_norm, self.k_norm = (
+            None if head_norm_eps is None else RMSNorm(context, head_dim, head_norm_eps) for _ in range(2)
+        )
         self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, bias=bias, multiple=head_dim)
         self._scale = head_dim**-0.5
 
@@ -99,6 +104,8 @@ class PatchAttention(torch.nn.Module):
         cu_seqlens: as in kernels.full_attention.
         """
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).chunk(3, dim=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q.contiguous()), self.k_norm(k.contiguous())
         if rotation is not None:
             q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]

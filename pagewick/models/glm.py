@@ -1,21 +1,24 @@
-"""GLM-4-9B-chat-hf (Glm), GLM-4 0414 (Glm4), and GLM-4.1V and GLM-4.6V-Flash, which read images. Llama, except:
+"""GLM-4-9B-chat-hf (Glm), GLM-4 0414 (Glm4); GLM-4.1V, GLM-4.6V-Flash and GLM-OCR, which read images. Llama, except:
 
 - Half of each head is rotated, in pairs of neighbours; queries, keys and values have biases; gate and up are one.
 - Glm4 has norms after attention and MLP as well.
-- GLM-4.1V and GLM-4.6V: as Glm4, with three positions of a token, which are equal within a text.
+- GLM-4.1V, GLM-4.6V and GLM-OCR: as Glm4, with three positions of a token, which are equal within a text.
+- GLM-OCR has no biases. A further layer of a file, which predicts later tokens, is not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
+from pagewick.models.deepseek import later_layers
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import Block, NameMap, NormConfig
 from pagewick.models.vision.entries import ReadVision, with_vision
-from pagewick.models.vision.glm_entries import read_glm_vision
+from pagewick.models.vision.glm_entries import read_glm_ocr_vision, read_glm_vision
 
 # Glm4 files call the norm before the MLP post_attention_layernorm, and have names of their own for the others.
 _GLM4_NAMES = NameMap(
@@ -42,6 +45,16 @@ def read_glm4v(entries: Entries) -> ModelConfig:
 def read_glm46v(entries: Entries) -> ModelConfig:
     """GLM-4.6V-Flash. GLM-4.6V with experts has another name."""
     return with_images(entries, _read_glm4v_text, "glm4v_text", image_token_id=151343)
+
+
+def read_glm_ocr(entries: Entries) -> ModelConfig:
+    return with_images(
+        tied_as_in_text(entries),
+        _read_glm_ocr_text,
+        "glm_ocr_text",
+        image_token_id=59280,
+        read_encoder=read_glm_ocr_vision,
+    )
 
 
 def tied_as_in_text(entries: Entries) -> Entries:
@@ -72,6 +85,16 @@ def _read_glm4v_text(entries: Entries) -> ModelConfig:
     entries.demand("head_dim", head_dim, head_dim, "hidden_size / num_attention_heads")
     entries.demand("attention_bias", True, True, "queries, keys and values have biases")
     return _layers(entries, "sandwich", _GLM4_NAMES, default_eps=1e-5, default_part=1.0, is_mrope=True)
+
+
+def _read_glm_ocr_text(entries: Entries) -> ModelConfig:
+    entries.demand("attention_bias", False, False, "queries, keys and values have no biases")
+    entries = entries.filled({
+        "attention_bias": False, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        "num_nextn_predict_layers": 1,
+    })  # fmt: skip
+    config = _layers(entries, "sandwich", _GLM4_NAMES, default_eps=1e-5, default_part=1.0, is_mrope=True)
+    return replace(config, ignored=later_layers(entries))
 
 
 def _read(entries: Entries, block: Block, names: NameMap) -> ModelConfig:

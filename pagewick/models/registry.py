@@ -67,6 +67,7 @@ ARCHITECTURES: Final = {
     "Glm4vForConditionalGeneration": "pagewick.models.glm:read_glm4v",
     "Glm46VForConditionalGeneration": "pagewick.models.glm:read_glm46v",
     "Glm4vMoeForConditionalGeneration": "pagewick.models.glm_moe:read_glm4v_moe",
+    "GlmOcrForConditionalGeneration": "pagewick.models.glm:read_glm_ocr",
     "Glm4MoeForCausalLM": "pagewick.models.glm_moe:read_glm4_moe",
     "Glm4MoeLiteForCausalLM": "pagewick.models.glm_moe:read_glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "pagewick.models.deepseek_v32:read_glm_moe_dsa",

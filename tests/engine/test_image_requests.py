@@ -27,7 +27,7 @@ IMAGE, SIDE = 190, 8
 
 NAMES = (
     "qwen3-vl", "qwen2.5-vl-window", "qwen2-vl", "qwen3.5-multimodal", "qwen3-vl-moe", "qwen3.5-moe-multimodal",
-    "glm-4.1v", "glm-4.5v",
+    "glm-4.1v", "glm-4.5v", "glm-ocr",
 )  # fmt: skip
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 

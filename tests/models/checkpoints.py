@@ -87,7 +87,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"image_seq_len": (side // vision["patch_size"] // config["scale_factor"]) ** 2}
         (directory / "processor_config.json").write_text(json.dumps(processor))
-    if config["model_type"] in ("glm4v", "glm46v", "glm4v_moe"):
+    if config["model_type"] in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr"):
         vision = config["vision_config"]
         settings = {
             "patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"],

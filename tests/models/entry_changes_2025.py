@@ -42,6 +42,14 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.rope_theta": 2e3},
     ],
     "glm-4.1v": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
+    "glm-ocr": [
+        {"text_config.num_key_value_heads": 3},
+        {"text_config.head_dim": 32, "text_config.rope_parameters.mrope_section": [4, 6, 6]},
+        {
+            "text_config.rope_parameters.partial_rotary_factor": 0.5,
+            "text_config.rope_parameters.mrope_section": [1, 2, 3],
+        },
+    ],
     "glm-4.5v": [
         {"text_config.attention_bias": True},
         {

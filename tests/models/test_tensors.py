@@ -72,6 +72,7 @@ VARIANT_OF = {
     "Glm4vForConditionalGeneration": "glm-4.1v",
     "Glm46VForConditionalGeneration": "glm-4.6v",
     "Glm4vMoeForConditionalGeneration": "glm-4.5v",
+    "GlmOcrForConditionalGeneration": "glm-ocr",
     "Glm4MoeForCausalLM": "glm-4.5",
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
     "LlavaForConditionalGeneration": "pixtral-12b",

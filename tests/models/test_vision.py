@@ -93,7 +93,7 @@ def compare(found: EncodedImage, expected: EncodedImage, tolerance: float) -> No
     torch.testing.assert_close(found.deepstack, expected.deepstack, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "glm-4.1v", "glm-4.5v"])
+@pytest.mark.parametrize("name", [*NAMES, "glm-4.1v", "glm-4.5v", "glm-ocr"])
 @torch.inference_mode()
 def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference = write_checkpoint(name, tmp_path)
@@ -108,7 +108,9 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         compare(encoder(image), expected, 3e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3.5-multimodal", "glm-4.1v"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3.5-multimodal", "glm-4.1v", "glm-ocr"]
+)
 @torch.inference_mode()
 def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
     reference = write_checkpoint(name, tmp_path).bfloat16()
@@ -123,7 +125,7 @@ def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl", "glm-4.1v"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl", "glm-4.1v", "glm-ocr"])
 @torch.inference_mode()
 def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
     """Six heads on four ranks are two, two, one and one."""
@@ -151,7 +153,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
 IMAGES = ((3, (24, 56)), (6, (16, 32)))
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal", "glm-4.1v", "glm-4.5v"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal", "glm-4.1v", "glm-4.5v", "glm-ocr"]
+)
 @torch.inference_mode()
 def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     reference: Any = write_checkpoint(name, tmp_path)

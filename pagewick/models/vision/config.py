@@ -224,15 +224,18 @@ class InternVisionConfig(MergingConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmVisionConfig(VisionConfig):
-    """The encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv:2507.01006), for images of any shape.
+    """The encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv:2507.01006), and of GLM-OCR, for images of any shape.
 
-    RMS norms and gated MLPs; no biases, except perhaps of queries, keys and values. A square of learned positions is
+    RMS norms and gated MLPs. If there are learned positions, patches are normalised before a square of these is
     stretched over the image by a bicubic filter. A product with each square of patches makes a row, and an MLP follows.
-    has_qkv_bias: of queries, keys and values. merger_size: width within that MLP.
+    has_qkv_bias: of queries, keys and values. has_bias: of the other products in blocks. is_qk_normed: queries and keys
+    are normalised per head. merger_size: width within the last MLP.
     """
 
     has_qkv_bias: bool
     merger_size: int
+    has_bias: bool = False
+    is_qk_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

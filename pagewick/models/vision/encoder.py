@@ -65,7 +65,7 @@ class PatchMerger(VisionMLP):
 class VisionBlock(nn.Module):
     """h += attention(norm1(h)); h += mlp(norm2(h)): [T, hidden_size] -> [T, hidden_size].
 
-    is_fused, bias, qkv_bias: see PatchAttention; MLPs have biases if `bias` is true.
+    is_fused, bias, qkv_bias, head_norm_eps: see PatchAttention; MLPs have biases if `bias` is true.
     """
 
     def __init__(
@@ -77,12 +77,20 @@ class VisionBlock(nn.Module):
         is_fused: bool = True,
         bias: bool = True,
         qkv_bias: bool | None = None,
+        head_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         size = config.hidden_size
         self.norm1 = make_norm(context, config, size)
         self.attn = PatchAttention(
-            context, f"{prefix}.attn", size, config.num_heads, bias=bias, qkv_bias=qkv_bias, is_fused=is_fused
+            context,
+            f"{prefix}.attn",
+            size,
+            config.num_heads,
+            bias=bias,
+            qkv_bias=qkv_bias,
+            is_fused=is_fused,
+            head_norm_eps=head_norm_eps,
         )
         self.norm2 = make_norm(context, config, size)
         self.mlp = VisionMLP(

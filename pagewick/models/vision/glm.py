@@ -1,7 +1,7 @@
-"""The vision encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V, and the merger to the decoder's width.
+"""The vision encoder of GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR, and the merger to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2. The sources of the
-formulas are the classes Glm4vVision* of transformers.
+formulas are the classes Glm4vVision* and GlmOcrVision* of transformers.
 """
 
 from __future__ import annotations
@@ -63,13 +63,22 @@ class GlmEncoder(PatchReader):
 
     def __init__(self, context: LayerContext, prefix: str, config: GlmVisionConfig) -> None:
         super().__init__(context, config)
-        assert config.positions_per_side is not None, "patches have learned positions"
-        size, self._side = config.hidden_size, config.positions_per_side
+        size, side = config.hidden_size, config.positions_per_side
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
-        self.first_norm = RMSNorm(context, size, config.norm_eps)
-        self.pos_embed = WholeEmbedding(context, f"{prefix}.pos_embed", self._side**2, size)
+        self.first_norm: RMSNorm | None = None
+        self.pos_embed: WholeEmbedding | None = None
+        if side is not None:
+            self.first_norm = RMSNorm(context, size, config.norm_eps)
+            self.pos_embed = WholeEmbedding(context, f"{prefix}.pos_embed", side**2, size)
         self.blocks = nn.ModuleList(
-            VisionBlock(context, f"{prefix}.blocks.{index}", config, bias=False, qkv_bias=config.has_qkv_bias)
+            VisionBlock(
+                context,
+                f"{prefix}.blocks.{index}",
+                config,
+                bias=config.has_bias,
+                qkv_bias=config.has_qkv_bias,
+                head_norm_eps=config.norm_eps if config.is_qk_normed else None,
+            )
             for index in range(config.num_blocks)
         )
         self.last_norm = RMSNorm(context, size, config.norm_eps)
@@ -83,8 +92,9 @@ class GlmEncoder(PatchReader):
         rows, columns = height // size, width // size
         order = patch_order(rows, columns, self.config.merge_size, None)
         place = self._to_device(order.rows * columns + order.columns)
-        patches = self.first_norm(self.patch_embed(self._patches(pixels, place)))
-        x = add(patches, self._positions(order, rows, columns))
+        x = self.patch_embed(self._patches(pixels, place))
+        if self.first_norm is not None:
+            x = add(self.first_norm(x), self._positions(order, rows, columns))
         rotation = self._rotation(order, self._frequencies, self._frequencies)
         for block in self.blocks:
             x = block(x, rotation, (0, len(x)))
@@ -93,8 +103,10 @@ class GlmEncoder(PatchReader):
 
     def _positions(self, order: PatchOrder, rows: int, columns: int) -> Tensor:
         """Return the learned positions, stretched over rows x columns patches: [T, hidden_size]."""
-        table = self.pos_embed(torch.arange(self._side**2, device=self._device))
-        grid = table.view(self._side, self._side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+        side = self.config.positions_per_side
+        assert self.pos_embed is not None and side is not None
+        table = self.pos_embed(torch.arange(side**2, device=self._device))
+        grid = table.view(side, side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
         # The middle of a patch, from -1 at the left or upper edge of the image to 1 at the other one.
         across = (self._to_device(order.columns) + 0.5) / float(columns) * 2 - 1
         down = (self._to_device(order.rows) + 0.5) / float(rows) * 2 - 1

@@ -1,11 +1,11 @@
-"""Reads the vision part of the config.json of GLM-4.1V, GLM-4.5V and GLM-4.6V. No torch.
+"""Reads the vision part of the config.json of GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pagewick.models.entries import Entries
 from pagewick.models.reading import read_activation
@@ -25,11 +25,8 @@ _NAMES: Final = (
 def read_glm_vision(entries: Entries, image_token_id: int, text_size: int) -> GlmVisionConfig:
     """Read vision_config, given the id of the image token and the decoder's hidden size."""
     entries.choice("model_type", _KINDS, "glm4v_vision")
-    width = entries.size("hidden_size", 1536)
-    filled = entries.filled({"num_heads": 12, "out_hidden_size": 4096})
-    fields = common_fields(
-        filled, image_token_id, text_size, width=width, out="out_hidden_size", patch_size=14, num_blocks=24
-    )
+    defaults = {"hidden_size": 1536, "num_heads": 12, "out_hidden_size": 4096, "attention_bias": False}
+    fields = _fields(entries.filled(defaults), image_token_id, text_size)
     side = entries.size("image_size", 336, most=MAX_SIDE) // fields["patch_size"]
     if not side:
         raise entries.wrong("image_size", f"at least patch_size ({fields['patch_size']})")
@@ -38,12 +35,37 @@ def read_glm_vision(entries: Entries, image_token_id: int, text_size: int) -> Gl
         # Blocks have MLPs of the decoder's width, and the merger has one of the width that the file names.
         intermediate_size=text_size,
         merger_size=entries.size("intermediate_size", 13696),
-        activation=read_activation(entries, "silu"),
-        is_gated=True,
-        is_rms=True,
-        norm_eps=entries.positive("rms_norm_eps", 1e-5),
-        patch_bias=True,
         positions_per_side=side,
-        has_qkv_bias=entries.flag("attention_bias", False),
-        names=_NAMES,
     )
+
+
+def read_glm_ocr_vision(entries: Entries, image_token_id: int, text_size: int) -> GlmVisionConfig:
+    """As read_glm_vision: GLM-OCR's encoder has no learned positions, and it normalises queries and keys."""
+    entries.choice("model_type", ("glm_ocr_vision", "glm_ocr"), "glm_ocr_vision")
+    defaults = {"hidden_size": 1024, "num_heads": 16, "out_hidden_size": 1536, "attention_bias": True}
+    fields = _fields(entries.filled(defaults), image_token_id, text_size)
+    return GlmVisionConfig(
+        **fields,
+        intermediate_size=entries.size("intermediate_size", 4096),
+        # Three is the number of colours in the source of the formula; no entry gives this width.
+        merger_size=3 * text_size,
+        has_bias=fields["has_qkv_bias"],
+        is_qk_normed=True,
+    )
+
+
+def _fields(entries: Entries, image_token_id: int, text_size: int) -> dict[str, Any]:
+    """Return the fields that both kinds read alike; each fills in its own defaults before."""
+    width = entries.size("hidden_size")
+    return {
+        **common_fields(
+            entries, image_token_id, text_size, width=width, out="out_hidden_size", patch_size=14, num_blocks=24
+        ),
+        "activation": read_activation(entries, "silu"),
+        "is_gated": True,
+        "is_rms": True,
+        "norm_eps": entries.positive("rms_norm_eps", 1e-5),
+        "patch_bias": True,
+        "has_qkv_bias": entries.flag("attention_bias"),
+        "names": _NAMES,
+    }

@@ -123,20 +123,22 @@ def _intern(config: InternVisionConfig) -> Tensors:
 
 
 def _glm(config: GlmVisionConfig) -> Tensors:
-    size, out_size, side = config.hidden_size, config.out_hidden_size, config.positions_per_side
-    assert side is not None, "patches have learned positions"
-    heads, inner = config.num_heads, Shared(config.intermediate_size)
+    size, out_size = config.hidden_size, config.out_hidden_size
+    heads, inner, has_bias = config.num_heads, Shared(config.intermediate_size), config.has_bias
     yield from _patches("patch_embed.proj", config, has_bias=True)
-    yield from _norm("first_norm", size)
-    yield "pos_embed.weight", (side**2, size)
+    if config.positions_per_side is not None:
+        yield from _norm("first_norm", size)
+        yield "pos_embed.weight", (config.positions_per_side**2, size)
     for block in (f"blocks.{index}" for index in range(config.num_blocks)):
         for name in ("norm1", "norm2"):
             yield from _norm(f"{block}.{name}", size)
         yield from _linear(f"{block}.attn.qkv", Shared(heads, 3 * config.head_dim), size, has_bias=config.has_qkv_bias)
-        yield from _linear(f"{block}.attn.proj", size, Shared(heads, config.head_dim), has_bias=False)
+        for name in ("q_norm", "k_norm") if config.is_qk_normed else ():
+            yield from _norm(f"{block}.attn.{name}", config.head_dim)
+        yield from _linear(f"{block}.attn.proj", size, Shared(heads, config.head_dim), has_bias=has_bias)
         for name in config.mlp_inputs:
-            yield from _linear(f"{block}.mlp.{name}", inner, size, has_bias=False)
-        yield from _linear(f"{block}.mlp.linear_fc2", size, inner, has_bias=False)
+            yield from _linear(f"{block}.mlp.{name}", inner, size, has_bias=has_bias)
+        yield from _linear(f"{block}.mlp.linear_fc2", size, inner, has_bias=has_bias)
     yield from _norm("last_norm", size)
     yield "merger.downsample.weight", (out_size, size, config.merge_size, config.merge_size)
     yield "merger.downsample.bias", (out_size,)

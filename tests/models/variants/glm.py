@@ -54,6 +54,25 @@ VARIANTS = {
         ),
         patch=with_gentle_encoder,
     ),
+    "glm-ocr": Variant(
+        "GlmOcr",
+        seeing(
+            {**rope(theta=2e4, mrope_section=[3, 4, 5]), "head_dim": 24, "model_type": "glm_ocr_text"},
+            intermediate_size=60,
+        ),
+        patch=with_gentle_encoder,
+    ),
+    "glm-ocr-no-bias": Variant(
+        "GlmOcr",
+        seeing(
+            {
+                **rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "num_key_value_heads": 3,
+                "model_type": "glm_ocr_text",
+            },
+            attention_bias=False, spatial_merge_size=3, temporal_patch_size=1, num_heads=3,
+        ),
+        patch=with_gentle_encoder,
+    ),
     "glm-4.5v": Variant(
         "Glm4vMoe",
         seeing(
