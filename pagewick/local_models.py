@@ -20,7 +20,7 @@ from pagewick.weights.files import GGUF_SUFFIX, INDEX_NAME, needs_index, read_in
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.choice import complete_models
 from pagewick.weights.gguf.vision_choice import vision_of
-from pagewick.weights.gguf.vision_families import TEXT_KINDS
+from pagewick.weights.gguf.vision_families import SEEING_KINDS
 from pagewick.weights.hub import DEFAULT_HUB, resolve_model, resolve_tokenizer
 from pagewick.weights.lora.finding import resolve_adapter
 from pagewick.weights.packed.config import quant_method
@@ -182,6 +182,6 @@ def _vision_of(config: EngineConfig, model: Path) -> str | None:
     found = vision_of(model, config.mmproj)
     if found is not None:
         logger.info("images are read with %s", found.name)
-    elif open_gguf(model, keep_arrays=False).kind in TEXT_KINDS:
+    elif open_gguf(model, keep_arrays=False).kind in SEEING_KINDS:
         logger.info("images are refused: there is no mmproj file for %s; give one with --mmproj", model.name)
     return None if found is None else str(found)

@@ -23,8 +23,8 @@ def image_settings(config: EngineConfig) -> ImageSettings | None:
         if config.mmproj is None:
             return None
         vision = open_vision(Path(config.mmproj))
-        entries, config_json = vision.processor_files()
-        settings = settings_of(entries, vision.where, config_json)
+        files = vision.processor_files()
+        settings = settings_of(files.image, vision.where, files.config, files.processor)
     elif has_settings(directory):
         settings = read_settings(directory)
     else:

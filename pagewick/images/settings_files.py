@@ -71,9 +71,19 @@ def has_settings(directory: Path) -> bool:
     return "image_processor" in whole or (directory / "preprocessor_config.json").is_file()
 
 
-def settings_of(entries: Mapping[str, Any], source: str, config: Mapping[str, Any] | None = None) -> ImageSettings:
-    """Read the entries of a preprocessor_config.json, and of a config.json; `source` names both in errors."""
-    return _settings(SettingsFiles(Entries(entries, source), Entries({}, source), Entries(config or {}, source)))
+def settings_of(
+    entries: Mapping[str, Any],
+    source: str,
+    config: Mapping[str, Any] | None = None,
+    processor: Mapping[str, Any] | None = None,
+) -> ImageSettings:
+    """Read the entries of a preprocessor_config.json, of a config.json and of a processor_config.json.
+
+    source: names all of them in errors.
+    """
+    return _settings(
+        SettingsFiles(Entries(entries, source), Entries(processor or {}, source), Entries(config or {}, source))
+    )
 
 
 def _settings(files: SettingsFiles) -> ImageSettings:

@@ -58,8 +58,18 @@ _TEXT_PARTS: Final = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 
-# The type of a text part -> its architecture, where that of the whole does not tell.
-_BY_TYPE: Final = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
+# The type of a text part -> its architecture, where that of the whole does not tell. The other ones than Mistral's are
+# text parts of SmolVLM, Idefics3, InternVL and LFM2-VL.
+_BY_TYPE: Final = {
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,9 @@ _OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignme
 # Names in the first files of GPT-2, which are shorter than those in others.
 _BARE_GPT2: Final = re.compile(r"(wte|wpe|h|ln_f)\.")
 # Checkpoints of models that also see images have their text part one level down.
-_TEXT_PART: Final = re.compile(r"(model\.language_model|language_model\.model)\.|language_model\.(?=lm_head)")
+_TEXT_PART: Final = re.compile(
+    r"(model\.language_model|model\.text_model|language_model\.model)\.|language_model\.(?=lm_head)"
+)
 _ORIGINAL: Final = "quantize the original, with weights in bfloat16, float16 or float32"
 
 

@@ -83,16 +83,22 @@ class GgufCheckpoint:
         return architecture_of(self._metadata)
 
     @cached_property
+    def _text_config(self) -> dict[str, Any]:
+        """The config.json that describes the part that reads text."""
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        return hugging_face_config(self._metadata, lambda name: self.read_numbers(by_name[name]))
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         """The config.json that describes the file. Raises ModelLoadError if the file lacks what its model needs."""
-        by_name = {tensor.name: tensor for tensor in self.tensors}
-        config = hugging_face_config(self._metadata, lambda name: self.read_numbers(by_name[name]))
-        return config if self.vision is None else self.vision.whole_config(self._metadata, config)
+        if self.vision is None:
+            return self._text_config
+        return self.vision.whole_config(self._metadata, self._text_config)
 
     @cached_property
     def text_pieces(self) -> list[Piece | JoinedPiece]:
         """The tensors of the part that reads text. Raises as `pieces` does."""
-        return pieces_of(self._text_tensors, self.architecture, self.config, self.where)
+        return pieces_of(self._text_tensors, self.architecture, self._text_config, self.where)
 
     @cached_property
     def pieces(self) -> list[AnyPiece]:

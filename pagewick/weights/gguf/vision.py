@@ -20,7 +20,7 @@ from pagewick.weights.gguf.metadata import Metadata
 from pagewick.weights.gguf.pieces import GatheredPiece, Piece
 from pagewick.weights.gguf.vision_entries import processor_files, whole_entries
 from pagewick.weights.gguf.vision_families import DEEPSTACK, FAMILIES, LINEAR
-from pagewick.weights.gguf.vision_keys import NUMBERED, VisionKeys
+from pagewick.weights.gguf.vision_keys import NUMBERED, ProcessorFiles, VisionKeys
 from pagewick.weights.gguf.vocabulary import TokenType, token_types
 
 # general.type and general.architecture of these files.
@@ -29,7 +29,8 @@ _ARCHITECTURE: Final = "clip"
 _LIMITS: Final = ("input_min", "input_max", "output_min", "output_max")
 _NAME: Final = re.compile(rf"(?P<stem>(v|mm)(\.[a-z0-9_]+)+?)(\.(?P<leaf>weight|bias|{'|'.join(_LIMITS)}))?", re.ASCII)
 # The picture of the second frame; an image is repeated.
-_PATCHES: Final = ("v.patch_embd.weight", "v.patch_embd.weight.1")
+_PATCH_STEM: Final = "v.patch_embd"
+_PATCHES: Final = (f"{_PATCH_STEM}.weight", f"{_PATCH_STEM}.weight.1")
 _QUERIES_KEYS_VALUES: Final = ("attn_q", "attn_k", "attn_v")
 # general.architecture of text parts whose first layers get features of the image.
 _DEEPSTACK_KINDS: Final = ("qwen3vl", "qwen3vlmoe")
@@ -42,7 +43,12 @@ _KEYS: Final = {
     "embed_dim": "embedding_length",
     "hidden_size": "embedding_length",
     "out_hidden_size": "projection_dim",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
 }
+# Entries beside vision_config, and the keys that decide them.
+_PROJECTOR_KEYS: Final = dict.fromkeys(
+    ("scale_factor", "downsample_factor", "downsample_ratio"), "projector.scale_factor"
+)
 _NOT_FITTING: Final = "give the two files of one model"
 
 
@@ -65,7 +71,10 @@ class VisionFile(VisionKeys):
         return found
 
     def check_fits(self, text: Metadata) -> None:
-        """Raise ModelLoadError, which names both files, unless they are the parts of one model."""
+        """Raise ModelLoadError, which names both files, unless they are the parts of one model.
+
+        The vocabulary is looked at if it was read.
+        """
         problem = ""
         if text.kind not in self.family.models:
             problem = f"vision parts of the kind {self.projector} belong to {', '.join(self.family.models)}, "
@@ -85,6 +94,8 @@ class VisionFile(VisionKeys):
                 f"{self.where} is not the vision part of {text.where}: {problem}\n  {_NOT_FITTING}, or read text with "
                 "--language-model-only"
             )
+        if isinstance(text.values.get("tokenizer.ggml.tokens"), list):
+            self._placeholder(text)
 
     def whole_config(self, text: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config.json of the whole model. config: that of the text part. Raises ModelLoadError."""
@@ -101,10 +112,13 @@ class VisionFile(VisionKeys):
             return f"{self.where}: clip.vision.{_KEYS.get(match[1], match[1])}"
 
         message = message.replace("config.json: rope_scaling.mrope_section", sections)
+        for entry, key in _PROJECTOR_KEYS.items():
+            message = message.replace(f"config.json: {entry}", f"{self.where}: clip.vision.{key}")
+        message = message.replace("config.json: text_config.", "config.json: ")
         return re.sub(r"config\.json: vision_config\.(\w+)", key_of, message)
 
-    def processor_files(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what vision_entries.processor_files does. Raises ModelLoadError."""
+    def processor_files(self) -> ProcessorFiles:
+        """Return the files that say how the model wants its images. Raises ModelLoadError."""
         return processor_files(self)
 
     def pieces(self, text: Metadata) -> list[Piece | GatheredPiece]:
@@ -126,7 +140,7 @@ class VisionFile(VisionKeys):
                 unknown.append(tensor.name)
                 continue
             # The name of one tensor has its ending within.
-            is_bare = names[0].endswith("_weight") or match["stem"] in family.bare
+            is_bare = names[0].endswith("_weight") or self._is_bare(match["stem"])
             name = names[0] if is_bare else f"{names[0]}.{match['leaf']}"
             if match["leaf"] in _LIMITS:
                 # A number, which the file has as a vector.
@@ -134,8 +148,8 @@ class VisionFile(VisionKeys):
                     raise ModelLoadError(f"{self.where}: {tensor.name} must be one number\n  use another file")
                 found.append(Piece(name, (), tensor, 0, 1))
                 continue
-            if match["stem"] == family.colours_last:
-                if len(tensor.shape) != 4 or match["leaf"] != "weight":
+            if match["stem"] == family.colours_last and match["leaf"] == "weight":
+                if len(tensor.shape) != 4:
                     raise ModelLoadError(f"{self.where}: {tensor.name} must have four dimensions\n  use another file")
                 found.append(GatheredPiece(name, (tensor,), tensor.shape, 0, colours_last=True))
                 continue
@@ -153,12 +167,18 @@ class VisionFile(VisionKeys):
 
     def _names(self, stem: str, leaf: str | None) -> Iterator[str]:
         """Yield the name of a tensor in the checkpoint, without its leaf; nothing for one that the family has not."""
+        if stem == _PATCH_STEM and leaf == "bias" and not self.family.has_patch_bias:
+            return
         for name in self._names_of(stem):
             if leaf in _LIMITS:
                 if name.endswith(LINEAR):
                     yield name.removesuffix(LINEAR)
-            elif leaf is not None or stem in self.family.bare:
+            elif leaf is not None or self._is_bare(stem):
                 yield name
+
+    def _is_bare(self, stem: str) -> bool:
+        numbered = NUMBERED.fullmatch(stem)
+        return (stem if numbered is None else numbered["stem"]) in self.family.bare
 
     def _names_of(self, stem: str) -> Iterator[str]:
         family, match = self.family, NUMBERED.fullmatch(stem)

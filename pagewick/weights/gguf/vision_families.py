@@ -8,7 +8,7 @@ Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen3-VL-8B-Instruct.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 _BLOCK: Final = {
@@ -16,6 +16,16 @@ _BLOCK: Final = {
     "ln2": "norm2",
     "attn_qkv": "attn.qkv",
     "attn_out": "attn.proj",
+}
+_SIGLIP_BLOCK: Final = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
 }
 _TOWER: Final = "vision_tower"
 LINEAR: Final = ".linear"
@@ -28,14 +38,18 @@ _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2
 class VisionFamily:
     """The meaning of the vision parts of one kind, which the key projector_type names.
 
-    models: general.architecture of the text part -> the architecture in config.json. whole, block: names of tensors.
+    models: general.architecture of the text part -> the architecture in config.json. is_shared: models that only read
+    text have these, too. text_types: the same -> model_type of the text part, in families that have several.
+    whole, block: names of tensors.
     activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
-    in the files that the authors publish; (0, 0) where these do not decide. is_gated: MLPs have gates. is_interleaved:
-    the sections of the rotation are. has_frames: a patch has a weight for each of two pictures.
+    in the files that the authors publish; (0, 0) where these do not decide. eps: that of the norms, and others that
+    files may have in its place. is_gated: MLPs have gates. is_interleaved: the sections of the rotation are.
+    has_frames: a patch has a weight for each of two pictures.
     prefix: of all names in the checkpoint. blocks: the name of the list of blocks. offset_norms: norms in the file to
     whose weights 1 was added. output: the tensor whose last dimension is the width of the rows; None: a key has it.
-    bare: tensors whose names in the checkpoint have no ending. colours_last: the patches, where the checkpoint has the
-    colours of each pixel side by side. others: a regular expression of the tensors of a part that hears.
+    bare: tensors, by their names in the file or within a block, whose names in the checkpoint have no ending.
+    colours_last: the patches, where the checkpoint has the colours of each pixel side by side. has_patch_bias: they may
+    have a bias. others: a regular expression of the tensors of a part that hears.
     placeholder: the token that stands for an image. stand_in: a regular expression of control tokens of which the last
     one does it in files whose vocabulary ends before that token; the model never sees which token it is.
     """
@@ -45,7 +59,10 @@ class VisionFamily:
     block: Mapping[str, str]
     activation: str
     uses: frozenset[str]
-    limits: tuple[int, int]
+    limits: tuple[int, int] = (0, 0)
+    eps: tuple[float, ...] = (1e-6,)
+    is_shared: bool = False
+    text_types: Mapping[str, str] = field(default_factory=dict)
     is_gated: bool = False
     is_interleaved: bool = False
     has_frames: bool = True
@@ -55,6 +72,7 @@ class VisionFamily:
     output: str | None = None
     bare: frozenset[str] = frozenset()
     colours_last: str | None = None
+    has_patch_bias: bool = True
     others: str = ""
     placeholder: str = "<|image_pad|>"
     stand_in: str | None = None
@@ -107,19 +125,9 @@ FAMILIES: Final = {
             "mm.soft_emb_norm": f"{_PROJECTOR}.mm_soft_emb_norm",
             "mm.input_projection": f"{_PROJECTOR}.mm_input_projection_weight",
         },
-        block={
-            "ln1": "layer_norm1",
-            "ln2": "layer_norm2",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_out": "self_attn.out_proj",
-            "ffn_up": "mlp.fc1",
-            "ffn_down": "mlp.fc2",
-        },
+        block=_SIGLIP_BLOCK,
         activation="gelu_pytorch_tanh",
         uses=frozenset({"gelu"}),
-        limits=(0, 0),
         has_frames=False,
         prefix="",
         blocks=f"{_TOWER}.encoder.layers",
@@ -154,7 +162,6 @@ FAMILIES: Final = {
         },
         activation="gelu_pytorch_tanh",
         uses=frozenset(),
-        limits=(0, 0),
         is_gated=True,
         has_frames=False,
         prefix="",
@@ -162,9 +169,86 @@ FAMILIES: Final = {
         placeholder="<|image|>",
         bare=frozenset({"v.position_embd", "v.std_bias", "v.std_scale"}),
         colours_last="v.patch_embd",
+        has_patch_bias=False,
         others=r"(a|mm\.a)\..*",
+    ),
+    "idefics3": VisionFamily(
+        models={"llama": "Idefics3ForConditionalGeneration"},
+        is_shared=True,
+        whole={
+            "v.patch_embd": "vision_model.embeddings.patch_embedding",
+            "v.position_embd": "vision_model.embeddings.position_embedding",
+            "v.post_ln": "vision_model.post_layernorm",
+            "mm.model.fc": "connector.modality_projection.proj",
+        },
+        block=_SIGLIP_BLOCK,
+        activation="gelu_pytorch_tanh",
+        uses=frozenset({"gelu"}),
+        # The converter writes the second one where config.json leaves the entry out, as SmolVLM's files do.
+        eps=(1e-6, 1e-5),
+        has_frames=False,
+        prefix="model.",
+        blocks="vision_model.encoder.layers",
+        placeholder="<image>",
+    ),
+    "lfm2": VisionFamily(
+        models=dict.fromkeys(("lfm2", "lfm2moe"), "Lfm2VlForConditionalGeneration"),
+        is_shared=True,
+        text_types={"lfm2": "lfm2", "lfm2moe": "lfm2_moe"},
+        whole={
+            "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",
+            "v.position_embd": f"{_TOWER}.embeddings.position_embedding",
+            "v.post_ln": f"{_TOWER}.post_layernorm",
+            "mm.input_norm": f"{_PROJECTOR}.layer_norm",
+            "mm.1": f"{_PROJECTOR}.linear_1",
+            "mm.2": f"{_PROJECTOR}.linear_2",
+        },
+        block=_SIGLIP_BLOCK,
+        activation="gelu_pytorch_tanh",
+        uses=frozenset({"gelu"}),
+        has_frames=False,
+        prefix="model.",
+        blocks=f"{_TOWER}.encoder.layers",
+        colours_last="v.patch_embd",
+        placeholder="<image>",
+    ),
+    "internvl": VisionFamily(
+        models=dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "llama"), "InternVLForConditionalGeneration"),
+        is_shared=True,
+        text_types={"qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "llama": "llama"},
+        whole={
+            "v.patch_embd": f"{_TOWER}.embeddings.patch_embeddings.projection",
+            "v.class_embd": f"{_TOWER}.embeddings.cls_token",
+            "v.position_embd": f"{_TOWER}.embeddings.position_embeddings",
+            "mm.model.mlp.0": f"{_PROJECTOR}.layer_norm",
+            "mm.model.mlp.1": f"{_PROJECTOR}.linear_1",
+            "mm.model.mlp.3": f"{_PROJECTOR}.linear_2",
+        },
+        block={
+            "ln1": "layernorm_before",
+            "ln2": "layernorm_after",
+            "ls1": "lambda_1",
+            "ls2": "lambda_2",
+            "attn_q": "attention.q_proj",
+            "attn_k": "attention.k_proj",
+            "attn_v": "attention.v_proj",
+            "attn_q_norm": "attention.q_norm",
+            "attn_k_norm": "attention.k_norm",
+            "attn_out": "attention.projection_layer",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        activation="gelu",
+        uses=frozenset({"gelu"}),
+        has_frames=False,
+        prefix="",
+        blocks=f"{_TOWER}.encoder.layer",
+        bare=frozenset({"v.class_embd", "v.position_embd", "ls1", "ls2"}),
+        placeholder="<IMG_CONTEXT>",
     ),
 }
 DEEPSTACK: Final = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 TEXT_KINDS: Final = frozenset(kind for family in FAMILIES.values() for kind in family.models)
 """general.architecture of text parts that can read images with a vision file."""
+SEEING_KINDS: Final = frozenset(kind for family in FAMILIES.values() if not family.is_shared for kind in family.models)
+"""Those of them that say by themselves that the model reads images."""

@@ -6,13 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from math import prod
+from typing import Any, Final, NamedTuple
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.header import GgufArray, GgufTensor
 from pagewick.weights.gguf.vision_families import FAMILIES, VisionFamily
 
 NUMBERED: Final = re.compile(r"v\.(?P<kind>blk|deepstack)\.(?P<block>\d{1,6})\.(?P<stem>[a-z0-9_]+)", re.ASCII)
+
+
+class ProcessorFiles(NamedTuple):
+    """The files that say how a model wants its images.
+
+    image: preprocessor_config.json. config: the entries of config.json that count. processor: processor_config.json.
+    """
+
+    image: Mapping[str, Any]
+    config: Mapping[str, Any] = {}
+    processor: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,40 @@ class VisionKeys:
         up, down = (self.shape(f"v.blk.0.ffn_{name}.weight") for name in ("up", "down"))
         width = self.count("embedding_length")
         return down[-1] == width and up[-1] != width
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of blocks, which is that in the file. Raises ModelLoadError for a key that says otherwise."""
+        if (depth := self.count("block_count")) > len(self.tensors):
+            raise self.wrong("block_count", f"{depth}, more than the tensors of the file")
+        found = (NUMBERED.match(tensor.name) for tensor in self.tensors)
+        last = max((int(match["block"]) for match in found if match is not None and match["kind"] == "blk"), default=0)
+        if last >= depth:
+            raise self.wrong("block_count", f"{depth}, and the file also holds v.blk.{last}, which is not supported")
+        return depth
+
+    @cached_property
+    def inner_size(self) -> int:
+        """The width of MLPs. The key feed_forward_length is another number in files of Qwen2-VL."""
+        return int(prod(self.shape("v.blk.0.ffn_up.weight")) // self.count("embedding_length"))
+
+    def merge_size(self, default: int | None = None) -> int:
+        """Return how many patches along a side become a row, in a square image of the file's size.
+
+        Raises ModelLoadError unless they divide the patches of that image. default: as in `count`.
+        """
+        per_side = self.count("image_size") // self.count("patch_size")
+        merged = self.count("projector.scale_factor", default)
+        if not per_side or per_side % merged:
+            raise self.wrong(
+                "projector.scale_factor", f"{merged}, which does not divide {per_side} patches along a side"
+            )
+        return merged
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of all tensors."""
+        return frozenset(tensor.name for tensor in self.tensors)
 
     def shape(self, name: str) -> Sequence[int]:
         """Return the shape of a tensor, outermost first. Raises ModelLoadError if the file has no such tensor."""

@@ -14,14 +14,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.models.checkpoints import save
 from tests.weights.gguf import vision_models
+from tests.weights.gguf.internvl_form import publish_internvl
 from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
+
+# The architectures that published files name for the text parts of their models.
+_TEXT_PARTS: Final = {"smolvlm": "LlamaForCausalLM", "idefics3": "LlamaForCausalLM", "lfm2_vl": "Lfm2ForCausalLM"}
 
 
 def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
@@ -41,9 +45,9 @@ def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
     tokens = [f"t{token_id}" for token_id in range(vision_models.VOCAB_SIZE)]
     tokens[vision_models.IMAGE] = vision_models.placeholder_of(name)
     text = _text_part(name, vision_models.original(name), directory, tokens)
-    if name == "gemma-3-multimodal":
+    if name in ("gemma-3-multimodal", "lfm2-vl"):
         _rename_tower(directory / "model.safetensors")
-    base = get_model_class(_architecture(directory), mmproj=True)
+    base = get_model_class(_architecture(directory, "MMPROJ"), mmproj=True)
     converter = type(base.__name__, (base,), {"model_arch": base.model_arch})
     path = directory / "mmproj.gguf"
     converter(directory, gguf.LlamaFileType.ALL_F32, path).write()
@@ -71,7 +75,9 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     if name == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
     _publish_config(directory / "config.json")
-    architecture = _architecture(directory)
+    if name.startswith("internvl"):
+        publish_internvl(directory)
+    architecture = _architecture(directory, "TEXT")
     # Mistral 3's hands everything to another class, and is the only one to know Mistral 4.
     is_mistral4 = architecture == "Mistral4ForCausalLM"
     base = get_model_class("Ministral3ForCausalLM" if is_mistral4 else architecture)
@@ -88,8 +94,11 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     return path.read_bytes()
 
 
-def _architecture(directory: Path) -> str:
-    return str(json.loads((directory / "config.json").read_text())["architectures"][0])
+def _architecture(directory: Path, part: str) -> str:
+    """Return the architecture of the part TEXT or MMPROJ as the converter finds it."""
+    from conversion.base import ModelType, get_model_architecture
+
+    return str(get_model_architecture(json.loads((directory / "config.json").read_text()), ModelType[part]))
 
 
 def _publish_config(path: Path) -> None:
@@ -116,6 +125,8 @@ def _publish_config(path: Path) -> None:
         }
     elif config["model_type"] == "afmoe":
         config["route_norm"] = True
+    elif config["model_type"] in _TEXT_PARTS:
+        config["text_config"]["architectures"] = [_TEXT_PARTS[config["model_type"]]]
     elif config["model_type"] == "gpt2":
         config["n_ctx"] = config["n_positions"]
     elif config["model_type"] == "gpt_neox":
@@ -140,7 +151,7 @@ def _transpose_experts(path: Path) -> None:
 
 
 def _rename_tower(path: Path) -> None:
-    """Give the encoder of Gemma 3 the names of the published files, which transformers leaves out."""
+    """Give the encoder of Gemma 3 or LFM2-VL the names of the published files, which transformers leaves out."""
     weights = load_file(path)
     renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in weights.items()}
     save_file(renamed, path, {"format": "pt"})

@@ -183,7 +183,7 @@ def test_settings_are_those_of_the_file_and_of_the_family(pair: Pair, tmp_path: 
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"clip.projector_type": "idefics3"}, "a vision part of the kind 'idefics3', which is not supported"),
+        ({"clip.projector_type": "mlp"}, "a vision part of the kind 'mlp', which is not supported"),
         ({"clip.projector_type": "qwen2vl_merger"}, "belong to qwen2vl, and this is qwen3vl"),
         ({"clip.vision.projection_dim": 64}, "clip.vision.projection_dim is 64, and qwen3vl.embedding_length 48"),
         ({"clip.vision.block_count": 10**6}, "clip.vision.block_count is 1000000, more than the tensors"),

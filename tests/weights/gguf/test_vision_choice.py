@@ -19,8 +19,9 @@ from pagewick.weights.hub import resolve_model
 from tests.models.checkpoints import write_checkpoint
 from tests.weights.conftest import HubServer
 from tests.weights.conftest import hub as hub_fixture
+from tests.weights.gguf.mixes import rewrite
 from tests.weights.gguf.models import write_file
-from tests.weights.gguf.vision_models import Pair, write_pair
+from tests.weights.gguf.vision_models import VOCAB_SIZE, Pair, write_pair
 
 __all__ = ["hub_fixture"]
 
@@ -93,6 +94,21 @@ class TestOnThisDisk:
         (tmp_path / "text").mkdir()
         assert found_for(write_file("qwen3", tmp_path / "text")) is None
         assert "images" not in log.text
+
+    def test_models_that_read_text_share_architectures_with_some_that_see(
+        self, tmp_path: Path, log: pytest.LogCaptureFixture
+    ) -> None:
+        pair = write_pair("smolvlm", tmp_path)
+        assert found_for(pair.text) == str(pair.vision)
+        tokens = [f"t{token_id}" for token_id in range(VOCAB_SIZE)]
+        values = {"tokenizer.ggml.tokens": tokens}
+        plain = rewrite(pair.text, tmp_path / "plain.gguf", lambda name, numbers: [(name, numbers, "F32")], values)
+        assert found_for(plain) is None
+        assert f"{pair.vision.name} is not used: {plain} has no token <image>" in log.text
+        log.clear()
+        pair.vision.unlink()
+        assert found_for(pair.text) is None
+        assert not log.text, "nothing says that the model could read images"
 
     def test_safetensors_have_no_such_file(self, pair: Pair, tmp_path: Path) -> None:
         write_checkpoint("qwen3", tmp_path / "checkpoint")

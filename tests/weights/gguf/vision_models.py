@@ -67,12 +67,28 @@ SCALED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "gemma-4-multimodal": (_TABLES, _SMALL),
     "gemma-4-31b-multimodal": (_TABLES, {**_SMALL, "hidden_size": 72, "rope_parameters": None}),
 }
-ALL: Final = {**PAIRS, **FIXED, **SCALED}
+# Models that cut images into tiles. Files have neither the eps of SmolVLM nor the size of LFM2-VL's tiles, and the
+# converter knows patches of LFM2-VL with 16 pixels along a side only. Heads of LFM2 share out the width of the model.
+_EPS: Final = {"embed_dim": None, "out_hidden_size": None, "layer_norm_eps": 1e-6}
+# Fewer blocks than tensors of the projector are more than the converter has names for.
+_INTERN: Final = {**_EPS, "hidden_size": 60, "num_hidden_layers": 4}
+TILED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "smolvlm": ({}, {**_EPS, "hidden_size": 60}),
+    "lfm2-vl": (
+        {"num_hidden_layers": 4, "block_multiple_of": 16},
+        {**_EPS, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "patch_size": 16},
+    ),
+    "internvl": ({}, _INTERN),
+    "internvl-6b-moe": ({**_MOE, "norm_topk_prob": True}, {**_INTERN, "hidden_act": "gelu", "use_mean_pooling": True}),
+}
+ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED}
 
 
 def placeholder_of(name: str) -> str:
     if name in SCALED:
         return "<|image|>"
+    if name in TILED:
+        return "<IMG_CONTEXT>" if name.startswith("internvl") else "<image>"
     return "<image_soft_token>" if name in FIXED else PLACEHOLDER
 
 
