@@ -205,6 +205,7 @@ def image_findings(found: Checkpoint) -> list[Finding]:
     from pagewick.doctor.findings import note, ok, problem
     from pagewick.doctor.support import refusal
     from pagewick.images.settings_files import has_settings, read_settings
+    from pagewick.text.tokenizer import Tokenizer
 
     place = Path(found.where)
     if found.model_config is None or found.model_config.vision is None or not place.is_dir():
@@ -221,10 +222,17 @@ def image_findings(found: Checkpoint) -> list[Finding]:
         return [ok("images", f"each has {settings.max_tokens:,} tokens, whatever its size")]
     side = settings.token_side
     rows = " and one for every row of these" if settings.row_break else ""
-    most = f"{settings.max_tokens:,} at most (--max-image-pixels)"
-    if settings.tile_tokens:
-        return [ok("images", f"large ones are cut into tiles of {settings.tile_tokens} tokens, {most}")]
-    return [ok("images", f"each has a token for every {side} x {side} pixels{rows}, {most}")]
+    if not settings.tile_tokens:
+        most = f"{settings.max_tokens:,} at most (--max-image-pixels)"
+        return [ok("images", f"each has a token for every {side} x {side} pixels{rows}, {most}")]
+    try:
+        tokenizer = Tokenizer.from_directory(place)
+    except PagewickError:
+        # chat_findings says what is wrong with it.
+        return []
+    most_tokens = settings.most_tokens(lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
+    most = f"{most_tokens:,} at most (--max-image-pixels)"
+    return [ok("images", f"large ones are cut into tiles of {settings.tile_tokens} tokens, {most}")]
 
 
 def first_given(*names: str) -> str | None:

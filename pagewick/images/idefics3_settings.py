@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -88,18 +89,17 @@ class Idefics3Settings(ImageSettings):
     def tile_tokens(self) -> int:
         return self.tokens_of(self._side, self._side) if self.is_cut else 0
 
-    @property
-    def max_tokens(self) -> int:
-        """The number of tokens of the largest image, if each name of a tile is one token.
-
-        Two tokens stand ahead of each picture, one behind each row of tiles, and one behind all.
-        """
-        of_picture = self.tokens_of(self._side, self._side) + 2
-        longest = -(-min(self.longest_edge, _MAX_SIDE) // self.tile_side)
+    def most_tokens(self, count: Callable[[str], int]) -> int:
+        # Idefics3's tokenizer has no tokens for the names of tiles. The shorter side is rounded up to an even number.
+        edge = min(self.longest_edge + self.longest_edge % 2, _MAX_SIDE)
+        longest = -(-edge // self.tile_side) if self.is_cut else 1
         numbers = range(1, longest + 1)
         grids = [(rows, columns) for rows in numbers for columns in numbers if self._is_allowed(rows * columns)]
-        tiles = [rows * columns * of_picture + rows for rows, columns in grids if rows * columns > 1 and self.is_cut]
-        return max(tiles, default=0) + of_picture + 1
+        names = (self._names(rows, columns) for rows, columns in grids or [(1, 1)])
+        of_picture = self.tokens_of(self._side, self._side)
+        # The tokens of pictures stand between the names, which therefore become tokens by themselves.
+        most = max(len(texts) * of_picture + sum(map(count, texts)) for texts in names)
+        return most + count(self.image_end)
 
     def limited(self, max_pixels: int) -> Self:
         """Return settings by which the tiles of an image have at most max_pixels together.
@@ -127,15 +127,13 @@ class Idefics3Settings(ImageSettings):
             rows, columns = grid[0] // tile, grid[1] // tile
             if self._is_allowed(rows * columns):
                 break
-        if rows * columns == 1:
-            return (self._picture((scaled, grid), _AROUND + _OVERVIEW),)
+        *of_tiles, of_whole = self._names(rows, columns)
         tiles = [
-            self._picture((scaled, grid), _name(row, column), row * tile, column * tile)
-            for row in range(rows)
-            for column in range(columns)
+            self._picture((scaled, grid), name, number // columns * tile, number % columns * tile)
+            for number, name in enumerate(of_tiles)
         ]
-        whole = self._picture((scaled, grid, (tile, tile)), f"\n\n{_AROUND}{_OVERVIEW}")
-        return (*tiles, whole)
+        whole = (scaled, grid, (tile, tile)) if tiles else (scaled, grid)
+        return (*tiles, self._picture(whole, of_whole))
 
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         return self._side, self._side
@@ -147,6 +145,13 @@ class Idefics3Settings(ImageSettings):
 
     def _picture(self, sizes: tuple[tuple[int, int], ...], before: str, top: int = 0, left: int = 0) -> View:
         return View(sizes, Box(top, left, self._side, self._side), before)
+
+    def _names(self, rows: int, columns: int) -> list[str]:
+        """Return the texts ahead of the tiles of an image, row by row, and of the whole."""
+        if rows * columns == 1:
+            return [_AROUND + _OVERVIEW]
+        names = [_name(row, column) for row in range(rows) for column in range(columns)]
+        return [*names, f"\n\n{_AROUND}{_OVERVIEW}"]
 
     def _is_allowed(self, num_tiles: int) -> bool:
         return self.most_tile_pixels is None or num_tiles * self.tile_side**2 <= self.most_tile_pixels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -85,9 +86,8 @@ class InternVLSettings(ImageSettings):
     def tile_tokens(self) -> int:
         return self.tokens_of(self._side, self._side) if self.max_tiles > 1 else 0
 
-    @property
-    def max_tokens(self) -> int:
-        """The number of tokens of the largest image, with those around it."""
+    def most_tokens(self, count: Callable[[str], int]) -> int:
+        # Every text around pictures is a token.
         num_pictures = self.max_tiles + 1 if self.max_tiles > 1 else 1
         return num_pictures * self.tokens_of(self._side, self._side) + 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -87,9 +88,8 @@ class Lfm2VlSettings(ImageSettings):
     def largest_picture(self) -> int:
         return max(self.max_pixels, self.tile_side**2 if self.max_tiles else 0)
 
-    @property
-    def max_tokens(self) -> int:
-        """The number of tokens of the largest image, with those ahead of its pictures and behind them."""
+    def most_tokens(self, count: Callable[[str], int]) -> int:
+        # Every text around pictures is a token.
         of_whole = self.max_pixels // self.token_side**2
         of_tiles = self.max_tiles * (self.tile_tokens + 1) + (of_whole + 1 if self.has_overview else 0)
         return max(of_whole, of_tiles if self.max_tiles else 0) + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -184,8 +185,15 @@ class ImageSettings(ABC):
         """Return the number of tokens of a picture, with those between its rows."""
         return height // self.token_side * (width // self.token_side + self.row_break)
 
+    def most_tokens(self, count: Callable[[str], int]) -> int:
+        """Return the number of tokens of the largest image, with those around and between its pictures.
+
+        count: returns the number of tokens of a text that stands around pictures.
+        """
+        return self.max_tokens
+
     @property
     def max_tokens(self) -> int:
-        """The number of tokens of the largest image, with those between its rows and its tiles."""
+        """The number of tokens of the largest picture of a whole image, with those between its rows."""
         num_rows = math.isqrt(self.max_pixels) // self.token_side
         return self.max_pixels // self.token_side**2 + num_rows * self.row_break

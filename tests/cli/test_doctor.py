@@ -21,11 +21,13 @@ from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
+from tests.images import test_idefics3_settings, test_lfm2_vl_settings
 from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
 from tests.models.checkpoints import write_checkpoint
 from tests.models.encoders import write_encoder
 from tests.models.word_pieces import word_pieces, write_tokenizer
+from tests.tiny_text import byte_level_backend
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
 
@@ -204,9 +206,22 @@ def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path:
     assert line == f"ok       images    {said}"
 
 
-@pytest.mark.parametrize(("name", "said"), [("smolvlm", "4 tokens, 64 at most"), ("lfm2-vl", "4 tokens, 39 at most")])
-def test_how_a_model_reads_images_in_tiles(name: str, said: str, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tokens", "said"),
+    [
+        ("smolvlm", [*test_idefics3_settings.SPECIAL, *test_idefics3_settings.PLACES], "4 tokens, 108 at most"),
+        # As with Idefics3 8B: the names of tiles are words.
+        ("smolvlm", test_idefics3_settings.SPECIAL, "4 tokens, 295 at most"),
+        ("lfm2-vl", test_lfm2_vl_settings.SPECIAL, "4 tokens, 39 at most"),
+    ],
+)
+def test_how_a_model_reads_images_in_tiles(
+    name: str, tokens: list[str], said: str, machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write_checkpoint(name, tmp_path)
+    backend = byte_level_backend()
+    backend.add_special_tokens(tokens)
+    backend.save(str(tmp_path / "tokenizer.json"))
     (line,) = (line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)
     assert line.split(maxsplit=2)[2] == f"large ones are cut into tiles of {said} (--max-image-pixels)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.images import decoding
 from pagewick.images.idefics3_settings import Idefics3Settings
-from pagewick.images.settings import ImageSettings
+from pagewick.images.settings import MAX_IMAGES, ImageSettings
 from pagewick.images.settings_files import read_settings
 from pagewick.text.chat_template import ChatTemplate
-from pagewick.text.image_prompts import ImageReader
+from pagewick.text.image_prompts import MAX_RESIZED_PIXELS, ImageReader
 from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
 from tests.images.pictures import address_of, file_of, noise
@@ -193,15 +194,36 @@ def test_a_limit_of_pixels_limits_the_tiles(tmp_path: Path, published: ImageSett
     assert grid(published.limited(5 * 512**2), 1200, 1600) == (2, 2)
     one = published.limited(512**2)
     assert grid(one, 1200, 1600) == (1, 1) and len(one.views(1200, 1600)) == 1
-    assert published.max_tokens == 16 * 66 + 4 + 67 and one.max_tokens == 67
+    count = counter_of(TOKENIZER)
+    assert published.most_tokens(count) == 16 * 66 + 5 + 67 and one.most_tokens(count) == 67
     # 7 rows of one tile have more tokens than 2 x 3: a line ends behind each.
-    assert published.limited(7 * 512**2).max_tokens == 6 * 66 + 3 + 67
-    assert small(tmp_path, do_image_splitting=False).max_tokens == 7
-    assert published.limited(2**30).max_tokens == published.max_tokens
+    assert published.limited(7 * 512**2).most_tokens(count) == 6 * 66 + 4 + 67
+    assert small(tmp_path, do_image_splitting=False).most_tokens(count) == 7
+    assert published.limited(2**30).most_tokens(count) == published.most_tokens(count)
     with pytest.raises(
         ConfigError, match="at least 262144, because the model reads images in tiles of 512 x 512 pixels"
     ):
         published.limited(512**2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("tile", "patch", "scale", "numbers"),
+    [(512, 16, 4, (15, 19, 28)), (384, 14, 3, (27, 36, 52)), (364, 14, 2, (29, 38, 56))],
+)
+def test_how_many_images_a_request_has(
+    tmp_path: Path, tile: int, patch: int, scale: int, numbers: tuple[int, int, int]
+) -> None:
+    """docs/multimodal.md has these numbers, of images that are square, 4:3 and 2:1."""
+    entries = {**PREPROCESSOR, "max_image_size": {"longest_edge": tile}, "size": {"longest_edge": 4 * tile}}
+    config = {"scale_factor": scale, "vision_config": {"image_size": tile, "patch_size": patch}}
+    found = settings_in(tmp_path, entries, {"image_seq_len": (tile // patch // scale) ** 2}, config)
+
+    def number_of(settings: ImageSettings, height: int, width: int) -> int:
+        pixels = sum(view.box.height * view.box.width for view in settings.views(height, width))
+        return MAX_RESIZED_PIXELS // pixels
+
+    assert tuple(number_of(found, *size) for size in ((64, 64), (60, 80), (50, 100))) == numbers
+    assert number_of(found.limited(tile**2), 64, 64) >= MAX_IMAGES
 
 
 SPECIAL = ["<end_of_utterance>", "<image>", "<fake_token_around_image>", "<|im_start|>"]
@@ -231,6 +253,20 @@ TOKENIZER = tokenizer_of()
 IMAGE_ID = TOKENIZER.encode("<image>", add_special_tokens=False)[0]
 # 2 x 3 tiles and the whole, 3 x 1 tiles and the whole.
 PICTURES = [noise(13, 26), noise(90, 20)]
+
+
+def counter_of(tokenizer: Tokenizer) -> Callable[[str], int]:
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("has_places", [True, False])
+def test_the_most_tokens_are_those_of_the_largest_image(tmp_path: Path, has_places: bool) -> None:
+    found, tokenizer = small(tmp_path), tokenizer_of(has_places=has_places)
+    encoder = prompts(found, tokenizer)
+    square = encoder.place_images("<image>", [noise(50, 50)])
+    assert len(square.token_ids) - len(tokenizer.start_token_ids) == found.most_tokens(counter_of(tokenizer))
+    # Words are more tokens than the names of tiles.
+    assert (found.most_tokens(counter_of(tokenizer)) > 16 * 6 + 5 + 7) is not has_places
 
 
 def prompt_of_transformers(text: str, *numbers: int, has_places: bool = True, **changes: Any) -> list[int]:

@@ -169,7 +169,7 @@ def test_a_limit_of_pixels_limits_the_tiles(published: ImageSettings) -> None:
     assert grid(published.limited(12 * 448**2 - 1).views(1200, 1600)) == (2, 3)
     one = published.limited(448**2)
     assert grid(one.views(1200, 1600)) == (1, 1) and not one.depends_on_turning
-    assert (published.max_tokens, one.max_tokens) == (13 * 256 + 2, 256 + 2)
+    assert (published.most_tokens(len), one.most_tokens(len)) == (13 * 256 + 2, 256 + 2)
     assert (published.tile_tokens, one.tile_tokens) == (256, 0)
     with pytest.raises(
         ConfigError, match="at least 200704, because the model reads images in tiles of 448 x 448 pixels"

@@ -170,8 +170,8 @@ def test_a_limit_of_pixels_limits_the_tiles() -> None:
     assert layout(found.limited(5 * 2**18), 1100, 1700)[:2] == (1, 2)
     few = found.limited(2**19 - 1)
     assert layout(few, 1100, 1700) == (1, 1, layout(found, 1100, 1700)[2])
-    assert few.max_tokens == 256 + 2 and not few.depends_on_turning
-    assert found.max_tokens == 10 * 257 + 257 + 2
+    assert few.most_tokens(len) == 256 + 2 and not few.depends_on_turning
+    assert found.most_tokens(len) == 10 * 257 + 257 + 2
     assert found.limited(2**30) == found
     height, width = found.limited(2**16).resized(2000, 3000)
     assert 2**15 < height * width <= 2**16
