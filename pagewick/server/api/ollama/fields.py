@@ -28,10 +28,10 @@ _REASONS = {
     "context": "is not supported: send the conversation to /api/chat, whose prefix is cached",
     **dict.fromkeys(("width", "height", "steps"), "needs a model that draws; this one writes text"),
 }
-# A duration of 0: a number of seconds, or one with a unit of Go's.
 _NOTHING = Raw()
 _EMPTY = re.compile(rb'\s*(null|\[\s*\]|"")?\s*')
-_ZERO = re.compile(r"0+(\.0+)?(ns|us|\u00b5s|ms|s|m|h)?")
+# A duration of 0 in the grammar of Go's time.ParseDuration: several numbers with units may follow each other.
+_ZERO = re.compile(r"[-+]?(0|((0+(\.0*)?|\.0+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))+)")
 # keep_alive: a model stays loaded as the server's settings say. insecure: nothing is downloaded.
 OLLAMA_FIELDS = KnownFields(
     unsupported={"template": ("",), "context": ([],), "width": (0,), "height": (0,), "steps": (0,)},
@@ -207,8 +207,9 @@ class UnloadRequest(Struct):
 
     @property
     def only_unloads(self) -> bool:
-        is_empty = all(_EMPTY.fullmatch(bytes(given)) for given in (self.messages, self.prompt, self.images))
-        return is_empty and bool(_ZERO.fullmatch(str(self.keep_alive)))
+        if not all(_EMPTY.fullmatch(bytes(given)) for given in (self.messages, self.prompt, self.images)):
+            return False
+        return bool(_ZERO.fullmatch(self.keep_alive)) if isinstance(self.keep_alive, str) else self.keep_alive == 0
 
 
 class OllamaEmbedRequest(ModelFields, kw_only=True):
