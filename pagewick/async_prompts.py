@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from numbers import Integral
+from typing import Any, TypeGuard, Unpack
 
+from pagewick.errors import ArgumentError
 from pagewick.images.sources import ImageSource
 from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ModelInput, PromptTokens
@@ -16,7 +18,10 @@ from pagewick.text_threads import TextThreads
 
 
 class AsyncPrompts:
-    """A PromptEncoder whose methods wait for threads instead of occupying the event loop."""
+    """A PromptEncoder whose methods wait for threads instead of occupying the event loop.
+
+    All methods raise ArgumentError for arguments of other types.
+    """
 
     def __init__(self, prompts: PromptEncoder, pairs: PairPrompts | None = None) -> None:
         """pairs: None for a model that is no reranker."""
@@ -51,6 +56,7 @@ class AsyncPrompts:
 
     async def encode(self, prompt: str, *, keeps_beginning: bool = False, **how: Unpack[EncodeOptions]) -> list[int]:
         """Encode a prompt; see PromptEncoder.encode."""
+        _check_texts(prompt=prompt)
         return await self._threads.run(partial(self._prompts.encode, prompt, keeps_beginning=keeps_beginning, **how))
 
     async def encode_pair(self, pair: Pair, *, truncate_prompt_tokens: int | None = None) -> list[int]:
@@ -64,6 +70,7 @@ class AsyncPrompts:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
     ) -> str:
         """Render the prompt of a conversation as text; see PromptEncoder.render_chat."""
+        _check_messages(messages)
         rendered = await self._threads.run(partial(self._prompts.render_chat, messages, tools, **how))
         return rendered.text
 
@@ -77,6 +84,7 @@ class AsyncPrompts:
 
         The tokens of images are counted, but the images are not decoded.
         """
+        _check_messages(messages)
         return (await self._threads.run(partial(self._prompts.place_chat, messages, tools, **how))).token_ids
 
     async def chat_input(
@@ -86,6 +94,7 @@ class AsyncPrompts:
         **how: Unpack[ChatEncodeOptions],
     ) -> ModelInput:
         """Encode a conversation as `encode_chat` does, and decode its images. Raises InvalidRequestError."""
+        _check_messages(messages)
         tokens = await self._threads.run(partial(self._prompts.place_chat, messages, tools, **how))
         return await self._read_images(tokens, "messages")
 
@@ -110,12 +119,43 @@ class AsyncPrompts:
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
+        _check_texts(prefix=prefix, suffix=suffix)
         return await self._threads.run(partial(self._prompts.encode_infill, prefix, suffix))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""
+        _check_token_ids(token_ids)
         return self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Decode each token alone; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
+        _check_token_ids(token_ids)
         return self._prompts.token_strings(token_ids)
+
+
+def _check_texts(**texts: object) -> None:
+    for name, given in texts.items():
+        if not isinstance(given, str):
+            raise ArgumentError(f"{name} must be a text; got {_shown(given)}")
+
+
+def _check_messages(messages: object) -> None:
+    if not _is_sequence(messages) or not all(isinstance(message, Mapping) for message in messages):
+        example = '[{"role": "user", "content": "Hello"}]'
+        raise ArgumentError(f"messages must be a list such as {example}; got {_shown(messages)}")
+
+
+def _check_token_ids(token_ids: object) -> None:
+    # The types alone, because a list may be long.
+    kinds = {*map(type, token_ids)} if _is_sequence(token_ids) else {str}
+    if not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
+        raise ArgumentError(f"token_ids must be a list of whole numbers; got {_shown(token_ids)}")
+
+
+def _is_sequence(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
+def _shown(given: object) -> str:
+    shown = repr(given)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."

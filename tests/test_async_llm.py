@@ -24,6 +24,7 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import RequestOptions
 from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import (
+    ArgumentError,
     ConfigError,
     ContextLengthError,
     DeadlineExceededError,
@@ -458,6 +459,30 @@ def test_a_wrong_type_is_a_type_error_in_one_line(arguments: Any, complaint: str
     async def body(engine: AsyncEngine, client: FakeClient) -> None:
         with pytest.raises(TypeError, match=complaint):
             await anext(engine.generate(*arguments))
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "complaint"),
+    [
+        ("encode", (5,), "prompt must be a text; got 5"),
+        ("encode", ([5],), r"prompt must be a text; got \[5\]"),
+        ("encode_chat", (5,), "messages must be a list such as .*; got 5"),
+        ("chat_input", ("hi",), "messages must be a list such as .*; got 'hi'"),
+        ("render_chat", ([5],), r"messages must be a list such as .*; got \[5\]"),
+        ("encode_infill", ("", None), "suffix must be a text; got None"),
+        ("decode", (5,), "token_ids must be a list of whole numbers; got 5"),
+        ("decode", ("ab",), "token_ids must be a list of whole numbers; got 'ab'"),
+        ("token_strings", ([1.5],), r"token_ids must be a list of whole numbers; got \[1.5\]"),
+        ("token_strings", (["long" * 50],), r"token_ids must be a list of whole numbers; got \['long.{72,80}\.\.\.$"),
+    ],
+)
+def test_a_prompt_of_a_wrong_type_is_named(method: str, arguments: Any, complaint: str) -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        with pytest.raises(ArgumentError, match=complaint):
+            made = getattr(engine, method)(*arguments)
+            await made
 
     run(body)
 
