@@ -7,7 +7,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     hidden states    T * 4 H * e                 residual, norm, output of a layer, and a sum of both; 2 H more where
                                                  residuals are in float32
     widest layer     T * w * e, the largest w of
-                       attention                 (2 query heads + 2 KV heads) * head_dim / R
+                       attention                 (3 query heads + 2 KV heads) * head_dim / R; 4 query heads if gates
+                                                 are made with the queries
                        latent attention          query heads * 2 latents / R
                        gated delta rule          (3 channels + 2 value heads * value_dim + 4 key heads * key_dim
                                                  + 256 value heads) / R, on a CPU a little less; Mamba-2 alike
@@ -214,10 +215,11 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     """Numbers of a token in the wider of attention and MLP, or experts beside it."""
     attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
-        width = (3 if attention.has_gate else 2) * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+        heads, kv_heads = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
+        width = (4 if attention.has_gate else 3) * heads + 2 * kv_heads
         if attention.qkv_limit is not None:
             # Limited and unlimited queries, keys and values are there at once, before any output is.
-            width += 2 * attention.num_kv_heads * attention.head_dim
+            width = max(width, 2 * (heads + 2 * kv_heads))
     elif layer.latent is not None:
         width = layer.latent.num_heads * 2 * layer.latent.latent_size
         if layer.latent.has_gates:

@@ -188,10 +188,13 @@ class DecoderAttention(nn.Module):
         if self._value_scale != 1.0:
             # Outputs are sums of values.
             attended = scale(attended, self._value_scale)
+        # engine/step_memory.py counts on it that their memory is free for the gates.
+        del qkv
         if self.g_proj is not None:
             gates = self.g_proj(hidden_states, batch)
         if gates is not None and self._softplus is not None:
-            attended = multiply(attended, self._softplus(gates))
+            gates = self._softplus(gates)
+            attended = multiply(attended, gates)
         elif gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
