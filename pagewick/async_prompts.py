@@ -148,7 +148,7 @@ def _check_messages(messages: object) -> None:
 def _check_token_ids(token_ids: object) -> None:
     # The types alone, because a list may be long.
     kinds = {*map(type, token_ids)} if _is_sequence(token_ids) else {str}
-    if not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
+    if not all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
         raise ArgumentError(f"token_ids must be a list of whole numbers; got {_shown(token_ids)}")
 
 

@@ -282,9 +282,9 @@ def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> 
         # A step computes whole prompts, and no logits.
         num_tokens = max(num_tokens, wishes.max_model_len or model.max_position_embeddings)
         num_sequences = 0
-    if kind != "cuda":
-        return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES)
     context = wishes.max_model_len or model.max_position_embeddings
+    if kind != "cuda":
+        return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES, context=context)
     limits = StepLimits(num_tokens, num_sequences, context, DTYPE_BYTES[dtype])
     return gpu_step_bytes(model, limits, wishes.tensor_parallel_size or 1)
 

@@ -18,7 +18,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     streams          T * 3 s H * e, in models with s residual streams: those that a layer gets, predicts and returns
-    selection        T * k * 4, in models with sparse attention: the k tokens that each token sees
+    selection        T * k * 4, in models with sparse attention: the k tokens that each token sees, at most a context
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
                                                  (the 16 bits of a product on AMD are left to the margin)
@@ -165,7 +165,7 @@ def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: in
     size = limits.element_bytes
     # Ranks exchange parts of float32 logits; the parts of all of them are there before they are put together.
     per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
-    used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks)
+    used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks, limits.context)
     used += max(_indexer_bytes(layer, limits, num_tokens) for layer in model.layers)
     return used + limits.has_adapters * num_tokens * _widest_layer(model, num_ranks) * size
 
@@ -178,7 +178,7 @@ def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
 def _parts_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
     num_sequences, context = limits.num_logits, limits.context
     if (indexer := layer.indexer) is not None:
-        num_sequences, context = limits.num_tokens, indexer.top_k
+        num_sequences, context = limits.num_tokens, min(indexer.top_k, context)
     of_sequence = _split_width(layer) // num_ranks * -(-context // SPLIT) * 4
     return max(of_sequence, min(of_sequence * num_sequences, PARTS_BYTES))
 
@@ -192,9 +192,18 @@ def _indexer_bytes(layer: LayerConfig, limits: StepLimits, num_tokens: int) -> i
 
 
 def activation_bytes(
-    model: ModelConfig, num_tokens: int, num_logits: int, element_bytes: int, logit_bytes: int, num_ranks: int = 1
+    model: ModelConfig,
+    num_tokens: int,
+    num_logits: int,
+    element_bytes: int,
+    logit_bytes: int,
+    num_ranks: int = 1,
+    context: int | None = None,
 ) -> int:
-    """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each."""
+    """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each.
+
+    context: the longest sequence; None: the longest that the model's file intends.
+    """
     width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
     if model.has_wide_residual:
         width += 2 * model.hidden_size
@@ -204,6 +213,7 @@ def activation_bytes(
         width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
     selected = max(layer.indexer.top_k if layer.indexer else 0 for layer in model.layers)
+    selected = min(selected, context or model.max_position_embeddings)
     return num_tokens * (width * element_bytes + 4 * selected) + num_logits * model.vocab_size * logit_bytes
 
 

@@ -62,6 +62,8 @@ class Indexer(nn.Module):
         super().__init__()
         num_heads, head_dim = config.num_heads, config.head_dim
         self._config = config
+        # No token has more before it.
+        self._top_k = min(config.top_k, context.max_model_len)
         self._kept = KeptIndexKeys(head_dim)
         self._backend = context.backend
         self._bound: BoundIndex | None = None
@@ -95,7 +97,7 @@ class Indexer(nn.Module):
             self.weights_proj(hidden_states, batch),
             batch,
             rotation=Rotation(*angles[:2], config.is_interleaved),
-            top_k=config.top_k,
+            top_k=self._top_k,
             latent_group=group,
         )
         self.lent.put(selected)

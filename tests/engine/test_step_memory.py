@@ -112,7 +112,9 @@ def test_sparse_attention_by_hand() -> None:
     short = replace(limits, context=300, num_logits=1)
     parts = 4 * 16 * (512 + 2) * 2 * 4
     added = gpu_graph_bytes(model, short, 8) - gpu_graph_bytes(dense, short, 8)
-    assert added == (16 * 64 * 128 + 2048 * 4) * 512 + indexer * 300 // 163840 + PARTS_BYTES - parts
+    # No token sees more than 300 others.
+    assert added == (16 * 64 * 128 + 300 * 4) * 512 + indexer * 300 // 163840 + PARTS_BYTES - parts
+    assert activation_bytes(model, 100, 0, 2, 0, context=300) == activation_bytes(dense, 100, 0, 2, 0) + 100 * 300 * 4
 
 
 @pytest.mark.parametrize("name", ["num_tokens", "num_logits", "element_bytes"])

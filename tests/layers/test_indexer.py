@@ -1,12 +1,14 @@
-"""An indexer of sparse attention drops its selection once no other layer needs it."""
+"""An indexer of sparse attention drops its selection once no other layer needs it, and selects no more than exist."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from pagewick.layers.indexer import Indexer
+from pagewick.kernels.options import SelectedKeys
+from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.latent_attention import LatentAttention
 from tests.engine.serving import request, running, serve
 from tests.models.checkpoints import write_checkpoint
@@ -32,3 +34,24 @@ def test_no_selection_outlives_a_step(
         indexers = [module for module in engine.model.modules() if isinstance(module, Indexer)]
         assert len(indexers) == num_indexers and not any(indexer.lent.is_kept for indexer in indexers)
     assert held[:3] == [name == "glm-5.2", False, False]
+
+
+def test_a_short_context_makes_short_selections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint("deepseek-v3.2", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "index_topk": 200}))
+    widths: set[int] = set()
+    put = LentSelection.put
+
+    def watched(self: LentSelection, selected: SelectedKeys) -> None:
+        widths.add(selected.slots.shape[1])
+        put(self, selected)
+
+    monkeypatch.setattr(LentSelection, "put", watched)
+    answers = []
+    for max_model_len, width in ((45, 45), (300, 200)):
+        widths.clear()
+        with running(tmp_path, max_model_len=max_model_len) as engine:
+            answers.append(serve(engine, [request(range(2, 40), max_tokens=6)]))
+        assert widths == {width}
+    assert answers[0] == answers[1]
