@@ -49,6 +49,10 @@ class OwnsWeights(Protocol):
         ...
 
 
+# Norms, biases and the like. To look at every number of large tensors would take as long as reading them.
+_SMALL = 2**16
+
+
 class Route(NamedTuple):
     """Where a tensor of a checkpoint is loaded: the module, and the part and the leaf that the module lists."""
 
@@ -73,8 +77,8 @@ def load_weights(
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
     `ignore` or in the model's `ignored_weights` (tensors that no model needs, such as rotary inv_freq), or it is a bias
     of zeros. A model whose files use other names has `name_in_file`, which translates its own names to theirs. Names
-    are compared before anything is read. Raises ModelLoadError for missing or unexpected tensors and for wrong shapes
-    or dtypes.
+    are compared before anything is read. Raises ModelLoadError for missing or unexpected tensors, for wrong shapes or
+    dtypes, and for small tensors with a NaN or plus infinity; large ones with them are found out by a request's logits.
     """
     started = time.monotonic()
     routes = build_routes(model)
@@ -88,6 +92,7 @@ def load_weights(
         for name in names:
             tensor, route = source.get(name), routes[name]
             try:
+                _check_numbers(tensor)
                 if callable(load := getattr(route.module, "load_in_pieces", None)):
                     load(route.leaf, tensor, route.part, pieces)
                 else:
@@ -125,6 +130,20 @@ def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping
             assert name not in routes, f"two modules expect {name}"
             routes[name] = Route(module, part, leaf)
     return routes
+
+
+def _check_numbers(tensor: Tensor) -> None:
+    """Raise ModelLoadError for a small tensor with a number that makes every result a NaN.
+
+    Minus infinity may be meant: an expert with such a bias is never chosen.
+    """
+    if tensor.numel() > _SMALL or not tensor.is_floating_point() or tensor.element_size() == 1:
+        return
+    if bool(tensor.isnan().any() or tensor.isposinf().any()):
+        raise ModelLoadError(
+            "it holds a NaN or infinity, with which the model would compute nothing else\n"
+            "  download the model again; if it was trained or converted here, use an earlier checkpoint"
+        )
 
 
 def _num_bytes(source: TensorSource, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -247,3 +248,17 @@ def test_two_modules_must_not_expect_the_same_tensor() -> None:
     model.qkv_proj = Fused({"q_proj": 4}, 3)
     with pytest.raises(AssertionError, match=r"q_proj\.weight"):
         load_weights(model, MemorySource({}))
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(math.nan, True), (math.inf, True), (-math.inf, False)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_small_tensor_that_is_not_finite_is_named(number: float, is_refused: bool, dtype: torch.dtype) -> None:
+    model = nn.ModuleDict({"norm": Plain(5)})
+    weight = torch.ones(5, dtype=dtype)
+    weight[3] = number
+    if not is_refused:
+        load_weights(model, MemorySource({"norm.weight": weight}))
+        return
+    with pytest.raises(ModelLoadError, match=r"cannot load norm\.weight: it holds a NaN or infinity") as refused:
+        load_weights(model, MemorySource({"norm.weight": weight}))
+    assert "\n  download the model again" in str(refused.value)
