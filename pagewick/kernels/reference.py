@@ -8,8 +8,6 @@ V vocabulary, N rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,11 +27,25 @@ from pagewick.kernels.options import (
     StoredMatrix,
 )
 from pagewick.kernels.reference_delta import gated_delta_net
+from pagewick.kernels.reference_elementwise import (
+    ACTIVATIONS,
+    activation,
+    add,
+    compute_dtype,
+    gated_activation,
+    limit,
+    multiply,
+    scale,
+    sigmoid_gate,
+    soft_cap,
+    xielu,
+)
 from pagewick.kernels.reference_full import full_attention, rotate_heads
 from pagewick.kernels.reference_index import select_keys, store_index_keys
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route, weighed
+from pagewick.kernels.reference_norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
 from pagewick.kernels.reference_quantizers import quantize_weight
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
@@ -126,53 +138,6 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     return x.index_select(-1, columns)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, out: Tensor | None = None) -> Tensor:
-    """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight + weight_offset [H].
-
-    out: a tensor like x to write the result to, which may be x itself; its rows may lie apart.
-    The mean and the division are computed in float32. Without an offset the result is rounded to x.dtype before the
-    weight is applied, as in the Llama code of transformers; with one it is rounded once, at the end, as in its Gemma
-    code.
-    """
-    wide = x.to(_compute_dtype(x))
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if weight_offset:
-        result = (normed * (weight.to(wide.dtype) + weight_offset)).to(x.dtype)
-    else:
-        result = (normed.to(x.dtype) * weight).to(x.dtype)
-    return result if out is None else out.copy_(result)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual), both [..., H] in x.dtype.
-
-    A residual in float32 stays so, and the sum with it, which is rounded to x.dtype before it is normalised.
-    """
-    new_residual = x + residual
-    return rms_norm(new_residual.to(x.dtype), weight, eps, weight_offset), new_residual
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Bring the last dimension of x [..., H] to mean 0 and variance 1, times weight [H], plus bias [H].
-
-    Everything is computed in float32 and rounded once. Ba et al. 2016, arXiv:1607.06450.
-    """
-    wide = x.to(_compute_dtype(x))
-    centred = wide - wide.mean(-1, keepdim=True)
-    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
-    return (normed if bias is None else normed + bias).to(x.dtype)
-
-
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return (layer_norm(x + residual), x + residual), both [..., H] in x.dtype."""
-    new_residual = x + residual
-    return layer_norm(new_residual, weight, bias, eps), new_residual
-
-
 def rope_and_store(
     qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
 ) -> Tensor:
@@ -192,45 +157,6 @@ def rope_and_store(
         v = turn_heads(v, options.v_norm, None)
         store_kv(turn_heads(k, options.k_norm, options.rotation), v, cache, slot_mapping)
     return turned_q
-
-
-# The bound of clamped_swish, the activation of gpt-oss.
-_CLAMP = 7.0
-# relu2: Primer's squared ReLU (arXiv:2109.08668). quick_gelu: the sigmoid approximation of Hendrycks and Gimpel
-# (arXiv:1606.08415), with which CLIP was trained.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu2": lambda x: F.relu(x).square(),
-    "clamped_swish": lambda x: x.clamp(max=_CLAMP) * torch.sigmoid(1.702 * x.clamp(max=_CLAMP)),
-    "softplus": F.softplus,
-    "silu_within7": lambda x: F.silu(x).clamp(max=7.0),
-    "silu_within16": lambda x: F.silu(x).clamp(max=16.0),
-}
-# Activations whose gated form multiplies by a function of `up` and not by `up` itself.
-_FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "clamped_swish": lambda up: up.clamp(-_CLAMP, _CLAMP) + 1,
-    "silu_within7": lambda up: up.clamp(-7.0, 7.0),
-    "silu_within16": lambda up: up.clamp(-16.0, 16.0),
-}
-
-
-def activation(x: Tensor, kind: str) -> Tensor:
-    """Apply the function `kind` (a name in ACTIVATIONS) to each number of x, in float32, rounded once to x.dtype."""
-    return ACTIVATIONS[kind](x.to(_compute_dtype(x))).to(x.dtype)
-
-
-def gated_activation(x: Tensor, kind: str) -> Tensor:
-    """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32.
-
-    clamped_swish multiplies by up + 1, where up is at least -7 and at most 7. silu_within7 and silu_within16 (Step 3.7)
-    multiply by an up of these bounds.
-    """
-    gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
-    return (ACTIVATIONS[kind](gate) * (_FACTORS[kind](up) if kind in _FACTORS else up)).to(x.dtype)
 
 
 def fused_moe(
@@ -280,52 +206,6 @@ def add_low_rank(y: Tensor, x: Tensor, down: StoredExperts, up: StoredExperts, a
     return y
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    """Return a + b, of one dtype, rounded once: a [..., H], b of the same shape or with one row for several of a.
-
-    b then has dimensions of size 1 before H, or lacks the first dimensions: [H] serves all rows.
-    """
-    return a + b
-
-
-def limit(x: Tensor, bound: float) -> Tensor:
-    """Return x [..., H] with bound, as a float32, in place of larger numbers, and -bound in place of smaller ones.
-
-    bound > 0; it is rounded once to x.dtype.
-    """
-    return torch.clamp(x.to(_compute_dtype(x)), -bound, bound).to(x.dtype)
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return a * b, of one dtype, rounded once; the shapes are those of `add`."""
-    return a * b
-
-
-def scale(x: Tensor, factor: float) -> Tensor:
-    """Return x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
-    return (x.to(_compute_dtype(x)) * factor).to(x.dtype)
-
-
-def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """Return x * sigmoid(gate), both [..., H] of one dtype, in float32, rounded once to x.dtype."""
-    return (x.to(_compute_dtype(x)) * torch.sigmoid(gate.to(_compute_dtype(x)))).to(x.dtype)
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap) for x [..., H], in float32, rounded once to x.dtype (Gemma 2's report). cap > 0."""
-    return (cap * torch.tanh(x.to(_compute_dtype(x)) / cap)).to(x.dtype)
-
-
-def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-    """Return xIELU (arXiv:2411.13010) of x [..., H], in float32, rounded once to x.dtype.
-
-    positive * x^2 + beta * x where x > 0, else (e^min(x, eps) - 1 - x) * negative + beta * x. eps is below 0.
-    """
-    wide = x.to(_compute_dtype(x))
-    curved = (torch.expm1(wide.clamp(max=eps)) - wide) * negative
-    return (torch.where(wide > 0, positive * wide * wide, curved) + beta * wide).to(x.dtype)
-
-
 def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """Write k, v [T, KVH, D] into a cache.
 
@@ -367,7 +247,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
             block_ids = metadata.block_tables[b][first_block : -(-last // cache.block_size)].long()
             kv = take_blocks(cache.data, cache.scales, block_ids).permute(1, 2, 0, 3, 4).flatten(2, 3)
             offset = first_block * cache.block_size
-            k, v = kv[:, :, first_key - offset : last - offset].to(_compute_dtype(q))
+            k, v = kv[:, :, first_key - offset : last - offset].to(compute_dtype(q))
             keys = torch.arange(first_key, last, device=q.device)
             hidden = keys >= ends[:, None]
             if window := scores.sliding_window:
@@ -393,7 +273,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, options: ScoreOptio
         scores = torch.cat((scores, column), dim=-1)
     attended = scores.softmax(-1)[..., : k.shape[1]].flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
