@@ -13,17 +13,10 @@ from typing import Any, Final
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
-from pagewick.models.vision.config import CONNECTOR_TENSORS, GEMMA4_TENSORS, TOWER_TENSORS
-from pagewick.models.vision.config import TENSORS as VISION_TENSORS
+from pagewick.models.vision.config import ENCODER_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
-_OTHER_PARTS: Final = (
-    r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*",
-    TOWER_TENSORS,
-    GEMMA4_TENSORS,
-    CONNECTOR_TENSORS,
-    VISION_TENSORS,
-)
+_OTHER_PARTS: Final = (r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*", *ENCODER_TENSORS)
 _MODEL: Final = r"model\."
 # The newest one first.
 _NAMES: Final = (

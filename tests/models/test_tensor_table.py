@@ -125,6 +125,14 @@ def test_transformers_has_as_many_parameters(name: str) -> None:
     assert sum(tensor.num_elements for tensor in model_tensors(config)) == theirs
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_tensor_of_a_model_is_ignored(name: str) -> None:
+    config = config_of(VARIANTS[name])
+    patterns = [re.compile(pattern) for pattern in config.ignored]
+    names = [tensor.name for tensor in model_tensors(config)]
+    assert not [one for one in names if any(pattern.fullmatch(one) for pattern in patterns)]
+
+
 def test_routers_stay_in_float32() -> None:
     config = config_of(VARIANTS["deepseek-v3"])
     for tensor in model_tensors(config, num_ranks=2):

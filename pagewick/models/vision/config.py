@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,16 @@ GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
 
 CONNECTOR_TENSORS: Final = r"model\.(vision_model|connector)\..*"
 """A regular expression of the names that files of Idefics3 and SmolVLM give to those tensors."""
+
+ENCODER_TENSORS: Final = (TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS)
+
+
+def without_encoders(ignored: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns of ignored tensors for a model whose encoder is used.
+
+    All patterns of encoders are left out, because some tensors match several of them.
+    """
+    return tuple(pattern for pattern in ignored if pattern not in ENCODER_TENSORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

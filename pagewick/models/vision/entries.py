@@ -15,7 +15,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TENSORS, VisionConfig
+from pagewick.models.vision.config import VisionConfig, without_encoders
 
 if TYPE_CHECKING:
     from pagewick.layers.config import RopeConfig
@@ -74,7 +74,7 @@ def with_vision(
             is_interleaved=sections is not None if is_interleaved is None else is_interleaved,
         ),
         names=tuple(NameMap(parts=(*names.parts, *parts)) for names in config.names for parts in places),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TENSORS), _FREQUENCIES),
+        ignored=(*without_encoders(config.ignored), _FREQUENCIES),
     )
 
 

@@ -12,7 +12,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import GEMMA4_TENSORS, TOWER_TENSORS, Gemma4VisionConfig
+from pagewick.models.vision.config import GEMMA4_TENSORS, Gemma4VisionConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
 
 # Files of Gemma 4 have the vision part within the model; others may have it beside the text part.
@@ -53,7 +53,7 @@ def with_gemma4(config: ModelConfig, entries: Entries) -> ModelConfig:
         layers=layers,
         layer_inputs=inputs,
         names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
-        ignored=tuple(pattern for pattern in config.ignored if pattern not in (TOWER_TENSORS, GEMMA4_TENSORS)),
+        ignored=without_encoders(config.ignored),
     )
 
 

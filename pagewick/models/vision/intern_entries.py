@@ -12,7 +12,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, InternVisionConfig
+from pagewick.models.vision.config import TOWER_TENSORS, InternVisionConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 from pagewick.models.vision.siglip_entries import MAX_SIDE
 
@@ -63,7 +63,7 @@ def with_intern(config: ModelConfig, entries: Entries) -> ModelConfig:
         config,
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), _UNUSED),
+        ignored=(*without_encoders(config.ignored), _UNUSED),
     )
 
 

@@ -13,7 +13,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import CONNECTOR_TENSORS, TOWER_TENSORS, MergingSiglipConfig
+from pagewick.models.vision.config import CONNECTOR_TENSORS, MergingSiglipConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields
 
@@ -67,7 +67,7 @@ def with_lfm2_vl(config: ModelConfig, entries: Entries) -> ModelConfig:
         names=tuple(
             NameMap(parts=(*names.parts, *_lfm2_vl_names(names, place))) for names in config.names for place in _PLACES
         ),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), UNUSED),
+        ignored=(*without_encoders(config.ignored), UNUSED),
     )
 
 
@@ -115,5 +115,5 @@ def with_idefics3(config: ModelConfig, entries: Entries) -> ModelConfig:
         config,
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_IDEFICS3_NAMES)) for names in config.names),
-        ignored=(*(pattern for pattern in config.ignored if pattern != CONNECTOR_TENSORS), _IDEFICS3_UNUSED),
+        ignored=(*without_encoders(config.ignored), _IDEFICS3_UNUSED),
     )

@@ -12,7 +12,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, PixtralConfig
+from pagewick.models.vision.config import TOWER_TENSORS, PixtralConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
 
 # Not in the file: the norms of all published encoders have it.
@@ -55,7 +55,7 @@ def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) 
         config,
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
-        ignored=tuple(pattern for pattern in config.ignored if pattern != TOWER_TENSORS),
+        ignored=without_encoders(config.ignored),
     )
 
 

@@ -13,7 +13,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig
+from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 
 # The vision part stands beside the text part, or in newer files within the model; newer programs leave out the last
@@ -46,7 +46,7 @@ def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
         vision=vision,
         layers=tuple(layer.seeing_images_whole() for layer in config.layers),
         names=tuple(NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in _PLACES),
-        ignored=(*(pattern for pattern in config.ignored if pattern != TOWER_TENSORS), UNUSED),
+        ignored=(*without_encoders(config.ignored), UNUSED),
     )
 
 
