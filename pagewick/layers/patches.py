@@ -14,13 +14,13 @@ from pagewick.layers.clipped import ClippedLinear
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import ColumnParallelLinear, Linear, ReplicatedLinear, RowParallelLinear
 from pagewick.layers.norm import PlainRMSNorm, RMSNorm, empty_parameter
-from pagewick.parallel.sharding import shard_bounds
+from pagewick.parallel.sharding import kept_key_heads, shard_bounds
 from pagewick.quantization.share import Part, Share, check_floats, check_shape
 from pagewick.quantization.weight import WHOLE, Pieces
 
 __all__ = [
-    "AxisPositions", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation", "Standardizer",
-    "TransposedLinear", "WholeRows", "WideNormedPatchAttention", "rotary_angles",
+    "AxisPositions", "GroupedPatchAttention", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation",
+    "Standardizer", "TransposedLinear", "WholeRows", "WideNormedPatchAttention", "rotary_angles",
 ]  # fmt: skip
 
 rotary_angles = kernels.rotary_angles
@@ -139,6 +139,49 @@ class WideNormedPatchAttention(torch.nn.Module):
         q, k = self.q_norm(q.contiguous())[:, self._own], self.k_norm(k.contiguous())[:, self._own]
         q, k, v = (part.contiguous().unflatten(-1, (-1, self._head_dim)) for part in (q, k, self.v(x)))
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
+
+
+class GroupedPatchAttention(torch.nn.Module):
+    """Attention in which each of `num_kv_heads` heads of keys and values serves several heads of queries.
+
+    Queries and keys are divided by the root mean square of their head, and scaled by weights. Nothing has a bias. The
+    ranks' numbers of heads of queries differ by at most one. [T, size] -> [T, size].
+    """
+
+    def __init__(
+        self, context: LayerContext, prefix: str, size: int, num_heads: int, num_kv_heads: int, eps: float
+    ) -> None:
+        super().__init__()
+        self._head_dim = head_dim = size // num_heads
+        first, last = shard_bounds(num_heads, context.tp_rank, context.tp_size)
+        first_key, last_key = kept_key_heads(num_heads, num_kv_heads, context.tp_rank, context.tp_size)
+        key_rows = ((first_key * head_dim, last_key * head_dim),)
+        parts = (
+            Part("q_proj", size, ((first * head_dim, last * head_dim),)),
+            Part("k_proj", num_kv_heads * head_dim, key_rows),
+            Part("v_proj", num_kv_heads * head_dim, key_rows),
+        )
+        self.qkv = Linear(context, prefix, Share(parts, size, (0, size)))
+        self._widths = [part.num_kept for part in parts]
+        self.q_norm, self.k_norm = RMSNorm(context, head_dim, eps), RMSNorm(context, head_dim, eps)
+        self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, multiple=head_dim)
+        # Each head of queries has its place among the heads of keys that this rank keeps.
+        places = [head // (num_heads // num_kv_heads) - first_key for head in range(first, last)]
+        self._places = torch.tensor(places, device=context.device)
+        self._scale = head_dim**-0.5
+
+    def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:
+        """Rotate queries and keys, and attend within each sequence; cu_seqlens: as in kernels.full_attention."""
+        q, k, v = self._heads(x, rotation)
+        return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [T, H, D], keys and values once for each head of queries."""
+        parts = self.qkv(x).split(self._widths, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
+        q = kernels.rotate_heads(self.q_norm(q.contiguous()), rotation)
+        k = kernels.rotate_heads(self.k_norm(k.contiguous()), rotation)
+        return q, k[:, self._places], v[:, self._places]
 
 
 class NormedPatchAttention(torch.nn.Module):

@@ -223,7 +223,7 @@ class ModelConfig:
         if with_sinks is not None:
             sought.append(f"model.layers.{with_sinks}.self_attn.sinks.weight")
         if self.vision is not None:
-            sought.append("visual.blocks.0.norm1.weight")
+            sought += ["visual.blocks.0.norm1.weight", "visual.patch_embed.proj.weight"]
         maps = (*self.names, *(names.bare() for names in self.names))
         return max(maps, key=lambda names: sum(names.in_file(name) in known for name in sought))
 

@@ -1,4 +1,4 @@
-"""LFM2, LFM2 with experts (arXiv:2511.23404), LFM2-VL, which reads images, and LFM3. Llama, except:
+"""LFM2, LFM2 with experts (arXiv:2511.23404), LFM3, and LFM2-VL and LFM3-VL, which read images. Llama, except:
 
 - Most layers have a gated short convolution in place of attention.
 - In the others, queries and keys are normalised per head.
@@ -20,6 +20,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.vision.lfm3_entries import with_lfm3_vl
 from pagewick.models.vision.merging_siglip_entries import with_lfm2_vl
 
 _CONVOLUTION: Final = "conv"
@@ -37,7 +38,7 @@ _NAMES: Final = NameMap(
         ("input_layernorm", "operator_norm"),
         ("post_attention_layernorm", "ffn_norm"),
         ("model.norm", "model.embedding_norm"),
-        # The text part of LFM2-VL.
+        # The text parts of LFM2-VL and LFM3-VL.
         ("language_model.norm", "language_model.embedding_norm"),
     )
 )
@@ -132,6 +133,12 @@ def read_lfm3(entries: Entries) -> ModelConfig:
         layers=tuple(made[kind] for kind in kinds),
         names=(_SANDWICH_NAMES,),
     )
+
+
+def read_lfm3_vl(entries: Entries) -> ModelConfig:
+    """LFM3-VL: the text part is LFM3's."""
+    text_entries(entries).choice("model_type", ("lfm3",), "lfm3")
+    return with_lfm3_vl(read_text_part(entries, read_lfm3, is_tied=True), entries)
 
 
 def _usual_kind(layer_idx: int) -> str:

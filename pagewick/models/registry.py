@@ -140,6 +140,7 @@ ARCHITECTURES: Final = {
     "Lfm2MoeForCausalLM": "pagewick.models.lfm2:read_lfm2_moe",
     "Lfm2VlForConditionalGeneration": "pagewick.models.lfm2:read_lfm2_vl",
     "Lfm3ForCausalLM": "pagewick.models.lfm2:read_lfm3",
+    "Lfm3VlForConditionalGeneration": "pagewick.models.lfm2:read_lfm3_vl",
     "GptOssForCausalLM": "pagewick.models.gpt_oss:read_gpt_oss",
     "Gemma3TextModel": "pagewick.models.gemma:read_embedding_gemma",
     "BertModel": "pagewick.models.bert:read_bert",

@@ -28,8 +28,8 @@ from pagewick.models.parts import (
 )
 from pagewick.models.state_tensors import state_tensors
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
-from pagewick.models.vision.tensors import Shared, vision_tensors
-from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
+from pagewick.models.vision.tensors import Dimension, KeyHeads, Shared, vision_tensors
+from pagewick.parallel.sharding import kept_key_heads, kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig
@@ -323,7 +323,10 @@ class _Table:
         shape, kept = zip(*sizes, strict=True) if sizes else ((), ())
         return ModelTensor(path, self.names.in_file(path), shape, kept, role)
 
-    def _dimension(self, size: int | Shared) -> Size:
+    def _dimension(self, size: Dimension) -> Size:
+        if isinstance(size, KeyHeads):
+            start, stop = kept_key_heads(size.num_heads, size.num_kv_heads, self.rank, self.num_ranks)
+            return Size(size.num_kv_heads, stop - start).times(size.unit)
         return self._cut(size.number).times(size.unit) if isinstance(size, Shared) else whole(size)
 
     def _cut(self, size: int) -> Size:

@@ -42,6 +42,17 @@ def kv_heads_of_rank(total_num_heads: int, total_num_kv_heads: int, tp_rank: int
     return [head // group for head in range(first, first + num_local_heads, gcd(num_local_heads, group))]
 
 
+def kept_key_heads(num_heads: int, num_kv_heads: int, tp_rank: int, tp_size: int) -> tuple[int, int]:
+    """Return the contiguous range of KV heads that the query heads of a rank read, where no cache keeps them.
+
+    The ranks' numbers of query heads may then differ by one, and there are at most as many ranks as query heads. Head h
+    reads KV head `h // (num_heads / num_kv_heads)`.
+    """
+    start, stop = shard_bounds(num_heads, tp_rank, tp_size)
+    group = num_heads // num_kv_heads
+    return start // group, -(-stop // group)
+
+
 def check_tensor_parallel(
     total_num_heads: int, tp_size: int, owner: str = "model", parts: str = "attention heads"
 ) -> None:

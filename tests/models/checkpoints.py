@@ -46,9 +46,10 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_olmo_hybrid(directory, config)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
-    if config["model_type"].startswith("qwen") and "vision_config" in config:
+    if config["model_type"].startswith(("qwen", "lfm3_vl")) and (vision := config.get("vision_config")):
         settings = {
-            "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "temporal_patch_size": 2,
+            "patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"],
+            "temporal_patch_size": vision["temporal_patch_size"],
             "size": {"shortest_edge": 1, "longest_edge": 2**20}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
             "image_processor_type": "Qwen2VLImageProcessorFast",
         }  # fmt: skip

@@ -49,6 +49,7 @@ VARIANT_OF = {
     "Lfm2MoeForCausalLM": "lfm2-moe",
     "Lfm2VlForConditionalGeneration": "lfm2-vl",
     "Lfm3ForCausalLM": "lfm3",
+    "Lfm3VlForConditionalGeneration": "lfm3-vl",
     "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
     "Qwen3_5ForConditionalGeneration": "qwen3.5-multimodal",
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe-multimodal",

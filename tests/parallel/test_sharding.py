@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.errors import ConfigError
-from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank, shard_bounds, shard_sizes
+from pagewick.parallel.sharding import (
+    check_tensor_parallel,
+    kept_key_heads,
+    kv_heads_of_rank,
+    shard_bounds,
+    shard_sizes,
+)
 
 
 @given(size=st.integers(0, 5000), world_size=st.integers(1, 17), multiple=st.integers(1, 300))
@@ -87,6 +93,17 @@ def test_no_copies_where_kv_heads_can_be_divided(counts: tuple[int, int, int]) -
 )
 def test_known_kv_heads(counts: tuple[int, int, int, int], expected: list[int]) -> None:
     assert kv_heads_of_rank(*counts) == expected
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.data())
+def test_a_rank_keeps_the_key_heads_that_its_query_heads_read(
+    group: int, num_kv_heads: int, data: st.DataObject
+) -> None:
+    num_heads = group * num_kv_heads
+    num_ranks = data.draw(st.integers(1, num_heads))
+    for rank in range(num_ranks):
+        read = {head // group for head in range(*shard_bounds(num_heads, rank, num_ranks))}
+        assert list(range(*kept_key_heads(num_heads, num_kv_heads, rank, num_ranks))) == sorted(read)
 
 
 def test_check_tensor_parallel_names_the_sizes_that_work() -> None:

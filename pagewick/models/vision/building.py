@@ -7,6 +7,7 @@ from pagewick.models.vision.config import (
     Gemma4VisionConfig,
     GlmVisionConfig,
     InternVisionConfig,
+    Lfm3VisionConfig,
     MergingSiglipConfig,
     PixtralConfig,
     SiglipConfig,
@@ -16,6 +17,7 @@ from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.glm import GlmEncoder
 from pagewick.models.vision.intern import InternEncoder
+from pagewick.models.vision.lfm3 import Lfm3Encoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
 from pagewick.models.vision.siglip import SiglipEncoder, SquareSiglipEncoder, StretchingSiglipEncoder
@@ -32,6 +34,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return encoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):
         return InternEncoder(context, prefix, config)
+    if isinstance(config, Lfm3VisionConfig):
+        return Lfm3Encoder(context, prefix, config)
     if isinstance(config, GlmVisionConfig):
         return GlmEncoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):

@@ -171,11 +171,13 @@ class SiglipConfig(VisionConfig):
 class MergingConfig(VisionConfig):
     """Encoders whose rows are merge_size x merge_size patches side by side, projected.
 
-    projector_eps: of the layer norm of merged patches; None: there is none. projector_size: width within the MLP behind
-    that; None: one product without a bias is in its place. projector_activation, projector_bias: of the MLP.
+    projector_eps: of the projector's layer norm; None: there is none. is_norm_merged: merged patches are normalised
+    together, else each patch alone. projector_size: width within the MLP behind that; None: one product without a bias
+    is in its place. projector_activation, projector_bias: of the MLP.
     """
 
     projector_eps: float | None = None
+    is_norm_merged: bool = True
     projector_size: int | None = None
     projector_activation: str = "gelu"
     projector_bias: bool = False
@@ -231,6 +233,26 @@ class InternVisionConfig(MergingConfig):
     def fixed_pixels(self) -> int | None:
         assert self.positions_per_side is not None, "each patch has a learned position"
         return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm3VisionConfig(MergingConfig):
+    """The encoder of LFM3-VL, for images of any shape.
+
+    RMS norms, gated MLPs, and no biases or learned positions. Most blocks have a convolution over the rows and columns
+    of patches, with gates, in place of attention.
+    num_kv_heads: heads of keys and values, each of which serves several heads of queries. attention_blocks: those with
+    attention. conv_size: patches along a side of the square that a convolution sees, an odd number.
+    """
+
+    num_kv_heads: int
+    attention_blocks: tuple[int, ...]
+    conv_size: int
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its colours, in them pictures, rows and columns."""
+        return (3 * self.temporal_patch_size * self.patch_size**2,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The projector of encoders whose patches are merged: LFM2-VL, Idefics3, SmolVLM and InternVL."""
+"""The projector of encoders whose patches are merged: LFM2-VL, Idefics3, SmolVLM, InternVL and LFM3-VL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class MergingProjector(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, config: MergingConfig) -> None:
         super().__init__()
         size, out_size, eps = config.merged_size, config.out_hidden_size, config.projector_eps
-        self.norm = None if eps is None else LayerNorm(context, size, eps, has_bias=True)
+        normed_size = size if config.is_norm_merged else config.hidden_size
+        self.norm = None if eps is None else LayerNorm(context, normed_size, eps, has_bias=True)
         self.projection: nn.Module
         if config.projector_size is None:
             self.projection = ReplicatedLinear(context, f"{prefix}.projection", size, out_size)
@@ -32,8 +33,9 @@ class MergingProjector(nn.Module):
                 inputs=("linear_1",),
                 bias=config.projector_bias,
             )
-        self._shape = -1, size
+        self._shapes = (-1, normed_size), (-1, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        merged = x.view(self._shape)
-        return self.projection(merged if self.norm is None else self.norm(merged))  # type: ignore[no-any-return]
+        before, after = self._shapes
+        normed = x if self.norm is None else self.norm(x.view(before))
+        return self.projection(normed.view(after))  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from pagewick.models.vision.config import (
     Gemma4VisionConfig,
     GlmVisionConfig,
     InternVisionConfig,
+    Lfm3VisionConfig,
     MergingConfig,
     MergingSiglipConfig,
     PixtralConfig,
@@ -25,7 +26,18 @@ class Shared(NamedTuple):
     unit: int = 1
 
 
-Dimension = int | Shared
+class KeyHeads(NamedTuple):
+    """A dimension of keys or values: a rank keeps the heads that its share of `num_heads` heads of queries needs.
+
+    Each of `num_kv_heads` heads has `unit` elements.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    unit: int
+
+
+Dimension = int | Shared | KeyHeads
 """A dimension that every rank keeps whole, or one that is shared out."""
 
 Tensors = Iterator[tuple[str, tuple[Dimension, ...]]]
@@ -41,6 +53,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _merging_siglip(config)
     if isinstance(config, InternVisionConfig):
         return _intern(config)
+    if isinstance(config, Lfm3VisionConfig):
+        return _lfm3(config)
     if isinstance(config, GlmVisionConfig):
         return _glm(config)
     if isinstance(config, Gemma4VisionConfig):
@@ -87,7 +101,8 @@ def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
 
 def _merging_projector(config: MergingConfig) -> Tensors:
     if config.projector_eps is not None:
-        yield from _norm("projector.norm", config.merged_size, has_bias=True)
+        size = config.merged_size if config.is_norm_merged else config.hidden_size
+        yield from _norm("projector.norm", size, has_bias=True)
     if config.projector_size is None:
         yield from _linear("projector.projection", config.out_hidden_size, config.merged_size, has_bias=False)
         return
@@ -119,6 +134,32 @@ def _intern(config: InternVisionConfig) -> Tensors:
         yield from _linear(f"{block}.mlp.linear_fc2", size, inner)
     if config.has_norm:
         yield from _norm("norm", size, has_bias=True)
+    yield from _merging_projector(config)
+
+
+def _lfm3(config: Lfm3VisionConfig) -> Tensors:
+    size, inner, channels = config.hidden_size, Shared(config.intermediate_size), Shared(config.hidden_size)
+    heads = Shared(config.num_heads, config.head_dim)
+    key_heads = KeyHeads(config.num_heads, config.num_kv_heads, config.head_dim)
+    yield from _patches("patch_embed.proj", config, has_bias=False)
+    yield from _norm("first_norm", size)
+    for index in range(config.num_blocks):
+        block = f"blocks.{index}"
+        for name in ("norm1", "norm2"):
+            yield from _norm(f"{block}.{name}", size)
+        if index in config.attention_blocks:
+            for name, rows in (("q_proj", heads), ("k_proj", key_heads), ("v_proj", key_heads)):
+                yield from _linear(f"{block}.attn.{name}", rows, size, has_bias=False)
+            for name in ("q_norm", "k_norm"):
+                yield from _norm(f"{block}.attn.{name}", config.head_dim)
+            yield from _linear(f"{block}.attn.proj", size, heads, has_bias=False)
+        else:
+            yield from _linear(f"{block}.conv.in_proj", Shared(size, 3), size, has_bias=False)
+            yield f"{block}.conv.filter.weight", (channels, 1, config.conv_size, config.conv_size)
+            yield from _linear(f"{block}.conv.proj", size, channels, has_bias=False)
+        for name in config.mlp_inputs:
+            yield from _linear(f"{block}.mlp.{name}", inner, size, has_bias=False)
+        yield from _linear(f"{block}.mlp.linear_fc2", size, inner, has_bias=False)
     yield from _merging_projector(config)
 
 

@@ -1,4 +1,4 @@
-"""LFM2, with experts too, LFM2-VL, and LFM3: gated short convolutions in most layers."""
+"""LFM2, with experts too, LFM3, LFM2-VL and LFM3-VL: gated short convolutions in most layers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ TEXT = {**{name: value for name, value in {**COMMON, **SIZES}.items() if value i
 VISION = {
     "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6, "num_patches": 25,
     "patch_size": 4, "model_type": "siglip2_vision_model", "vision_use_head": False, "layer_norm_eps": 1e-3,
+}  # fmt: skip
+# The text part of LFM3-VL.
+TEXT3 = {**{name: value for name, value in {**COMMON, **LFM3}.items() if value is not None}, "model_type": "lfm3"}
+VISION3 = {
+    "hidden_size": 96, "intermediate_size": 56, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "patch_size": 4, "norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 300.0},
 }  # fmt: skip
 
 
@@ -69,5 +76,19 @@ VARIANTS = {
         {**dict.fromkeys(COMMON), "text_config": TEXT, "vision_config": {**VISION, "hidden_act": "gelu"},
          "image_token_id": 190, "projector_hidden_size": 52, "projector_use_layernorm": False,
          "projector_bias": False, "projector_hidden_act": "silu", "downsample_factor": 3},
+    ),
+    "lfm3-vl": Variant(
+        "Lfm3Vl",
+        {**dict.fromkeys(COMMON), "text_config": TEXT3, "vision_config": VISION3, "image_token_id": 190,
+         "projector_hidden_size": 44},
+    ),
+    "lfm3-vl-wide": Variant(
+        "Lfm3Vl",
+        {**dict.fromkeys(COMMON), "text_config": {**TEXT3, "use_attention_gate": False},
+         "vision_config": {**VISION3, "conv_kernel_size": 5, "num_key_value_heads": 3, "spatial_merge_size": 3,
+                           "temporal_patch_size": 1,
+                           "layer_types": ["full_attention", "conv", "full_attention", "conv"]},
+         "image_token_id": 190, "projector_hidden_size": 52, "projector_bias": False, "projector_hidden_act": "silu",
+         "tie_word_embeddings": False},
     ),
 }  # fmt: skip
