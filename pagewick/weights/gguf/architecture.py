@@ -139,6 +139,8 @@ NUMBERED: Final = {
 # Entries that are true if a tensor exists.
 BIAS: Final = {"attention_bias": "attn_q.bias"}
 LLAMA_HAS: Final = {**BIAS, "mlp_bias": "ffn_down.bias"}
+# Positions of text are the same on all axes of images.
+AXES: Final = frozenset({"rope.dimension_sections"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class GgufArchitecture:
     has: entries that are true if a tensor of some layer exists, and false otherwise. lacks: the opposite.
     whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`.
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
+    is_halved: the opposite, for the part of each head that turns: pairs are neighbours in the checkpoint only.
     is_by_head: attn_qkv has all queries, then all keys, then all values; the checkpoint has the queries, the key and
     the value of one key head after the other.
     norm_offset: is added to the weights of norms in the file, except those in plain_norms.
@@ -172,6 +175,7 @@ class GgufArchitecture:
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     layer_prefix: str = "model.layers.{}."
     is_permuted: bool = False
+    is_halved: bool = False
     is_by_head: bool = False
     norm_offset: float = 0.0
     plain_norms: frozenset[str] = frozenset()

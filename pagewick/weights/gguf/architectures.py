@@ -13,6 +13,7 @@ from typing import Final
 
 from pagewick.weights.gguf.architecture import (
     ATTENTION,
+    AXES,
     BIAS,
     ENTRIES,
     EXPERT_ENTRIES,
@@ -91,7 +92,7 @@ YOUTU: Final = GgufArchitecture(
 )
 
 # general.architecture -> its meaning. `llama` with experts is MIXTRAL, `deepseek2` with sigmoids DEEPSEEK_V3, and
-# without experts YOUTU.
+# without experts YOUTU. `glm4` with sections of its rotation is GLM4V.
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "llama": GgufArchitecture(name="LlamaForCausalLM", has=LLAMA_HAS, is_permuted=True),
     "qwen2": GgufArchitecture(name="Qwen2ForCausalLM"),
@@ -156,6 +157,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "glm4": GgufArchitecture(
         name="Glm4ForCausalLM",
         has=BIAS,
+        harmless=AXES,
         layer={
             **LAYER,
             **_FUSED_GATE,
@@ -196,3 +198,5 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     **ARCHITECTURES_HYBRID,
     **ENCODERS,
 }
+# The text part of GLM-4.1V and GLM-OCR.
+GLM4V: Final = replace(ARCHITECTURES["glm4"], is_halved=True)

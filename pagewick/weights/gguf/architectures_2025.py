@@ -41,8 +41,6 @@ _STATE_GATES: Final = {"ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear
 # ssm_in is in older files of Qwen3-Next.
 _STATE_FUSED: Final = {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
 _STATE_NORM: Final = frozenset({"ssm_norm"})
-# Positions of text are the same on all axes of images.
-_AXES: Final = frozenset({"rope.dimension_sections"})
 
 _LAYER_INPUT: Final = {
     "inp_gate": "per_layer_input_gate",
@@ -134,7 +132,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         layer={**_STATE, **_STATE_GATES, **common.DENSE},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
-        harmless=_AXES,
+        harmless=common.AXES,
     ),
     "qwen35moe": GgufArchitecture(
         name="Qwen3_5MoeForCausalLM",
@@ -144,7 +142,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         layer={**_STATE, **_STATE_GATES, **common.ROUTED, **common.SHARED},
         norm_offset=1.0,
         plain_norms=_STATE_NORM,
-        harmless=_AXES,
+        harmless=common.AXES,
     ),
     "llama4": GgufArchitecture(
         name="Llama4ForCausalLM",
@@ -160,6 +158,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
     ),
     "glm4moe": GgufArchitecture(
         name="Glm4MoeForCausalLM",
+        harmless=common.AXES,
         entries=common.CHOSEN_ENTRIES,
         required=common.EXPERTS,
         has={**common.BIAS, "use_qk_norm": "attn_q_norm.weight"},
@@ -296,12 +295,12 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         fixed={"rope.scaling.type": "none"},
     ),
     # The text parts of models that also see images.
-    "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=_AXES, is_written=False),
+    "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=common.AXES, is_written=False),
     "qwen3vl": GgufArchitecture(
         name="Qwen3ForCausalLM",
         has=common.BIAS,
         layer={**common.LAYER, **common.HEAD_NORMS},
-        harmless=_AXES,
+        harmless=common.AXES,
         is_written=False,
     ),
     "qwen3vlmoe": GgufArchitecture(
@@ -311,7 +310,7 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         constants={"norm_topk_prob": True},
         has=common.BIAS,
         layer={**common.LAYER, **common.HEAD_NORMS, **common.ROUTED},
-        harmless=_AXES,
+        harmless=common.AXES,
         is_written=False,
     ),
 }

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.gguf.architecture import GgufArchitecture
-from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
+from pagewick.weights.gguf.architecture import AXES, GgufArchitecture
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, GLM4V, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
 from pagewick.weights.gguf.architectures_hybrid import BAMBA
@@ -29,7 +29,7 @@ _YARN_ENTRIES: Final = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys of models that compute something else than their architecture does elsewhere -> the values that change nothing.
-# GLM-4.1V rotates for images, Mistral Large 3 (deepseek2) scales scores by position, Jina's BERT by distance.
+# Mistral Large 3 (deepseek2) scales scores by position, Jina's BERT by distance.
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope.dimension_sections": (0,),
     "attention.temperature_scale": (0,),
@@ -65,6 +65,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
             return DEEPSEEK_V3
     if kind == "granitemoe" and metadata.get("expert_shared_feed_forward_length"):
         return GRANITE_MOE_SHARED
+    if kind == "glm4" and _has_axes(metadata):
+        return GLM4V
     if kind == "olmo2" and metadata.get("attention.sliding_window"):
         return OLMO3
     if kind == "falcon" and "blk.0.attn_norm_2.weight" in metadata.shapes:
@@ -76,6 +78,11 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
     if kind == "mistral3" and not metadata.get("attention.temperature_scale"):
         return ARCHITECTURES["llama"]
     return ARCHITECTURES[kind]
+
+
+def _has_axes(metadata: Metadata) -> bool:
+    sections = metadata.values.get(f"{metadata.kind}.{next(iter(AXES))}")
+    return isinstance(sections, list) and any(sections)
 
 
 def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[str, Any]:

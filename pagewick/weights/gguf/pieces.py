@@ -43,7 +43,8 @@ class Piece:
     shape: outermost first. num_heads: in each of this number of heads the two halves of the rows are interleaved, and
     must be separated; 0: they are separate. offset: has to be subtracted from every number. is_decay: the file has
     -exp(x) for every number x. key_heads: numbers of key heads and of the queries of each, if the file has all queries,
-    all keys and all values, and the checkpoint those of one key head after the other.
+    all keys and all values, and the checkpoint those of one key head after the other. halved: the number of heads, and
+    how many of the first rows of each are in two halves, which must be interleaved.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Piece:
     offset: float = 0.0
     is_decay: bool = False
     key_heads: tuple[int, int] | None = None
+    halved: tuple[int, int] | None = None
 
     @property
     def row_size(self) -> int:
@@ -218,8 +220,8 @@ class _Maker:
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
         offset = self.architecture.norm_offset if has_offset else 0.0
-        num_halved, key_heads = self._num_permuted_heads(stem), self._key_heads(stem)
-        return Piece(name, shape, tensor, 0, num_rows, num_halved, offset, stem == _DECAY, key_heads)
+        num_permuted, key_heads, halved = self._num_permuted_heads(stem), self._key_heads(stem), self._halved(stem)
+        return Piece(name, shape, tensor, 0, num_rows, num_permuted, offset, stem == _DECAY, key_heads, halved)
 
     def _key_heads(self, stem: str) -> tuple[int, int] | None:
         if not self.architecture.is_by_head or stem != "attn_qkv":
@@ -228,10 +230,17 @@ class _Maker:
         return num_kv_heads, num_heads // max(1, num_kv_heads)
 
     def _num_permuted_heads(self, stem: str) -> int:
-        if not self.architecture.is_permuted or stem not in ("attn_q", "attn_k"):
-            return 0
+        return self._heads_of(stem) if self.architecture.is_permuted else 0
+
+    def _halved(self, stem: str) -> tuple[int, int] | None:
+        if not self.architecture.is_halved or not (num_heads := self._heads_of(stem)):
+            return None
+        return num_heads, int(self.config["head_dim"] * self.config["partial_rotary_factor"])
+
+    def _heads_of(self, stem: str) -> int:
+        """The number of heads of queries or keys, which turn; 0 for other tensors."""
         num_heads, num_kv_heads = self._num_heads
-        return num_heads if stem == "attn_q" else num_kv_heads
+        return {"attn_q": num_heads, "attn_k": num_kv_heads}.get(stem, 0)
 
     @property
     def _num_heads(self) -> tuple[int, int]:
@@ -246,7 +255,8 @@ class _Maker:
         for stem, count in (("attn_q", num_heads), ("attn_k", num_kv_heads), ("attn_v", num_kv_heads)):
             name, size = f"{prefix}{self.architecture.layer[stem]}.{leaf}", count * head_dim
             shape = (size, *tensor.shape[1:])
-            yield Piece(name, shape, tensor, start, size, self._num_permuted_heads(stem))
+            permuted, halved = self._num_permuted_heads(stem), self._halved(stem)
+            yield Piece(name, shape, tensor, start, size, permuted, halved=halved)
             start += size
 
     def _gates_and_ups(self, prefix: str, tensor: GgufTensor) -> Iterator[Piece]:

@@ -101,6 +101,8 @@ class GgufSource(TensorSource):
             found = expand(piece.stored_type, stored, piece.shape[-1], scale)
         if piece.num_heads:
             found = separate_halves(found, piece.num_heads)
+        if piece.halved is not None:
+            found = interleave_halves(found, *piece.halved)
         if piece.key_heads is not None:
             found = join_heads(found, *piece.key_heads)
         if piece.offset:
@@ -158,6 +160,13 @@ class GgufSource(TensorSource):
 def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the interleaving of the two halves of each head's rows: [num_heads * head_dim, n]."""
     return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
+def interleave_halves(rows: torch.Tensor, num_heads: int, num_turned: int) -> torch.Tensor:
+    """Interleave the two halves of the first num_turned rows of each head: [num_heads * head_dim, n]."""
+    heads = rows.view(num_heads, -1, rows.shape[1])
+    turned = heads[:, :num_turned].view(num_heads, 2, -1, rows.shape[1]).transpose(1, 2).flatten(1, 2)
+    return torch.cat((turned, heads[:, num_turned:]), dim=1).reshape(rows.shape)
 
 
 def join_heads(rows: torch.Tensor, num_key_heads: int, num_queries: int) -> torch.Tensor:

@@ -52,6 +52,12 @@ def _qwen_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> 
     return entries
 
 
+def _glm_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = found.get("rope_scaling") or {"rope_type": "default"}
+    entries = {"vision_config": _glm(file, text), "rope_scaling": {**scaling, "mrope_section": _sections(text)}}
+    return entries if _has_positions(file) else {**entries, "architectures": ["GlmOcrForConditionalGeneration"]}
+
+
 def _gemma3_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"vision_config": _gemma3(file), "mm_tokens_per_image": _num_tokens(file)}
 
@@ -87,6 +93,32 @@ def _qwen(file: VisionKeys, text: Metadata) -> dict[str, Any]:
         found["num_position_embeddings"] = file.shape("v.position_embd.weight")[0]
         found["deepstack_visual_indexes"] = file.deepstack
     return found
+
+
+def _glm(file: VisionKeys, text: Metadata) -> dict[str, Any]:
+    """The entry vision_config of a GLM. That of GLM-OCR, which has no learned positions, names another width."""
+    found: dict[str, Any] = {
+        "model_type": "glm_ocr_vision",
+        "depth": file.depth,
+        "num_heads": file.count("attention.head_count"),
+        "hidden_act": file.family.activation,
+        "rms_norm_eps": file.family.eps[0],
+        "patch_size": file.count("patch_size"),
+        "spatial_merge_size": file.count("spatial_merge_size", 2),
+        "temporal_patch_size": 2,
+        "hidden_size": file.count("embedding_length"),
+        "intermediate_size": file.inner_size,
+        "out_hidden_size": text.get("embedding_length"),
+        "attention_bias": "v.blk.0.attn_qkv.bias" in file.names,
+    }
+    if _has_positions(file):
+        width = file.shape("mm.up.weight")[0]
+        found |= {"model_type": "glm4v_vision", "intermediate_size": width, "image_size": file.count("image_size")}
+    return found
+
+
+def _has_positions(file: VisionKeys) -> bool:
+    return "v.position_embd.weight" in file.names
 
 
 def _gemma3(file: VisionKeys) -> dict[str, Any]:
@@ -146,6 +178,22 @@ def _qwen_processor(file: VisionKeys) -> ProcessorFiles:
     return ProcessorFiles(entries)
 
 
+def _glm_processor(file: VisionKeys) -> ProcessorFiles:
+    least, most = (
+        file.count(f"image_{name}_pixels", default)
+        for name, default in zip(("min", "max"), file.family.limits, strict=True)
+    )
+    entries: dict[str, Any] = {
+        "image_processor_type": "Glm4vImageProcessor",
+        "patch_size": file.count("patch_size"),
+        "merge_size": file.count("spatial_merge_size", 2),
+        "temporal_patch_size": 2,
+        # These limits count the pixels of both pictures of a patch.
+        "size": {"shortest_edge": 2 * least, "longest_edge": 2 * most},
+    }
+    return ProcessorFiles(entries)
+
+
 def _gemma3_processor(file: VisionKeys) -> ProcessorFiles:
     side = file.count("image_size")
     entries = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
@@ -186,6 +234,7 @@ def _sections(text: Metadata) -> list[int]:
 _QWENS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]], dict[str, Any]]]] = {
     **dict.fromkeys(_QWENS, _qwen_config),
+    "glm4v": _glm_config,
     "gemma3": _gemma3_config,
     "gemma4v": _gemma4_config,
     "idefics3": tiled_entries.idefics3_config,
@@ -194,6 +243,7 @@ _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]],
 }
 _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
     **dict.fromkeys(_QWENS, _qwen_processor),
+    "glm4v": _glm_processor,
     "gemma3": _gemma3_processor,
     "gemma4v": _gemma4_processor,
     "idefics3": tiled_entries.idefics3_processor,

@@ -51,7 +51,7 @@ def test_the_factor_of_attention_with_yarn(key: str | None, value: float, expect
 @pytest.mark.parametrize(
     ("kind", "key", "value", "harmless"),
     [
-        ("glm4", "rope.dimension_sections", [8, 12, 12, 0], [0, 0, 0, 0]),
+        ("llama", "rope.dimension_sections", [8, 12, 12, 0], [0, 0, 0, 0]),
         ("llama", "attention.temperature_scale", 0.1, 0.0),
         ("llama", "attention.clamp_kqv", 8.0, 0.0),
         ("llama", "attention.max_alibi_bias", 8.0, 0.0),

@@ -16,6 +16,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.image_settings import image_settings
 from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.errors import ModelLoadError, UnsupportedError
+from pagewick.images.glm_settings import GlmSettings
 from pagewick.kernels import cpu
 from pagewick.models.registry import read_config
 from pagewick.weights.description import describe
@@ -161,6 +162,16 @@ def test_without_the_vision_part_images_are_refused_and_text_is_the_same(pair: P
         assert serve(engine, requests()[3:]) == {("r3", 0): expected["r3", 0]}
 
 
+@exact
+@pytest.mark.parametrize("name", [name for name in PAIRS if name.startswith("glm")])
+def test_text_parts_of_glm_read_text_alone(name: str, tmp_path: Path) -> None:
+    """Their queries and keys are in another order than those of models that only read text."""
+    pair = write_pair(name, tmp_path)
+    with running(pair.text, **OPTIONS) as engine:
+        assert engine.info.image_token_id is None
+        assert serve(engine, requests()[3:]) == {("r3", 0): answers(*pair)["r3", 0]}
+
+
 def settings_of(pair: Pair, path: Path, **options: Any) -> Any:
     return image_settings(EngineConfig(str(pair.text), mmproj=str(path), **options))
 
@@ -174,6 +185,10 @@ def test_settings_are_those_of_the_file_and_of_the_family(pair: Pair, tmp_path: 
     older = write_pair("qwen2-vl", tmp_path)
     assert settings_of(older, older.vision).min_pixels == 3136
     assert settings_of(older, older.vision).max_pixels == 12845056
+    glm = settings_of(write_pair("glm-4.1v", tmp_path), tmp_path / "mmproj-glm-4.1v-F32.gguf")
+    assert isinstance(glm, GlmSettings) and (glm.patch_size, glm.merge_size, glm.temporal_patch_size) == (4, 2, 2)
+    assert (glm.min_pixels, glm.max_pixels) == (8 * 28**2, 6144 * 28**2)
+    assert glm.mean == pytest.approx(IMAGE_MEAN) and glm.std == pytest.approx(IMAGE_STD)
     limits = {"clip.vision.image_min_pixels": 128, "clip.vision.image_max_pixels": 4096}
     limited = settings_of(pair, with_vision(pair, "limited.gguf", values=limits))
     assert (limited.min_pixels, limited.max_pixels) == (128, 4096)

@@ -39,6 +39,11 @@ _STATE: Final = {
     "num_hidden_layers": 4, "linear_num_key_heads": 6, "linear_num_value_heads": 6, "linear_value_head_dim": 16,
     "attention_bias": False, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+# Files have another eps only if the model has.
+_WHOLE_HEADS: Final = {
+    "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 1.0, "mrope_section": [3, 4, 5],
+}  # fmt: skip
+_GLM: Final = {"embed_dim": None, "rms_norm_eps": 1e-5}
 
 # Variant -> entries of its text part and of its vision part that differ from it.
 PAIRS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
@@ -48,6 +53,9 @@ PAIRS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "qwen3-vl-moe": ({**_MOE, "mlp_only_layers": []}, {}),
     "qwen3.5-multimodal": (_STATE, {}),
     "qwen3.5-moe-multimodal": ({**_STATE, **_MOE, "shared_expert_intermediate_size": 32}, {}),
+    "glm-4.1v": ({"hidden_size": 96}, {**_GLM, "out_hidden_size": 96}),
+    "glm-4.5v": ({"n_routed_experts": 4, "num_experts_per_tok": 2}, _GLM),
+    "glm-ocr": ({"num_nextn_predict_layers": 1, "rope_parameters": _WHOLE_HEADS}, _GLM),
 }
 # Models whose images all have one size. Readers of the files know the layers with windows and the scale of scores.
 FIXED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
@@ -85,7 +93,7 @@ ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED}
 
 
 def placeholder_of(name: str) -> str:
-    if name in SCALED:
+    if name in SCALED or name.startswith("glm"):
         return "<|image|>"
     if name in TILED:
         return "<IMG_CONTEXT>" if name.startswith("internvl") else "<image>"
