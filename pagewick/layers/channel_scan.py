@@ -9,10 +9,10 @@ from pagewick.attention.backend import AttentionBatch
 from pagewick.kernels.options import ChannelScanOptions, ConvolutionOptions
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
-from pagewick.layers.norm import PlainRMSNorm
+from pagewick.layers.norm import PlainRMSNorm, RMSNorm
 from pagewick.layers.rotary import Angles
 from pagewick.layers.state import Constant, StateLayer, constant
-from pagewick.layers.state_config import ChannelScanConfig
+from pagewick.layers.state_config import STEP_NORMS, ChannelScanConfig
 from pagewick.parallel.sharding import shard_bounds
 
 # Raise the number whenever the layout of a state changes.
@@ -38,9 +38,13 @@ class ChannelScan(StateLayer):
         self.x_proj = RowParallelLinear(context, f"{prefix}.x_proj", size, sum(self._parts))
         self.dt_proj = ColumnParallelLinear(context, f"{prefix}.dt_proj", config.step_rank, size)
         self.out_proj = RowParallelLinear(context, f"{prefix}.out_proj", size, hidden_size, bias=config.has_bias)
-        self._norms: list[PlainRMSNorm] = []
+        self._norms: list[PlainRMSNorm | RMSNorm] = []
         if config.norm_eps is not None:
-            self._norms = [PlainRMSNorm(context, width, config.norm_eps) for width in self._parts]
+            kind = RMSNorm if config.has_norm_weights else PlainRMSNorm
+            self._norms = [kind(context, width, config.norm_eps) for width in self._parts]
+        if config.has_norm_weights:
+            for name, norm in zip(STEP_NORMS, self._norms, strict=True):
+                self.add_module(name, norm)
         self.conv_weight = constant(context, num_channels, config.conv_size)
         self.log_decay = constant(context, state_dim, num_channels)
         self.skip = constant(context, num_channels)

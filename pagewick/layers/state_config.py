@@ -8,6 +8,9 @@ from typing import Final
 TILED: Final = "layers of linear attention: the file has their heads in llama.cpp's order"
 """Why several ranks cannot share layers whose DeltaConfig is_tiled."""
 
+STEP_NORMS: Final = ("dt_layernorm", "b_layernorm", "c_layernorm")
+"""The norms of steps, keys and queries of a ChannelScanConfig that has_norm_weights."""
+
 # Numbers that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py): 64, or twice as many if
 # chunks are half empty. Copies of queries and keys are in float32 where a model is in float16, and count twice.
 _CHUNK_NUMBERS: Final = 128
@@ -154,7 +157,8 @@ class ChannelScanConfig:
 
     step_rank: size of the vector from which the channels' steps come. conv_size: tokens that the convolution sees, the
     new one included. has_bias: the input and output projections have biases. norm_eps: that vector, keys and queries
-    are divided by their root mean squares, with this eps (FalconMamba); None: they are not.
+    are divided by their root mean squares, with this eps (FalconMamba); None: they are not. has_norm_weights: each is
+    multiplied by a weight behind that (Jamba).
     """
 
     num_channels: int
@@ -164,6 +168,7 @@ class ChannelScanConfig:
     has_bias: bool = False
     has_conv_bias: bool = True
     norm_eps: float | None = None
+    has_norm_weights: bool = False
 
     @property
     def products_width(self) -> int:

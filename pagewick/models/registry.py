@@ -131,6 +131,7 @@ ARCHITECTURES: Final = {
     "GraniteSWAForCausalLM": "pagewick.models.granite:read_granite_swa",
     "GraniteMoeSWAForCausalLM": "pagewick.models.granite:read_granite_moe_swa",
     "BambaForCausalLM": "pagewick.models.bamba:read_bamba",
+    "JambaForCausalLM": "pagewick.models.jamba:read_jamba",
     "MambaForCausalLM": "pagewick.models.mamba_alone:read_mamba1",
     "FalconMambaForCausalLM": "pagewick.models.mamba_alone:read_falcon_mamba",
     "Mamba2ForCausalLM": "pagewick.models.mamba_alone:read_mamba2",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
+from pagewick.layers.state_config import (
+    STEP_NORMS,
+    ChannelScanConfig,
+    ConvolutionConfig,
+    DeltaConfig,
+    MambaConfig,
+    StateConfig,
+)
 from pagewick.models.tensor_sizes import Role, Size, cut, whole
 
 Named = tuple[str, Role, tuple[Size, ...]]
@@ -77,6 +84,9 @@ def _channel_scan(config: ChannelScanConfig, hidden: Size, rank: int, num_ranks:
     constants: dict[str, tuple[Size, ...]] = {"conv1d.weight": (channels, whole(1), whole(config.conv_size))}
     if config.has_conv_bias:
         constants["conv1d.bias"] = (channels,)
+    if config.has_norm_weights:
+        for name, size in zip(STEP_NORMS, (config.step_rank, config.state_dim, config.state_dim), strict=True):
+            yield f"mamba.{name}.weight", "norm", (whole(size),)
     constants |= {"A_log": (channels, whole(config.state_dim)), "D": (channels,), "dt_proj.bias": (channels,)}
     yield from _constants("mamba", constants)
 

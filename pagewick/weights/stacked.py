@@ -100,6 +100,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
         ("OlmoeForCausalLM", "FlexOlmoForCausalLM", "Cohere2MoeForCausalLM"),
         Stacking(_USUAL, "num_experts", "intermediate_size"),
     ),
+    "JambaForCausalLM": Stacking((".feed_forward.experts",), "num_experts", "intermediate_size"),
     "Ernie4_5_MoeForCausalLM": Stacking(_USUAL, "moe_num_experts", "moe_intermediate_size"),
     "GraniteMoeForCausalLM": _GRANITE,
     "GraniteMoeSharedForCausalLM": _GRANITE,

@@ -36,7 +36,7 @@ KINDS: Final = (
     "llama-bias-tied", "llama-1", "qwen3", "phi-3-mini-4k", "phi-gqa-qk-layernorm", "starcoder", "gpt-bigcode-mha",
     "starcoder2-3b", "pythia", "gemma-2", "granite-untied-bias", "mixtral", "qwen2-moe-dense-layers",
     "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-5.2", "a.x-k2", "olmo-2", "ministral-3", "command-r-plus",
-    "qwen3.5", "lfm3", "granite-4-h-moe", "nemotron-h", "nemotron-3-latents", "falcon-h1",
+    "qwen3.5", "lfm3", "granite-4-h-moe", "jamba", "nemotron-h", "nemotron-3-latents", "falcon-h1",
 )  # fmt: skip
 
 # Those whose tokens see a selection of the tokens before them.

@@ -80,7 +80,7 @@ MISTAKES = [
     complete("no network", "some/model", "cannot reach http://127.0.0.1:9", "check the network", "built-in",
              environment={"HF_ENDPOINT": "http://127.0.0.1:9"}),
     # It is not usable.
-    complete("unknown architecture", "{jamba}", "JambaForCausalLM is not supported", "pagewick models supported"),
+    complete("unknown architecture", "{bloom}", "BloomForCausalLM is not supported", "pagewick models supported"),
     complete("architecture that is no name", "{noname}", "config.json names no architecture", "LlamaForCausalLM"),
     complete("very long entry", "{long}", "quantized with qqqq", "qqq ... qqq", "use another checkpoint of this model"),
     complete("device", "{device}", "tokenizer.json is a pipe, a device or a socket", "delete it"),
@@ -128,7 +128,7 @@ MISTAKES = [
     serve("no chat template file", "--chat-template", "{here}/no.jinja",
           words=("cannot read the chat template", "check the path")),
     serve("broken chat template", "--chat-template", "{here}/bad.jinja", words=("chat template is not valid",)),
-    serve("served architecture", "{jamba}", words=("JambaForCausalLM is not supported",)),
+    serve("served architecture", "{bloom}", words=("BloomForCausalLM is not supported",)),
     serve("served weights larger than memory", "{huge}", words=("not enough memory",)),
     # The command line is wrong.
     serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
@@ -218,7 +218,7 @@ def write_world(here: Path) -> None:
     (here / "adapter").mkdir()
     (here / "adapter" / "adapter_config.json").write_text("{}")
     write_model(here / "outer" / "inner")
-    write_model(here / "jamba", config={"architectures": ["JambaForCausalLM"]})
+    write_model(here / "bloom", config={"architectures": ["BloomForCausalLM"]})
     write_model(here / "gelu", config={"hidden_act": "mish"})
     write_model(here / "yarn", config={"rope_scaling": {"rope_type": "spiral", "factor": 4.0}})
     write_model(here / "aqlm", config={"quantization_config": {"quant_method": "aqlm", "bits": 4}})

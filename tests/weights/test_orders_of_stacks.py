@@ -144,7 +144,7 @@ def test_stacks_in_fp8_that_cannot_be_separated_are_refused(tmp_path: Path) -> N
     [
         "mixtral", "qwen2-moe-dense-layers", "qwen3-moe", "qwen3-next", "glm-4.5", "glm-4.7-flash", "deepseek-v2",
         "deepseek-v3", "granite-moe", "minimax-m2", "olmoe", "ernie-4.5-moe", "hy3", "mellum-2", "phi-3.5-moe",
-        "command-a-plus", "laguna-xs", "mimo-v2-flash", "glm-4.5v", "a.x-k2", "flint",
+        "command-a-plus", "laguna-xs", "mimo-v2-flash", "glm-4.5v", "a.x-k2", "flint", "jamba",
     ],
 )  # fmt: skip
 def test_models_that_transformers_writes_as_it_computes(name: str, tmp_path: Path) -> None:

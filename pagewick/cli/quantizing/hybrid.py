@@ -1,4 +1,4 @@
-"""Models with Mamba-2 or short convolutions in most layers, on their way into a GGUF file, and their relatives.
+"""Models with Mamba or short convolutions in most layers, on their way into a GGUF file, and their relatives.
 
 Files of Granite have its fused shared MLP as two projections. Granite 4 without Mamba is a file of Granite 3.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MoeConfig
-from pagewick.layers.state_config import MambaConfig
+from pagewick.layers.state_config import ChannelScanConfig, MambaConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.weights.gguf.architecture import GgufArchitecture
@@ -24,7 +24,7 @@ _GRANITE4, _NEMOTRON = "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"
 _WITH_SHARED_MLPS: Final = frozenset({_GRANITE4, "GraniteMoeSharedForCausalLM"})
 _FUSED, _FUSED_DOWN = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
 _GATE, _UP, _DOWN = "gate_proj.weight", "up_proj.weight", "down_proj.weight"
-_KINDS: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe"})
+_KINDS: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "jamba", "nemotron_h", "nemotron_h_moe"})
 Shape = tuple[int, ...]
 
 
@@ -68,6 +68,9 @@ def hybrid_values(kind: str, model: ModelConfig) -> dict[str, Any]:
     ]
     if kind.startswith("nemotron"):
         found["feed_forward_length"] = [_size_of(mlp) for mlp in mlps]
+    scan = next((attention for attention in attentions if isinstance(attention, ChannelScanConfig)), None)
+    if scan is not None:
+        found["ssm.inner_size"] = scan.num_channels
     mamba = next((attention for attention in attentions if isinstance(attention, MambaConfig)), None)
     if mamba is not None:
         is_rotated = any(layer.rope is not None for layer in model.layers)

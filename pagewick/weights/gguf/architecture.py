@@ -157,7 +157,8 @@ class GgufArchitecture:
     the value of one key head after the other.
     norm_offset: is added to the weights of norms in the file, except those in plain_norms.
     harmless: keys that other architectures have where they compute something else, and this one does not.
-    endings: those of tensors whose names end before them in checkpoints, if others than WITHOUT_ENDING's.
+    endings: those of tensors whose names end before them in checkpoints, if others than WITHOUT_ENDING's; None: a name
+    has the same ending in both. vectors: tensors that are matrices in files and vectors in checkpoints.
     rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
     have, with the same values. has_pattern: files have a list of which layers have a window.
     has_unused_keys: files have the keys and values of layers that borrow those of others, too, because llama.cpp asks
@@ -180,10 +181,15 @@ class GgufArchitecture:
     norm_offset: float = 0.0
     plain_norms: frozenset[str] = frozenset()
     harmless: frozenset[str] = frozenset()
-    endings: Mapping[str, str] = field(default_factory=dict)
+    endings: Mapping[str, str | None] = field(default_factory=dict)
+    vectors: frozenset[str] = VECTORS
     rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_pattern: bool = False
     has_unused_keys: bool = False
     is_written: bool = True
     is_encoder: bool = False
+
+    def ending_of(self, stem: str) -> str | None:
+        """Return the ending that a tensor's name has in files and not in checkpoints; None: it has the same in both."""
+        return {**WITHOUT_ENDING, **self.endings}.get(stem)

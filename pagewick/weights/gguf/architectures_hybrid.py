@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that have Mamba-2 or short convolutions in most layers. Imports no torch.
+"""The architectures of GGUF files that have Mamba or short convolutions in most layers. Imports no torch.
 
 Tables like those in architectures.py. Lists of numbers, one for each layer, are read by hybrid_entries.py.
 """
@@ -171,6 +171,44 @@ ARCHITECTURES_HYBRID: Final[Mapping[str, GgufArchitecture]] = {
             "ffn_down_shexp": "shared_mlp.down_proj",
         },
         is_permuted=True,
+    ),
+    "jamba": GgufArchitecture(
+        name="JambaForCausalLM",
+        entries={
+            **_ENTRIES,
+            "feed_forward_length": "intermediate_size",
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_dt_rank",
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        required=(
+            *(*_REQUIRED, "feed_forward_length", "attention.layer_norm_rms_epsilon"),
+            *("ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank", "ssm.inner_size"),
+        ),
+        has={"mamba_conv_bias": "ssm_conv1d.bias", "mamba_proj_bias": "ssm_in.bias"},
+        whole={**common.WHOLE, "output_norm": "model.final_layernorm"},
+        layer={
+            **common.ATTENTION,
+            **{name: theirs for name, theirs in _STATE.items() if name not in ("ssm_dt", "ssm_norm")},
+            "ssm_x": "mamba.x_proj",
+            "ssm_dt": "mamba.dt_proj",
+            "ssm_dt_norm": "mamba.dt_layernorm",
+            "ssm_b_norm": "mamba.b_layernorm",
+            "ssm_c_norm": "mamba.c_layernorm",
+            "ffn_norm": "pre_ff_layernorm",
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+            "ffn_gate_inp": "feed_forward.router",
+            "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
+            "ffn_up_exps": "feed_forward.experts.{}.up_proj",
+            "ffn_down_exps": "feed_forward.experts.{}.down_proj",
+        },
+        # dt_proj has a weight and a bias, and A_log a row for each channel.
+        endings={"ssm_dt": None},
+        vectors=frozenset(),
     ),
     # The converter multiplies the weights by the model's factors.
     "falcon-h1": GgufArchitecture(

@@ -1,4 +1,4 @@
-"""Entries of config.json for GGUF files with Mamba-2 or short convolutions in most layers. Imports no torch.
+"""Entries of config.json for GGUF files with Mamba or short convolutions in most layers. Imports no torch.
 
 Such files have lists, one number for each layer, that say which kind of layer it is.
 """
@@ -97,6 +97,31 @@ def _nemotron_h(metadata: Metadata, found: Entries) -> dict[str, Any]:
     }
 
 
+def _jamba(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    inner, hidden_size = metadata.get(_INNER), metadata.get(_HIDDEN)
+    if inner % max(1, hidden_size):
+        raise metadata.wrong(f"{metadata.kind}.{_INNER}", f"no multiple of {_HIDDEN}, which is not supported")
+    heads = _kv_heads(metadata, found)
+    has_experts = [f"blk.{layer}.ffn_gate_inp.weight" in metadata.shapes for layer in range(len(heads))]
+    cases: dict[str, Any] = {
+        "num_key_value_heads": max(heads),
+        "mamba_expand": inner // max(1, hidden_size),
+        # Files of models without experts may have no key for their number.
+        "num_experts": found.get("num_experts", 1) if any(has_experts) else 1,
+    }
+    for name, flags in (("attn_layer", [count > 0 for count in heads]), ("expert_layer", has_experts)):
+        # From the first to the second, or, if there is one, to the end, so that no other follows.
+        places = [layer for layer, flag in enumerate(flags) if flag]
+        first = places[0] if places else 0
+        period = places[1] - first if len(places) > 1 else max(first + 1, len(flags) - first)
+        if places and flags != [layer % period == first for layer in range(len(flags))]:
+            raise metadata.wrong(
+                f"{metadata.kind}.{_KV_HEADS}", "not periodic, or experts are not: it is not supported"
+            )
+        cases |= {f"{name}_period": period, f"{name}_offset": first}
+    return cases
+
+
 def _kv_heads(metadata: Metadata, found: Entries) -> list[Any]:
     """Return the number of key and value heads of each layer, which is the same where it is not 0."""
     key, heads = f"{metadata.kind}.{_KV_HEADS}", metadata.of_layers(_KV_HEADS, found["num_hidden_layers"])
@@ -121,5 +146,6 @@ HYBRID_ENTRIES: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]
     **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     **dict.fromkeys(("granite", "granitemoe"), _granite),
     "granitehybrid": _granite_hybrid,
+    "jamba": _jamba,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
 }

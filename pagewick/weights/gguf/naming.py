@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import CONVOLUTIONS, VECTORS, WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTIONS, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
@@ -76,7 +76,7 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
     theirs, whole = (text.removeprefix(architecture.layer_prefix) for text in (pattern, f"{pattern}.{leaf}"))
     if whole in architecture.layer.values():
         theirs = whole
-        leaf = {**WITHOUT_ENDING, **architecture.endings}[_key_of(architecture.layer, theirs)]
+        leaf = architecture.ending_of(_key_of(architecture.layer, theirs)) or ""
     if theirs not in architecture.layer.values() or leaf not in ("weight", "bias", ""):
         return None
     place = int(numbers[1]) if len(numbers) > 1 else None
@@ -108,7 +108,7 @@ def gguf_shapes(
             found[stored] = (max(shape[0], config["vocab_size"]), *shape[1:])
         elif _stem(stored) in CONVOLUTIONS and len(shape) > 2:
             found[stored] = (shape[0], shape[-1])
-        elif _stem(stored) in VECTORS and "ssm_d" in architecture.layer:
+        elif _stem(stored) in architecture.vectors and "ssm_d" in architecture.layer:
             groups = config.get("mamba_n_groups", config.get("n_groups")) if _stem(stored) == "ssm_norm" else shape[0]
             found[stored] = (groups, shape[0] // groups)
         else:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import CONVOLUTIONS, VECTORS, WITHOUT_ENDING, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTIONS, GgufArchitecture
 from pagewick.weights.gguf.header import GgufTensor
 
 # Tensors that are part of the config, or are computed.
@@ -208,14 +208,15 @@ class _Maker:
         elif "{}" in name:
             yield from self._stacked(f"{prefix}{name}.{leaf}", tensor, 0, tensor.shape[1:])
         else:
-            yield self._piece(f"{prefix}{name}" if stem in WITHOUT_ENDING else f"{prefix}{name}.{leaf}", tensor, stem)
+            is_whole = names.ending_of(stem) is not None
+            yield self._piece(f"{prefix}{name}" if is_whole else f"{prefix}{name}.{leaf}", tensor, stem)
 
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
         shape = (1, *tensor.shape) if stem in self.architecture.rows and len(tensor.shape) == 1 else tensor.shape
         if stem in CONVOLUTIONS and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])
-        elif stem in VECTORS:
+        elif stem in self.architecture.vectors:
             shape = (prod(shape),)
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")

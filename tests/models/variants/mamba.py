@@ -1,4 +1,4 @@
-"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1; Mamba-1 or 2 alone."""
+"""Models with Mamba-2 in most layers: Granite 4.0-H, Bamba, Nemotron-H, Falcon-H1; with Mamba-1: Jamba; both alone."""
 
 from __future__ import annotations
 
@@ -91,6 +91,12 @@ MAMBA1: dict[str, Any] = {
     "hidden_size": 96, "head_dim": None, "intermediate_size": None, "num_attention_heads": None,
     "num_key_value_heads": None, "state_size": 12, "layer_norm_epsilon": 2e-2, "num_hidden_layers": 4,
 }  # fmt: skip
+# Two layers with attention, one of them with experts.
+JAMBA: dict[str, Any] = {
+    **NO_HEAD_DIM, "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2,
+    "expert_layer_offset": 0, "num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40,
+    "mamba_d_state": 12, "mamba_dt_rank": 9, "rms_norm_eps": 1e-2,
+}  # fmt: skip
 
 VARIANTS = {
     "granite-4-h": variant(
@@ -117,6 +123,25 @@ VARIANTS = {
     "bamba-groups": variant(
         "Bamba",
         {**GROUPS, "attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "jamba": Variant("Jamba", JAMBA, is_loose=True, one_by_one=True, patch=steady_channels),
+    "jamba-dense": Variant(
+        "Jamba",
+        {
+            **JAMBA,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_dt_rank": "auto",
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "mamba_expand": 1,
+            "attn_layer_offset": 0,
+            "num_key_value_heads": 6,
+            "tie_word_embeddings": True,
+        },
+        one_by_one=True,
+        patch=steady_channels,
     ),
     "mamba-1": Variant(
         "Mamba",

@@ -187,6 +187,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen2-vl": _with_images("qwen2-vl"),
     "qwen3-vl": _with_images("qwen3-vl"),
     "qwen3-vl-moe": _with_images("qwen3-vl-moe", moe_intermediate_size=32, mlp_only_layers=[]),
+    "jamba": {**_WIDE, "num_hidden_layers": 3, "num_experts": 3, "num_experts_per_tok": 2, "mamba_dt_rank": 32},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 144},
     # The converter writes no factor of experts.
     "lfm2-moe": {

@@ -1,4 +1,4 @@
-"""Keys of files with Mamba-2 or short convolutions in most layers, and what is refused."""
+"""Keys of files with Mamba or short convolutions in most layers, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.state_config import ConvolutionConfig, MambaConfig
-from pagewick.models.parts import MlpConfig
+from pagewick.layers.config import MoeConfig
+from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, MambaConfig
+from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import architecture_of, hugging_face_config
@@ -32,19 +33,22 @@ KEYS: dict[str, dict[str, Any]] = {
     "lfm2moe": {**SIZES, "shortconv.l_cache": 3, "expert_count": 4, "expert_used_count": 2},
     "granite": {**SIZES, "attention.head_count_kv": 2},
     "granitehybrid": GRANITE,
+    "jamba": {**SIZES, **STATE, "ssm.inner_size": 128, "expert_count": 4, "expert_used_count": 2},
     "nemotron_h": {**SIZES, **STATE, "ssm.inner_size": 64, "feed_forward_length": [0, 0, 96, 0]},
 }
 
 
-def metadata_of(kind: str, **changes: Any) -> Metadata:
+def metadata_of(kind: str, *, mixed: tuple[int, ...] = (), **changes: Any) -> Metadata:
+    """mixed: layers with experts."""
     given = {**KEYS[kind], **{key.replace("__", "."): value for key, value in changes.items()}}
     values = {f"{kind}.{key}": value for key, value in given.items() if value is not None}
     shapes = {"token_embd.weight": (50, 64), "output.weight": (50, 64), "blk.0.ffn_up.weight": (80, 64)}
+    shapes |= {f"blk.{layer}.ffn_gate_inp.weight": (4, 64) for layer in mixed}
     return Metadata({"general.architecture": kind, **values}, shapes, "m.gguf")
 
 
-def config_of(kind: str, **changes: Any) -> dict[str, Any]:
-    return hugging_face_config(metadata_of(kind, **changes), lambda name: [])
+def config_of(kind: str, *, mixed: tuple[int, ...] = (), **changes: Any) -> dict[str, Any]:
+    return hugging_face_config(metadata_of(kind, mixed=mixed, **changes), lambda name: [])
 
 
 def test_kinds_of_layers() -> None:
@@ -69,6 +73,19 @@ def test_granite_4() -> None:
     assert plain.architecture == "GraniteMoeHybridForCausalLM" and plain.attention.softmax_scale == 0.25
 
 
+@pytest.mark.parametrize(
+    ("heads", "mixed"),
+    [([0, 2, 0, 2], (1, 3)), ([0, 2, 0, 0], (0, 2)), ([2, 0, 0, 0], (3,)), ([2, 2, 2, 2], (0, 1, 2, 3))],
+)
+def test_layers_of_jamba(heads: list[int], mixed: tuple[int, ...]) -> None:
+    model = read_config(config_of("jamba", mixed=mixed, attention__head_count_kv=heads))
+    assert [isinstance(layer.attention, AttentionConfig) for layer in model.layers] == [count > 0 for count in heads]
+    assert [isinstance(layer.mlp, MoeConfig) for layer in model.layers] == [layer in mixed for layer in range(4)]
+    (scan,) = {layer.attention for layer in model.layers if layer.states} or {None}
+    assert scan is None or (isinstance(scan, ChannelScanConfig) and (scan.num_channels, scan.step_rank) == (128, 8))
+    assert read_config(config_of("jamba", attention__head_count_kv=heads)).mixtures == []
+
+
 def test_nemotron_has_one_of_two_keys_for_eps_and_layers_that_predict_further_tokens() -> None:
     changes = {"attention__layer_norm_rms_epsilon": None, "attention__layer_norm_epsilon": 1e-3}
     config = config_of("nemotron_h", **changes, nextn_predict_layers=1)
@@ -89,6 +106,9 @@ def test_nemotron_has_one_of_two_keys_for_eps_and_layers_that_predict_further_to
         ("granite", {"rope__scaling__finetuned": False}, r"granite\.rope\.scaling\.finetuned is false, so that heads"),
         ("granitehybrid", {"ssm__inner_size": 96}, r"ssm\.inner_size is no multiple of embedding_length, which is not"),
         ("granitehybrid", {"ssm__time_step_rank": 5}, r"ssm\.inner_size is no multiple of ssm\.time_step_rank"),
+        ("jamba", {"attention__head_count_kv": [2, 2, 0, 2]}, "not periodic, or experts are not: it is not supported"),
+        ("jamba", {"mixed": (0, 1, 3)}, "not periodic, or experts are not: it is not supported"),
+        ("jamba", {"ssm__inner_size": 96}, r"ssm\.inner_size is no multiple of embedding_length, which is not"),
         ("nemotron_h", {"feed_forward_length": None}, r"nemotron_h\.feed_forward_length is missing"),
         ("nemotron_h", {"feed_forward_length": [64, 0, 96, 0]}, "different in some layers, which is not supported"),
         ("nemotron_h", {"attention__layer_norm_rms_epsilon": None}, r"layer_norm_rms_epsilon is missing"),

@@ -78,6 +78,9 @@ class RoundedActivations(TorchFunctionMode):
             x, weight = args
             if weight.dim() == 2 and (num_columns := self._num_columns_of.get(key_of(weight[:, 0]))) is not None:
                 args = (rounded(x, num_columns), weight)
+            elif x.dim() == 2 and (num_columns := self._num_columns_of.get(key_of(x[0]))) is not None:
+                # Jamba's compute weight @ x.T.
+                args = (x, rounded(weight.mT, num_columns).mT)
         elif func is F.linear:
             x, weight, *rest = args
             if (num_columns := self._num_columns_of.get(key_of(weight[0]))) is not None:
