@@ -112,10 +112,12 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
     for number, image in enumerate(request.images):
         if not _is_whole(image, info):
             rows = " and one behind each row of squares" if info.has_row_breaks else ""
+            side, step = info.image_side, info.image_step or info.image_side
+            square = "square of this side" if step == side else f"whole square of {side} x {side}"
             message = (
                 f"image {number + 1} of {image.height} x {image.width} pixels has {image.num_tokens} tokens and "
-                f"{len(image.pixels)} bytes; it needs sides that are multiples of {info.image_side}, a token for each "
-                f"square of this side{rows}, and 3 bytes for each pixel"
+                f"{len(image.pixels)} bytes; it needs sides that are multiples of {step}, a token for each "
+                f"{square}{rows}, and 3 bytes for each pixel"
             )
             raise InvalidRequestError(message, param="messages")
         if image.start < end or not _has_placeholders(image, request.prompt_token_ids, info.image_token_id):
@@ -133,9 +135,9 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
 
 
 def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
-    rows, rest_of_rows = divmod(image.height, info.image_side)
-    columns, rest_of_columns = divmod(image.width, info.image_side)
-    is_divided = rows > 0 and columns > 0 and not rest_of_rows and not rest_of_columns
+    rows, columns = image.height // info.image_side, image.width // info.image_side
+    step = info.image_step or info.image_side
+    is_divided = rows > 0 and columns > 0 and not image.height % step and not image.width % step
     is_in_rows = image.row_length == (columns if info.has_row_breaks else 0)
     num_tokens = rows * (columns + info.has_row_breaks)
     has_pixels = len(image.pixels) == 3 * image.height * image.width

@@ -305,6 +305,7 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     return {
         "image_token_id": vision.image_token_id,
         "image_side": vision.side,
+        "image_step": vision.step,
         "has_row_breaks": vision.has_row_breaks,
         "max_image_tokens": max_image_tokens(config, model),
     }

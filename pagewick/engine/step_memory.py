@@ -106,7 +106,7 @@ class StepLimits:
         context, pixels = config.max_model_len or model.max_position_embeddings, 0
         if model.vision is not None:
             most = model.vision.fixed_pixels or config.max_image_pixels or model.vision.most_pixels
-            pixels = min(most, context * model.vision.side**2)
+            pixels = min(most, context * model.vision.pixels_per_token)
         return cls(
             num_tokens=max(config.max_num_batched_tokens, 0 if model.encoder is None else context),
             num_logits=0 if model.encoder is not None else max_num_logits(config.max_num_seqs, drafts),

@@ -17,6 +17,7 @@ from pagewick.images import (
     idefics3_settings,
     internvl_settings,
     lfm2_vl_settings,
+    lighton_settings,
     pixtral_settings,
     qwen_settings,
 )
@@ -27,6 +28,7 @@ from pagewick.images.glm_settings import GlmSettings
 from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.internvl_settings import InternVLSettings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
+from pagewick.images.lighton_settings import LightOnSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
@@ -87,5 +89,8 @@ def settings_of(
 
 
 def _settings(files: SettingsFiles) -> ImageSettings:
+    architectures = files.config.values.get("architectures")
+    if isinstance(architectures, list) and architectures and architectures[0] in lighton_settings.ARCHITECTURES:
+        return LightOnSettings.of(files)
     files.image.demand_one_of("image_processor_type", tuple(_FAMILIES))
     return _FAMILIES[files.image.values.get("image_processor_type") or next(iter(_FAMILIES))](files)

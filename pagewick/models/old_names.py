@@ -13,6 +13,7 @@ OLD_ARCHITECTURES: Final = {
     "GPT2LMHeadModel": "GPT2ForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
 }

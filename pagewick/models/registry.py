@@ -37,6 +37,7 @@ ARCHITECTURES: Final = {
     "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",
     "Qwen3ForCausalLM": "pagewick.models.qwen:read_qwen3",
     "InternVLForConditionalGeneration": "pagewick.models.internvl:read_internvl",
+    "LightOnOcrForConditionalGeneration": "pagewick.models.lighton:read_lighton_ocr",
     "Qwen3MoeForCausalLM": "pagewick.models.qwen:read_qwen3_moe",
     "Qwen3NextForCausalLM": "pagewick.models.qwen_next:read_qwen3_next",
     "Qwen3_5ForCausalLM": "pagewick.models.qwen_next:read_qwen3_5",

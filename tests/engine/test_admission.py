@@ -245,6 +245,26 @@ def test_images_whose_rows_are_parted(prompt: list[int], images: list[ImageInput
     check_request(request(prompt, max_tokens=1, images=images), IN_ROWS)
 
 
+WITH_REST = structs.replace(READS_IMAGES, image_side=4, image_step=2)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "num_tokens"), [(4, 4, 1), (6, 4, 1), (4, 6, 1), (6, 6, 1), (8, 6, 2), (10, 14, 6)]
+)
+def test_images_whose_edges_have_no_tokens(height: int, width: int, num_tokens: int) -> None:
+    """A token for each whole square of 4 x 4 pixels, and sides that are multiples of 2."""
+    found = ImageInput(0, num_tokens, height, width, bytes(3 * height * width))
+    check_request(request([7] * num_tokens, max_tokens=1, images=[found]), WITH_REST)
+
+
+@pytest.mark.parametrize(("height", "width", "num_tokens"), [(2, 8, 0), (2, 8, 1), (7, 4, 1), (6, 8, 3), (4, 9, 2)])
+def test_images_without_whole_squares_are_refused(height: int, width: int, num_tokens: int) -> None:
+    found = ImageInput(0, num_tokens, height, width, bytes(3 * height * width))
+    words = "sides that are multiples of 2, a token for each whole square of 4 x 4, and 3 bytes for each pixel"
+    with pytest.raises(InvalidRequestError, match=words):
+        check_request(request([7] * 9, max_tokens=1, images=[found]), WITH_REST)
+
+
 @pytest.mark.parametrize(
     ("prompt", "images", "words"),
     [

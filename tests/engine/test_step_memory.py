@@ -26,7 +26,7 @@ from pagewick.engine.step_memory import (
 )
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
-from pagewick.models.vision.config import VisionConfig
+from pagewick.models.vision.config import PixtralConfig, VisionConfig
 from tests.models.published import PUBLISHED
 from tests.models.published_states import PUBLISHED_STATES
 
@@ -157,6 +157,17 @@ def test_the_largest_image_by_hand() -> None:
     assert StepLimits.of(EngineConfig(max_model_len=65536), model).image_pixels == 2**24
     assert StepLimits.of(EngineConfig(max_model_len=100), model).image_pixels == 100 * 32 * 32
     assert StepLimits.of(EngineConfig(max_image_pixels=5000), model).image_pixels == 5000
+
+
+def test_a_token_may_have_a_row_and_a_column_of_patches_beside_it() -> None:
+    """LightOnOCR's: 14 pixels more than a square of 28 x 28 in each direction."""
+    vision = PixtralConfig(
+        image_token_id=0, hidden_size=1024, out_hidden_size=1024, num_blocks=24, num_heads=16, intermediate_size=4096,
+        activation="silu", patch_size=14, temporal_patch_size=1, merge_size=2, projector_eps=1e-6, takes_rest=True,
+    )  # fmt: skip
+    for takes_rest, side in ((True, 42), (False, 28)):
+        model = replace(LLAMA, vision=replace(vision, takes_rest=takes_rest))
+        assert StepLimits.of(EngineConfig(max_model_len=100), model).image_pixels == 100 * side**2
 
 
 def test_an_image_of_fixed_size() -> None:

@@ -1,4 +1,7 @@
-"""Whole models that cut images into tiles: from files to tiles in a prompt, and to the tokens of transformers."""
+"""Whole models whose pictures are not whole images: from files to a prompt, and to the tokens of transformers.
+
+Most cut images into tiles. LightOnOCR's have pixels without tokens at their edges.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,17 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import nn
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from pagewick import LLM, SamplingParams
 from pagewick.errors import UnsupportedError
-from tests.images import test_idefics3_settings, test_internvl_settings, test_lfm2_vl_settings
+from tests.images import (
+    test_idefics3_settings,
+    test_internvl_settings,
+    test_lfm2_vl_settings,
+    test_lighton_settings,
+)
 from tests.images.pictures import address_of, file_of, noise
 from tests.images.torch_processors import lfm2_vl_processor
 from tests.models.checkpoints import VARIANTS, make_model, save
@@ -79,6 +88,10 @@ def process_lfm2_vl(directory: Path, pictures: Sequence[Image.Image]) -> dict[st
     return dict(processor(list(pictures), return_tensors="pt"))
 
 
+def process_lighton(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    return dict(PixtralImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
+
+
 FAMILIES = (
     Family(
         variant="smolvlm",
@@ -114,6 +127,18 @@ FAMILIES = (
         process=process_lfm2_vl,
         # An image that is not cut has at most 6 tokens, and a tile has 4.
         limits={None: 6 * 4 + 6, 2 * 16**2: 2 * 4 + 6, 16**2: 2},
+    ),
+    Family(
+        variant="lighton-ocr",
+        settings=test_lighton_settings,
+        backend=test_lighton_settings.lighton_backend(),
+        placeholder="<|image_pad|>",
+        # A patch of 4 pixels beyond squares of 8 in both directions, in one, and in none.
+        pictures=(noise(27, 35), noise(60, 40), noise(24, 49)),
+        changed=(60, 40),
+        process=process_lighton,
+        # 7 rows of 5 from 60 x 40 pixels; the others are whole squares.
+        limits={None: 7 * 5, 60 * 40 - 1: 7 * 4, 16**2: 2 * 1},
     ),
 )
 
@@ -193,8 +218,8 @@ def test_however_they_are_computed(made: Made, options: dict[str, Any]) -> None:
         assert made.answer(messages, other) == expected
 
 
-@pytest.mark.parametrize("made", [FAMILIES[0], FAMILIES[2]], ids=lambda family: family.variant, indirect=True)
-def test_a_limit_of_pixels_limits_the_tiles(made: Made) -> None:
+@pytest.mark.parametrize("made", [FAMILIES[0], *FAMILIES[2:]], ids=lambda family: family.variant, indirect=True)
+def test_a_limit_of_pixels(made: Made) -> None:
     question = [{"role": "user", "content": [made.family.part(1)]}]
     counts = {}
     for limit in made.family.limits:

@@ -73,6 +73,16 @@ def test_patches_are_in_the_order_of_transformers(rows: int, columns: int, merge
         assert np.stack((windowed.rows, windowed.columns), axis=1).tolist() == places.tolist()
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (3, 2), (5, 7), (4, 5)])
+def test_patches_that_fill_no_square_come_last(rows: int, columns: int) -> None:
+    found, whole = patch_order(rows, columns, 2, None), patch_order(rows // 2 * 2, columns // 2 * 2, 2, None)
+    num_whole = len(whole.rows)
+    assert found.tokens.tolist() == whole.tokens.tolist() and found.windows == whole.windows == (0, num_whole)
+    places = list(zip(found.rows.tolist(), found.columns.tolist(), strict=True))
+    assert places[:num_whole] == list(zip(whole.rows.tolist(), whole.columns.tolist(), strict=True))
+    assert sorted(places) == [(row, column) for row in range(rows) for column in range(columns)]
+
+
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 48, 131])
 def test_positions_are_stretched_as_in_transformers(length: int) -> None:
     side = 5

@@ -1,8 +1,9 @@
-"""Pixtral's encoder and Mistral 3's projector against transformers, on several ranks, and from files of both ages."""
+"""Pixtral's encoder with the projectors of Mistral 3 and LightOnOCR, against transformers and on several ranks."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +31,7 @@ from tests.models.test_vision import Pixels, build, image_of
 
 # Squares of 2 x 2 patches, and of 3 x 3; and single patches.
 NAMES = ("mistral-small-3.1", "ministral-3-multimodal")
-MERGED = {"mistral-small-3.1": 2, "ministral-3-multimodal": 3, "pixtral-12b": 1}
+MERGED = {"mistral-small-3.1": 2, "ministral-3-multimodal": 3, "pixtral-12b": 1, "lighton-ocr": 2}
 # Rows and columns of tokens. transformers' projector drops the only row of an image of one token.
 SIZES = ((1, 2), (5, 1), (3, 7), (9, 4))
 
@@ -54,7 +55,8 @@ def by_transformers(reference: Any, image: Tensor) -> Tensor:
     given = Pixels()
     normed = (image.double() / 255 - torch.tensor(given.mean)) / torch.tensor(given.std)
     pixels, sizes = normed.permute(2, 0, 1).unsqueeze(0).float(), torch.tensor([image.shape[:2]])
-    found = reference.model.get_image_features(pixels, image_sizes=sizes, vision_feature_layer=-1)
+    options = {} if reference.config.model_type == "lighton_ocr" else {"vision_feature_layer": -1}
+    found = reference.model.get_image_features(pixels, image_sizes=sizes, **options)
     return found.pooler_output[0]  # type: ignore[no-any-return]
 
 
@@ -94,6 +96,23 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         found = encoder(image)
         assert len(expected) == rows * columns and found.deepstack.shape == (0, *expected.shape)
         torch.testing.assert_close(found.rows, expected, atol=4e-5 * spread, rtol=0)
+
+
+@torch.inference_mode()
+def test_patches_that_fill_no_square_are_seen(tmp_path: Path) -> None:
+    """LightOnOCR's images may have a row and a column of patches more than its squares of 2 x 2."""
+    reference = write_checkpoint("lighton-ocr", tmp_path)
+    encoder = encoder_of(build(tmp_path, single_context()))
+    for height, width in ((12, 8), (8, 12), (12, 12), (28, 60), (60, 24)):
+        image = image_of(height, width)
+        found = encoder(image).rows
+        assert len(found) == encoder.num_tokens(height, width) == height // 8 * (width // 8)
+        torch.testing.assert_close(found, by_transformers(reference, image), atol=1e-4, rtol=0)
+        whole = encoder(image[: height // 8 * 8, : width // 8 * 8].contiguous()).rows
+        assert float((whole - found).abs().amax(-1).min()) > 0.01, "the rest matters"
+    for size in ((4, 40), (40, 4), (10, 8)):
+        with pytest.raises(ValueError, match="whose sides must be multiples of 4"):
+            encoder.num_tokens(*size)
 
 
 @pytest.mark.parametrize("name", MERGED)
@@ -253,6 +272,57 @@ def test_variants_differ_in_what_they_test() -> None:
     first, second = (make_model(name).config for name in NAMES)
     for entry in ("spatial_merge_size", "multimodal_projector_bias", "projector_hidden_act"):
         assert getattr(first, entry) != getattr(second, entry)
+
+
+def lighton_of(**entries: Any) -> dict[str, Any]:
+    """The config.json that transformers writes for LightOnOCR's kind of model, with other entries; None: left out."""
+    config = transformers.LightOnOcrConfig(**VARIANTS["lighton-ocr"].all_entries()).to_dict()
+    found = {**config, "architectures": ["LightOnOcrForConditionalGeneration"], **entries}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def test_lighton_has_the_defaults_of_transformers() -> None:
+    usual = transformers.LightOnOcrConfig().to_dict()
+    config = {**usual, "architectures": ["LightOnOcrForConditionalGeneration"]}
+    expected = vision_of(config)
+    assert (expected.image_token_id, expected.merge_size, expected.hidden_size) == (151655, 2, 1024)
+    assert (expected.side, expected.step, expected.pixels_per_token) == (28, 14, 42**2)
+    assert (expected.projector_eps, expected.projector_bias, expected.has_row_breaks) == (1e-6, False, False)
+    assert read_config(config).tie_word_embeddings
+    for key in ("image_token_id", "spatial_merge_size", "tie_word_embeddings"):
+        left_out = {name: value for name, value in config.items() if name != key}
+        assert read_config(left_out) == read_config(config), key
+
+
+def test_the_entries_of_published_files_of_lighton() -> None:
+    """They have another name of the architecture, and entries of Mistral 3."""
+    expected = read_config(lighton_of())
+    published = lighton_of(
+        architectures=["LightOnOCRForConditionalGeneration"], model_type="mistral3", projector_hidden_act="gelu",
+        multimodal_projector_bias=False, vision_feature_layer=-1, image_token_id=None, image_token_index=190,
+    )  # fmt: skip
+    assert replace(read_config(published), architecture="") == replace(expected, architecture="")
+    # Without a description of the encoder, its tensors are not used.
+    text = read_config(lighton_of(vision_config=None))
+    assert text.vision is None
+    for name in ("model.vision_encoder.ln_pre.weight", "model.vision_projection.norm.weight"):
+        assert any(re.fullmatch(pattern, name) for pattern in text.ignored_tensors)
+        assert not any(re.fullmatch(pattern, name) for pattern in expected.ignored_tensors)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"vision_feature_layer": -2}, r"vision_feature_layer is -2, and must be -1"),
+        ({"projector_hidden_act": "silu"}, r"projector_hidden_act is 'silu', and must be 'gelu'"),
+        ({"multimodal_projector_bias": True}, r"multimodal_projector_bias is True, and must be False"),
+        ({"text_config": {"model_type": "mistral"}}, r"text_config\.model_type is 'mistral', and must be one of qwen3"),
+        ({"vision_config": {"model_type": "clip"}}, r"vision_config\.model_type is 'clip'"),
+    ],
+)
+def test_mistakes_in_files_of_lighton_are_named(entries: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        read_config(lighton_of(**entries))
 
 
 def llava_of(**entries: Any) -> dict[str, Any]:

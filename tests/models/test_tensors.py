@@ -35,6 +35,7 @@ VARIANT_OF = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2-moe-dense-layers",
     "Qwen3ForCausalLM": "qwen3",
+    "LightOnOcrForConditionalGeneration": "lighton-ocr",
     "Qwen3MoeForCausalLM": "qwen3-moe",
     "InternVLForConditionalGeneration": "internvl",
     "Qwen3NextForCausalLM": "qwen3-next-dense-layers",

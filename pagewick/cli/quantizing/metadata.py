@@ -54,6 +54,7 @@ _TEXT_PARTS: Final = {
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
+    "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
@@ -92,7 +93,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             f"the text part of {architecture} cannot be written as a GGUF file yet\n"
             "  use the checkpoint as it is, with --quantization"
         )
-    return {**inner, **outer, "architectures": [text_part]}
+    # The families differ in what they read if the whole file does not say whether the head is tied.
+    is_tied = read_config(config).tie_word_embeddings
+    return {**inner, **outer, "architectures": [text_part], "tie_word_embeddings": is_tied}
 
 
 def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:

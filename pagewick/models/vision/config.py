@@ -14,13 +14,16 @@ TENSORS: Final = r"(model\.)?visual\..*"
 TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 """A regular expression of the names that files of Mistral's models, Gemma 3, LFM2-VL and InternVL give to those."""
 
+LIGHTON_TENSORS: Final = r"(model\.)?(vision_encoder|vision_projection)\..*"
+"""A regular expression of the names that files of LightOnOCR give to those tensors."""
+
 GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
 """A regular expression of the names that files of Gemma 4 give to those tensors."""
 
 CONNECTOR_TENSORS: Final = r"model\.(vision_model|connector)\..*"
 """A regular expression of the names that files of Idefics3 and SmolVLM give to those tensors."""
 
-ENCODER_TENSORS: Final = (TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS)
+ENCODER_TENSORS: Final = (TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS)
 
 
 def without_encoders(ignored: Iterable[str]) -> tuple[str, ...]:
@@ -82,6 +85,16 @@ class VisionConfig:
         return self.patch_size * self.merge_size
 
     @property
+    def step(self) -> int:
+        """Pixels of which the sides of an image are multiples, from `side` on."""
+        return self.side
+
+    @property
+    def pixels_per_token(self) -> int:
+        """The most pixels that an image has for each of its tokens."""
+        return self.side**2
+
+    @property
     def merged_size(self) -> int:
         """Width of the patches that become one row of the output, side by side."""
         return self.hidden_size * self.merge_size**2
@@ -131,12 +144,26 @@ class PixtralConfig(VisionConfig):
     Gated MLPs, RMS norms, no learned positions, and no biases. The frequencies of the rotation belong to a patch's row
     and to its column in turn.
     projector_eps: of the norm before patches are merged; None: each patch becomes a row (Pixtral 12B).
-    projector_activation, projector_bias: of the MLP behind that.
+    projector_activation, projector_bias: of the MLP behind that. has_row_tokens: another token follows each row of an
+    image's placeholder tokens. takes_rest: the sides of images are multiples of patch_size; patches at the right and
+    lower edges that fill no square are seen by the others, and make no row of the output (LightOnOCR).
     """
 
     projector_eps: float | None
     projector_activation: str = "gelu"
     projector_bias: bool = False
+    has_row_tokens: bool = True
+    takes_rest: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.patch_size if self.takes_rest else self.side
+
+    @property
+    def pixels_per_token(self) -> int:
+        """Those of an image with one token, where one row and one column of patches more would make four of them."""
+        rest = (self.merge_size - 1) * self.patch_size if self.takes_rest else 0
+        return (self.side + rest) ** 2
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
@@ -145,7 +172,7 @@ class PixtralConfig(VisionConfig):
 
     @property
     def has_row_breaks(self) -> bool:
-        return True
+        return self.has_row_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,9 +80,9 @@ class PatchReader(nn.Module):
 
     def num_tokens(self, height: int, width: int) -> int:
         """Return N for an image of height x width pixels. Raises ValueError if its patches cannot be merged."""
-        side = self.config.side
-        if height < side or width < side or height % side or width % side:
-            raise ValueError(f"an image of {height} x {width} pixels, whose sides must be multiples of {side}")
+        side, step = self.config.side, self.config.step
+        if height < side or width < side or height % step or width % step:
+            raise ValueError(f"an image of {height} x {width} pixels, whose sides must be multiples of {step}")
         return height // side * (width // side)
 
     def _patches(self, pixels: Tensor, place: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The vision encoder of Mistral's models, Pixtral's, and the projectors to the decoder's width.
+"""The vision encoder of Mistral's models and LightOnOCR, Pixtral's, and the projectors to the decoder's width.
 
-T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
+T: patches of the image, in the order of PatchOrder; N: rows of the output, one for each square of merge_size ** 2.
 """
 
 from __future__ import annotations
@@ -119,5 +119,5 @@ class PixtralEncoder(PatchReader):
         rotation = self._rotation(order, self._of_rows, self._of_columns)
         for block in self.blocks:
             x = block(x, rotation, (0, len(x)))
-        rows = self.projector(x)
+        rows = self.projector(x[: num_rows * self.config.merge_size**2])
         return EncodedImage(rows, rows.new_empty(0, num_rows, rows.shape[-1]))

@@ -1,4 +1,4 @@
-"""Reads the vision part of the config.json of Mistral 3 and of Pixtral 12B, with its projector. No torch.
+"""Reads the vision part of the config.json of Mistral 3, Pixtral 12B and LightOnOCR, with its projector. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -12,7 +12,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, PixtralConfig, without_encoders
+from pagewick.models.vision.config import LIGHTON_TENSORS, TOWER_TENSORS, PixtralConfig, without_encoders
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
 
 # Not in the file: the norms of all published encoders have it.
@@ -51,21 +51,53 @@ def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) 
         projector_bias=entries.flag("multimodal_projector_bias", not merges),
         tensors=TOWER_TENSORS,
     )
+    return _seeing(config, vision, tower="vision_tower", projector="multi_modal_projector")
+
+
+def with_lighton(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """As with_pixtral, for LightOnOCR: without tokens between rows, and for images whose patches fill no squares."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    token = entries.renamed({"image_token_id": "image_token_index"}).count("image_token_id", 151655)
+    if token >= config.vocab_size:
+        return config
+    entries.demand("vision_feature_layer", -1, -1, "images are read from the encoder's last layer")
+    entries.demand("projector_hidden_act", "gelu", "gelu", "the projector has no other activation")
+    entries.demand("multimodal_projector_bias", False, False, "the projector has no biases")
+    vision = PixtralConfig(
+        image_token_id=token,
+        **_encoder(given),
+        out_hidden_size=config.hidden_size,
+        merge_size=entries.size("spatial_merge_size", 2, most=MAX_MERGED),
+        projector_eps=config.norm.eps,
+        has_row_tokens=False,
+        takes_rest=True,
+        tensors=LIGHTON_TENSORS,
+    )
+    return _seeing(config, vision, tower="vision_encoder", projector="vision_projection")
+
+
+def _seeing(config: ModelConfig, vision: PixtralConfig, *, tower: str, projector: str) -> ModelConfig:
+    """Return the config with a vision part. tower, projector: their names in the file."""
     return replace(
         config,
         vision=vision,
-        names=tuple(NameMap(parts=(*names.parts, *_names_in(place))) for names in config.names for place in _PLACES),
+        names=tuple(
+            NameMap(parts=(*names.parts, *_names_in(f"{place}{tower}", f"{place}{projector}")))
+            for names in config.names
+            for place in _PLACES
+        ),
         ignored=without_encoders(config.ignored),
     )
 
 
-def _names_in(place: str) -> tuple[tuple[str, str], ...]:
-    projector = f"{place}multi_modal_projector"
+def _names_in(tower: str, projector: str) -> tuple[tuple[str, str], ...]:
     return (
         ("visual.projector.merging_layer", f"{projector}.patch_merger.merging_layer"),
         ("visual.projector.linear_fc2", f"{projector}.linear_2"),
         ("visual.projector", projector),
-        ("visual", f"{place}vision_tower"),
+        ("visual", tower),
         *_IN_TOWER,
     )
 

@@ -41,9 +41,10 @@ def image_positions(num_tokens: int, images: Sequence[tuple[int, int, int]]) -> 
 class PatchOrder(NamedTuple):
     """The order in which an encoder takes the patches of an image.
 
-    Patches that are merged into one row of the output follow each other.
-    rows, columns: [T], each patch's place in the image. tokens: [T / merge_size ** 2], the place of each merged row in
-    the image, which is read row by row. windows: where the windows begin, and T: [windows + 1].
+    Patches that are merged into one row of the output follow each other. Those that fill no square come last, behind
+    all windows.
+    rows, columns: [T], each patch's place in the image. tokens: [N], the place of each merged row in the image, which
+    is read row by row. windows: where the windows begin, and where the last one ends: [windows + 1].
     """
 
     rows: Integers
@@ -53,7 +54,7 @@ class PatchOrder(NamedTuple):
 
 
 def patch_order(rows: int, columns: int, merge_size: int, window: int | None) -> PatchOrder:
-    """Return the order of rows * columns patches, both multiples of merge_size.
+    """Return the order of rows * columns patches; both numbers are at least merge_size.
 
     window: the side of a window in merged rows; the windows at the right and lower edges may be smaller. Windows follow
     each other row by row, and so do the merged rows within a window. None: one window, which is the whole image.
@@ -65,9 +66,11 @@ def patch_order(rows: int, columns: int, merge_size: int, window: int | None) ->
     tokens = np.argsort(of_token, kind="stable")
     counts = np.bincount(of_token) * merge_size**2
     inner_row, inner_column = np.divmod(np.arange(merge_size**2), merge_size)
+    all_rows, all_columns = np.divmod(np.arange(rows * columns), columns)
+    is_rest = (all_rows >= merged_rows * merge_size) | (all_columns >= merged_columns * merge_size)
     return PatchOrder(
-        (row[tokens, None] * merge_size + inner_row).ravel(),
-        (column[tokens, None] * merge_size + inner_column).ravel(),
+        np.concatenate(((row[tokens, None] * merge_size + inner_row).ravel(), all_rows[is_rest])),
+        np.concatenate(((column[tokens, None] * merge_size + inner_column).ravel(), all_columns[is_rest])),
         tokens,
         (0, *np.cumsum(counts).tolist()),
     )

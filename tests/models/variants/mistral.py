@@ -37,6 +37,14 @@ VARIANTS = {
             "vision_config": PIXTRAL, "image_token_index": 190, "tie_word_embeddings": False,
         },
     ),
+    "lighton-ocr": Variant(
+        "LightOnOcr",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**COMMON, **rope(theta=1e6), "rms_norm_eps": 1e-4, "model_type": "qwen3"},
+            "vision_config": {**PIXTRAL, "hidden_act": "silu"}, "image_token_id": 190, "tie_word_embeddings": True,
+        },
+    ),
     "pixtral-12b": Variant(
         "Llava",
         {

@@ -370,6 +370,7 @@ def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: st
         ("gemma-3-1b", "Gemma3ForConditionalGeneration", {}),
         # Llama is Mistral without a window.
         ("llama3-rope", "Mistral3ForConditionalGeneration", {"model_type": "mistral", "sliding_window": None}),
+        ("qwen3", "LightOnOcrForConditionalGeneration", {}),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_images(
@@ -379,6 +380,7 @@ def test_the_text_part_of_a_model_that_sees_images(
     expected = write(model, tmp_path / "text.gguf", "f32")
     text = {**json.loads((model / "config.json").read_text()), **entries}
     whole = {"architectures": [architecture], "text_config": text, "vision_config": {}}
+    whole["tie_word_embeddings"] = text["tie_word_embeddings"]
     (model / "config.json").write_text(json.dumps(whole))
     weights = load_file(model / "model.safetensors")
     renamed = {f"language_model.{name}": weight for name, weight in weights.items()}
