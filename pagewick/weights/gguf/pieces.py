@@ -95,7 +95,7 @@ class GatheredPiece:
 
     tensors: the parts, one after the other along `axis`; part_shape: the shape of each in the checkpoint.
     colours_last: the one part is [width, colours, rows, columns], and the checkpoint has the colours of each pixel side
-    by side: [width, rows * columns * colours].
+    by side: [width, rows * columns * colours]. num_heads: as in Piece.
     """
 
     name: str
@@ -103,6 +103,7 @@ class GatheredPiece:
     part_shape: tuple[int, ...]
     axis: int
     colours_last: bool = False
+    num_heads: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -93,7 +93,8 @@ class GgufSource(TensorSource):
             parts = [self._numbers(tensor).view(piece.part_shape) for tensor in piece.tensors]
             if piece.colours_last:
                 return parts[0].movedim(1, -1).flatten(1)
-            return torch.cat(parts, dim=piece.axis)
+            found = torch.cat(parts, dim=piece.axis)
+            return separate_halves(found, piece.num_heads) if piece.num_heads else found
         stored = self.stored_rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
         found = stored
         if (scales := self._scales_of(piece.tensor)) is not None:

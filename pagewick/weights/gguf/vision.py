@@ -157,7 +157,7 @@ class VisionFile(VisionKeys):
                 if match["stem"].endswith(_QUERIES_KEYS_VALUES[0]):
                     found.append(self._queries_keys_values(name, tensor, by_name))
                 continue
-            found.append(_whole(name, tensor, 1.0 if match["stem"] in family.offset_norms else 0.0))
+            found.append(self._whole(name, match["stem"], tensor))
         if unknown:
             raise ModelLoadError(
                 f"{self.where} holds tensors that {family.models.get(text.kind, self.projector)} does not have: "
@@ -198,6 +198,16 @@ class VisionFile(VisionKeys):
         if name in family.block:
             yield f"{family.prefix}{family.blocks}.{block}.{family.block[name]}"
 
+    def _whole(self, name: str, stem: str, tensor: GgufTensor) -> Piece | GatheredPiece:
+        """A tensor as it is; one in blocks becomes numbers, because encoders are not quantized."""
+        is_turned = self.family.is_permuted and stem.endswith(_QUERIES_KEYS_VALUES[:2])
+        num_heads = self.count("attention.head_count") if is_turned else 0
+        if tensor.format.num_elements > 1:
+            return GatheredPiece(name, (tensor,), tensor.shape, 0, num_heads=num_heads)
+        num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+        offset = 1.0 if stem in self.family.offset_norms else 0.0
+        return Piece(name, tensor.shape, tensor, 0, num_rows, num_heads, offset)
+
     def _patches(self, name: str, by_name: Mapping[str, GgufTensor]) -> GatheredPiece:
         """The weight of the patches: [width, colours, frames, rows, columns], of which the file has one per frame."""
         if _PATCHES[1] not in by_name or by_name[_PATCHES[1]].shape != by_name[_PATCHES[0]].shape:
@@ -228,14 +238,3 @@ class VisionFile(VisionKeys):
             f"{text.where} has no token {family.placeholder}, which stands for an image in a prompt\n"
             "  use another file of this model, or read text with --language-model-only"
         )
-
-
-def _whole(name: str, tensor: GgufTensor, offset: float) -> Piece | GatheredPiece:
-    """A tensor as it is; one in blocks becomes numbers, because encoders are not quantized.
-
-    offset: as in Piece.
-    """
-    if tensor.format.num_elements > 1:
-        return GatheredPiece(name, (tensor,), tensor.shape, 0)
-    num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
-    return Piece(name, tensor.shape, tensor, 0, num_rows, offset=offset)

@@ -25,10 +25,20 @@ def whole_entries(file: VisionKeys, text: Metadata, config: Mapping[str, Any]) -
     _check_effects(file)
     found: dict[str, Any] = {**config, "architectures": [file.family.models[text.kind]]}
     if file.family.text_types:
-        alone = {name: value for name, value in config.items() if name != "architectures"}
-        found["text_config"] = {**alone, "model_type": file.family.text_types[text.kind]}
+        found["text_config"] = {**config, "model_type": _text_type(file, text, config)}
+        del found["text_config"]["architectures"]
         found = {name: found[name] for name in ("architectures", "tie_word_embeddings", "text_config")}
     return {**found, **_CONFIGS[file.projector](file, text, found)}
+
+
+def _text_type(file: VisionKeys, text: Metadata, config: Mapping[str, Any]) -> str:
+    (architecture,) = config["architectures"]
+    if (found := file.family.text_types.get(architecture)) is None:
+        raise ModelLoadError(
+            f"{file.where} is not the vision part of {text.where}: a {architecture} is no text part of models with "
+            f"vision parts of the kind {file.projector}\n  give the two files of one model"
+        )
+    return found
 
 
 def processor_files(file: VisionKeys) -> ProcessorFiles:
@@ -50,6 +60,23 @@ def _qwen_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> 
             raise text.wrong("qwen2vl.attention.key_length", f"{head_dim}, and heads share out embedding_length")
         entries["head_dim"] = None
     return entries
+
+
+def _pixtral_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    merges = "mm.patch_merger.weight" in file.names
+    entries = {
+        # Old readers of config.json put a window into a file that has none.
+        "text_config": {"sliding_window": None, **found["text_config"]},
+        "vision_config": _pixtral(file, text),
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": "mm.1.bias" in file.names,
+    }
+    if merges:
+        return {**entries, "spatial_merge_size": file.count("spatial_merge_size", 2)}
+    return {
+        **entries, "architectures": ["LlavaForConditionalGeneration"], "vision_feature_select_strategy": "full",
+    }  # fmt: skip
 
 
 def _glm_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +144,22 @@ def _glm(file: VisionKeys, text: Metadata) -> dict[str, Any]:
     return found
 
 
+def _pixtral(file: VisionKeys, text: Metadata) -> dict[str, Any]:
+    """The entry vision_config of a model of Mistral's."""
+    return {
+        "model_type": "pixtral",
+        "hidden_size": file.count("embedding_length"),
+        "intermediate_size": file.inner_size,
+        "num_hidden_layers": file.depth,
+        "num_attention_heads": file.count("attention.head_count"),
+        "hidden_act": file.family.activation,
+        "patch_size": file.count("patch_size"),
+        "image_size": file.count("image_size"),
+        # Only files from params.json have the key.
+        "rope_theta": file.values.get("clip.rope.freq_base", 10000.0),
+    }
+
+
 def _has_positions(file: VisionKeys) -> bool:
     return "v.position_embd.weight" in file.names
 
@@ -178,6 +221,18 @@ def _qwen_processor(file: VisionKeys) -> ProcessorFiles:
     return ProcessorFiles(entries)
 
 
+def _pixtral_processor(file: VisionKeys) -> ProcessorFiles:
+    size, merges = file.count("patch_size"), "mm.patch_merger.weight" in file.names
+    entries = {
+        "image_processor_type": "PixtralImageProcessor",
+        "patch_size": {"height": size, "width": size},
+        # The longest side of an image is that for which the model was trained, in all models of Mistral's.
+        "size": {"longest_edge": file.count("image_size")},
+    }
+    merged = file.count("spatial_merge_size", 2) if merges else 1
+    return ProcessorFiles(entries, {}, {"patch_size": size, "spatial_merge_size": merged})
+
+
 def _glm_processor(file: VisionKeys) -> ProcessorFiles:
     least, most = (
         file.count(f"image_{name}_pixels", default)
@@ -234,6 +289,7 @@ def _sections(text: Metadata) -> list[int]:
 _QWENS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]], dict[str, Any]]]] = {
     **dict.fromkeys(_QWENS, _qwen_config),
+    "pixtral": _pixtral_config,
     "glm4v": _glm_config,
     "gemma3": _gemma3_config,
     "gemma4v": _gemma4_config,
@@ -243,6 +299,7 @@ _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]],
 }
 _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
     **dict.fromkeys(_QWENS, _qwen_processor),
+    "pixtral": _pixtral_processor,
     "glm4v": _glm_processor,
     "gemma3": _gemma3_processor,
     "gemma4v": _gemma4_processor,

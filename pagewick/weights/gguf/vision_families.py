@@ -39,7 +39,8 @@ class VisionFamily:
     """The meaning of the vision parts of one kind, which the key projector_type names.
 
     models: general.architecture of the text part -> the architecture in config.json. is_shared: models that only read
-    text have these, too. text_types: the same -> model_type of the text part, in families that have several.
+    text have these, too. text_types: the architecture of the text part by itself -> its model_type, in families that
+    have several.
     whole, block: names of tensors.
     activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
     in the files that the authors publish; (0, 0) where these do not decide. eps: that of the norms, and others that
@@ -48,8 +49,9 @@ class VisionFamily:
     prefix: of all names in the checkpoint. blocks: the name of the list of blocks. offset_norms: norms in the file to
     whose weights 1 was added. output: the tensor whose last dimension is the width of the rows; None: a key has it.
     bare: tensors, by their names in the file or within a block, whose names in the checkpoint have no ending.
+    is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
     colours_last: the patches, where the checkpoint has the colours of each pixel side by side. has_patch_bias: they may
-    have a bias. others: a regular expression of the tensors of a part that hears.
+    have a bias. others: a regular expression of tensors that no image needs, such as those of a part that hears.
     placeholder: the token that stands for an image. stand_in: a regular expression of control tokens of which the last
     one does it in files whose vocabulary ends before that token; the model never sees which token it is.
     """
@@ -71,6 +73,7 @@ class VisionFamily:
     offset_norms: frozenset[str] = frozenset()
     output: str | None = None
     bare: frozenset[str] = frozenset()
+    is_permuted: bool = False
     colours_last: str | None = None
     has_patch_bias: bool = True
     others: str = ""
@@ -194,7 +197,7 @@ FAMILIES: Final = {
     "lfm2": VisionFamily(
         models=dict.fromkeys(("lfm2", "lfm2moe"), "Lfm2VlForConditionalGeneration"),
         is_shared=True,
-        text_types={"lfm2": "lfm2", "lfm2moe": "lfm2_moe"},
+        text_types={"Lfm2ForCausalLM": "lfm2", "Lfm2MoeForCausalLM": "lfm2_moe"},
         whole={
             "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",
             "v.position_embd": f"{_TOWER}.embeddings.position_embedding",
@@ -211,6 +214,47 @@ FAMILIES: Final = {
         blocks=f"{_TOWER}.encoder.layers",
         colours_last="v.patch_embd",
         placeholder="<image>",
+    ),
+    "pixtral": VisionFamily(
+        # Pixtral 12B has the first one, too, and another architecture.
+        models=dict.fromkeys(("llama", "mistral3", "mistral4"), "Mistral3ForConditionalGeneration"),
+        is_shared=True,
+        text_types={
+            "LlamaForCausalLM": "mistral",
+            "Ministral3ForCausalLM": "ministral3",
+            "Mistral4ForCausalLM": "mistral4",
+        },
+        whole={
+            "v.patch_embd": f"{_TOWER}.patch_conv",
+            "v.pre_ln": f"{_TOWER}.ln_pre",
+            "mm.input_norm": f"{_PROJECTOR}.norm",
+            "mm.patch_merger": f"{_PROJECTOR}.patch_merger.merging_layer",
+            "mm.1": f"{_PROJECTOR}.linear_1",
+            "mm.2": f"{_PROJECTOR}.linear_2",
+        },
+        block={
+            "ln1": "attention_norm",
+            "ln2": "ffn_norm",
+            "attn_q": "attention.q_proj",
+            "attn_k": "attention.k_proj",
+            "attn_v": "attention.v_proj",
+            "attn_out": "attention.o_proj",
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+        },
+        activation="silu",
+        uses=frozenset({"silu"}),
+        eps=(1e-5,),
+        is_gated=True,
+        has_frames=False,
+        prefix="",
+        blocks=f"{_TOWER}.transformer.layers",
+        is_permuted=True,
+        has_patch_bias=False,
+        # The embedding of a token, which the text part has.
+        others=r"v\.token_embd\.img_break",
+        placeholder="[IMG]",
     ),
     "glm4v": VisionFamily(
         # GLM-OCR has the first one, too, and another encoder.
@@ -246,7 +290,12 @@ FAMILIES: Final = {
     "internvl": VisionFamily(
         models=dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "llama"), "InternVLForConditionalGeneration"),
         is_shared=True,
-        text_types={"qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "llama": "llama"},
+        text_types={
+            "Qwen2ForCausalLM": "qwen2",
+            "Qwen3ForCausalLM": "qwen3",
+            "Qwen3MoeForCausalLM": "qwen3_moe",
+            "LlamaForCausalLM": "llama",
+        },
         whole={
             "v.patch_embd": f"{_TOWER}.embeddings.patch_embeddings.projection",
             "v.class_embd": f"{_TOWER}.embeddings.cls_token",

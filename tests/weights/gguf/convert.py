@@ -44,6 +44,8 @@ def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
 
     tokens = [f"t{token_id}" for token_id in range(vision_models.VOCAB_SIZE)]
     tokens[vision_models.IMAGE] = vision_models.placeholder_of(name)
+    if name in vision_models.ROWS:
+        tokens[vision_models.IMAGE + 1] = vision_models.ROW_END
     text = _text_part(name, vision_models.original(name), directory, tokens)
     if name in ("gemma-3-multimodal", "lfm2-vl"):
         _rename_tower(directory / "model.safetensors")
@@ -71,7 +73,9 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     # Gemma 3's converter cuts the embeddings to the tokenizer's size.
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     state = {"type": "BPE", "vocab": vocabulary, "merges": []}
-    (directory / "tokenizer.json").write_text(json.dumps({"model": state, "added_tokens": []}))
+    added = [{"id": token_id, "content": token} for token, token_id in vocabulary.items() if token.startswith("[")]
+    (directory / "tokenizer.json").write_text(json.dumps({"model": state, "added_tokens": added}))
+    (directory / "tokenizer_config.json").write_text("{}")
     if name == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
     _publish_config(directory / "config.json")
@@ -79,7 +83,7 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
         publish_internvl(directory)
     architecture = _architecture(directory, "TEXT")
     # Mistral 3's hands everything to another class, and is the only one to know Mistral 4.
-    is_mistral4 = architecture == "Mistral4ForCausalLM"
+    is_mistral4 = architecture == "Mistral4ForCausalLM" or name == "mistral-small-4"
     base = get_model_class("Ministral3ForCausalLM" if is_mistral4 else architecture)
     base = getattr(base, "Mistral4Model" if is_mistral4 else "Ministral3Model", base)
 

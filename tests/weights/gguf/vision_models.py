@@ -89,12 +89,24 @@ TILED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "internvl": ({}, _INTERN),
     "internvl-6b-moe": ({**_MOE, "norm_topk_prob": True}, {**_INTERN, "hidden_act": "gelu", "use_mean_pooling": True}),
 }
-ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED}
+# Models with another token behind each row of an image. Files say neither the base of the rotation nor the activation
+# of the projector.
+_ROWS: Final = {"embed_dim": None, "out_hidden_size": None, "rope_theta": 1e4, "hidden_act": "silu"}
+ROWS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
+    "mistral-small-3.1": ({}, {**_ROWS, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}),
+    "ministral-3-multimodal": ({}, _ROWS),
+    "mistral-small-4": ({"num_key_value_heads": 6}, _ROWS),
+    "pixtral-12b": ({}, _ROWS),
+}
+ROW_END: Final = "[IMG_BREAK]"
+ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED, **ROWS}
 
 
 def placeholder_of(name: str) -> str:
     if name in SCALED or name.startswith("glm"):
         return "<|image|>"
+    if name in ROWS:
+        return "[IMG]"
     if name in TILED:
         return "<IMG_CONTEXT>" if name.startswith("internvl") else "<image>"
     return "<image_soft_token>" if name in FIXED else PLACEHOLDER
@@ -111,7 +123,9 @@ def original(name: str) -> nn.Module:
     """The transformers model from which the files were converted."""
     entries = VARIANTS[name].all_entries()
     text, vision = ALL[name]
-    whole = {"image_token_index" if name in FIXED else "image_token_id": IMAGE}
+    whole = {"image_token_index" if name in (*FIXED, *ROWS) else "image_token_id": IMAGE}
+    if name in ROWS:
+        whole["projector_hidden_act"] = "gelu"
     seeing = {**entries["vision_config"], **_VISION, **vision}
     model = make_model(
         name,
