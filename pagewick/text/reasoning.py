@@ -30,6 +30,7 @@ USUAL_TAGS = ("<think>", "</think>")
 # A model uses the first pair of this list that it has. gpt-oss uses channels instead of tags.
 KNOWN_TAGS = (
     ("<|channel>", "<channel|>"),  # Gemma 4, whose templates also mention <|think|>
+    ("<think:opensource>", "</think:opensource>"),  # Hy3, whose template puts the tags together
     USUAL_TAGS,  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Mistral
     ("<seed:think>", "</seed:think>"),

@@ -55,6 +55,20 @@ CHATML = (
     "<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
 )
 QWEN = {"tokens": "<|im_start|> <|endoftext|>", "words": "<tool_call> </tool_call> <think> </think>"}
+HY_3_TOKENS = "<｜hy_User:opensource｜> <｜hy_Assistant:opensource｜> <｜reasoning_mode:opensource｜> " + " ".join(
+    f"<{slash}{word}:opensource>"
+    for word in (
+        "think",
+        "tool_calls",
+        "tool_call",
+        "tool_sep",
+        "arg_key",
+        "arg_value",
+        "tool_responses",
+        "tool_response",
+    )
+    for slash in ("", "/")
+)
 MISTRAL = {"bos": "<s>", "eos": "</s>"}
 MISTRAL_TOOLS = "[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]"
 LLAMA_3 = {
@@ -386,5 +400,37 @@ FAMILIES = [
         bos="<s>",
         eos="<|assistant_end|>",
         arguments="text",
+    ),
+    Family(
+        "Hy3",
+        "hy3",
+        "<｜hy_begin_of_sentence:opensource｜>Be brief.<｜reasoning_mode:opensource｜>reasoning_effort:no_think"
+        "<｜hy_User:opensource｜>Hi<｜hy_Assistant:opensource｜><think:opensource></think:opensource>Hello."
+        "<｜hy_eos:opensource｜><｜hy_User:opensource｜>And?<｜hy_Assistant:opensource｜>"
+        "<think:opensource></think:opensource>",
+        HY_3_TOKENS,
+        bos="<｜hy_begin_of_sentence:opensource｜>",
+        eos="<｜hy_eos:opensource｜>",
+        calls=True,
+    ),
+    Family(
+        "MiMo-V2",
+        "mimo-v2",
+        "<|im_start|>system\nBe brief.<|im_end|><|im_start|>user\nHi<|im_end|><|im_start|>assistant\n<think></think>"
+        "Hello.<|im_end|><|im_start|>user\nAnd?<|im_end|><|im_start|>assistant\n<think></think>",
+        **QWEN,
+        calls=True,
+    ),
+    Family(
+        "Laguna",
+        "laguna",
+        "〈|EOS|〉<system>\n\nBe brief.\n</system>\n<user>\nHi\n</user>\n<assistant>\n</think>\nHello.\n</assistant>\n"
+        "<user>\nAnd?\n</user>\n<assistant>\n</think>",
+        "<assistant> <user> <system>",
+        bos="〈|EOS|〉",
+        eos="</assistant>",
+        words="<think> </think> <tool_call> </tool_call> <arg_key> </arg_key> <arg_value> </arg_value>",
+        has_none=True,
+        calls=True,
     ),
 ]

@@ -22,7 +22,7 @@ from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.granite import GRANITE
 from pagewick.text.tool_calls.harmony import HARMONY
 from pagewick.text.tool_calls.hermes import HERMES
-from pagewick.text.tool_calls.hunyuan import HUNYUAN, HUNYUAN_LIST
+from pagewick.text.tool_calls.hunyuan import HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW
 from pagewick.text.tool_calls.internlm import INTERNLM
 from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.lfm2 import LFM_2
@@ -33,7 +33,7 @@ from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.olmo import OLMO_3
 from pagewick.text.tool_calls.phi import PHI_4_MINI
 from pagewick.text.tool_calls.pythonic import PYTHONIC
-from pagewick.text.tool_calls.qwen_coder import QWEN_3_CODER
+from pagewick.text.tool_calls.qwen_coder import MIMO, QWEN_3_CODER
 from pagewick.text.tool_calls.seed_oss import SEED_OSS
 from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
 from pagewick.text.tool_calls.solar import SOLAR_OPEN
@@ -42,21 +42,27 @@ from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
-    SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST,
-    APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON,
+    SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
+    MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
 ALIASES: Mapping[str, str] = {
     "apertus2509": "apertus",
     "cohere_command3": "command_r7b",
+    "cohere_command4": "command_r7b",
     "cohere_command_r": "command_r",
     "deepseek_r1": "deepseek_v3",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
     "ernie45": "hermes",
     "exaone4": "hermes",
     "functiongemma": "functiongemma",
     "gemma": "gemma3",
+    "glm": "glm45",
     "glm47": "glm45",
+    "gpt-oss": "openai",
     "gpt_oss": "openai",
     "granite-20b-fc": "granite",
     "granite4": "hermes",
@@ -72,10 +78,12 @@ ALIASES: Mapping[str, str] = {
     "nemotron": "nemotron_json",
     "nemotron_nano_v2": "nemotron_json",
     "phi4_mini": "phi4_mini_json",
+    "poolside_v1": "glm45",
     "qwen": "hermes",
     "qwen25": "hermes",
     "qwen3_xml": "qwen3_coder",
     "qwen_coder": "qwen3_coder",
+    "step3p5": "qwen3_coder",
     "trinity": "hermes",
     "minimax-m2": "minimax_m2",
 }
@@ -93,6 +101,9 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (INTERNLM, ("<|action_start|>",)),
     (HUNYUAN_LIST, ("<tool_calls>[",)),
     (HUNYUAN, ("<tool_calls>", "<tool_call>", "```json")),
+    (HY_3, ("<tool_sep", ":opensource")),
+    (HY_3_PREVIEW, ("<tool_sep",)),
+    (MIMO, ("<function=", "<parameter=", "parameter tags is preserved exactly as-is")),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),

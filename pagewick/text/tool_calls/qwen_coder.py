@@ -1,6 +1,8 @@
-"""Qwen3-Coder: a function with its parameters in tags, each value on lines of its own."""
+"""Qwen3-Coder: a function with its parameters in tags, each value on lines of its own; MiMo's have no line breaks."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from pagewick.text.tool_calls.tagged import TaggedCalls
 
@@ -16,3 +18,4 @@ QWEN_CALLS = TaggedCalls(
     pad="\n",
 )
 QWEN_3_CODER = QWEN_CALLS.format("qwen3_coder")
+MIMO = replace(QWEN_CALLS, pad="").format("mimo")

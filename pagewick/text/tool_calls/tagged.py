@@ -132,7 +132,8 @@ class TaggedCalls:
             return f"{opening} {self._value_grammar(writer, tool, schema)} {writer.word(self.line)}"
 
         pairs = [(argument(key, schema), is_required) for key, schema, is_required in writer.named_arguments(tool)]
-        opening = writer.words(*[self.call_open] * bool(self.call_open), tool.name, self._behind_name)
+        behind_name = [self.name_end] if self.name_end == "\n" else [self.name_end, self.line]
+        opening = writer.words(*[self.call_open] * bool(self.call_open), tool.name, *behind_name)
         return f"{opening} {writer.sequence(pairs, '')} {writer.word(self.call_close)}"
 
     def _value_grammar(self, writer: GrammarWriter, tool: Tool, schema: Any) -> str:
@@ -147,7 +148,8 @@ class TaggedCalls:
 
     def format(self, name: str) -> CallFormat:
         words = dict.fromkeys((
-            self.opener, self.closer, self.call_open, self.key_open, *self.key_end, self.value_end, self.call_close,
+            self.opener, self.closer, self.call_open, *[self.name_end] * self.name_end.startswith("<"), self.key_open,
+            *self.key_end, self.value_end, self.call_close,
         ))  # fmt: skip
         return CallFormat(
             name,

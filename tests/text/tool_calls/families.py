@@ -47,6 +47,7 @@ FAMILIES = [
     Family("hunyuan_fenced", forms.hunyuan), Family("hunyuan_fenced", forms.hunyuan_lines),
     Family("hunyuan_a13b", forms.hunyuan_list), Family("hunyuan_a13b", forms.apriel), Family("apertus", forms.apertus),
     Family("internlm", forms.internlm), Family("internlm", forms.internlm_arguments), Family("kimi_k2", forms.kimi),
+    Family("hy_v3", forms.hy_3), Family("hy_v3_preview", forms.hy_3_preview), Family("mimo", forms.mimo),
     Family("minimax_m2", forms.minimax), Family("xlam", forms.xlam, is_bare=True),
     Family("json", forms.plain_list, is_bare=True),
     Family("json", forms.fenced_list, is_bare=True), Family("json", forms.llama, is_bare=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -186,6 +187,25 @@ def kimi(calls: Sequence[Call]) -> str:
         for place, (name, given) in enumerate(calls)
     ]
     return f"<|tool_calls_section_begin|>{''.join(blocks)}<|tool_calls_section_end|>"
+
+
+def hy_3(calls: Sequence[Call]) -> str:
+    return re.sub(r"<(/?[a-z_]+)>", r"<\1:opensource>", hy_3_preview(calls))
+
+
+def hy_3_preview(calls: Sequence[Call]) -> str:
+    lines = ["<tool_calls>"]
+    for name, given in calls:
+        lines.append(f"<tool_call>{name}<tool_sep>")
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else dumped(value)
+            lines.append(f"<arg_key>{key}</arg_key>\n<arg_value>{shown}</arg_value>")
+        lines.append("</tool_call>")
+    return "\n".join([*lines, "</tool_calls>"])
+
+
+def mimo(calls: Sequence[Call]) -> str:
+    return seed_oss(calls).replace("seed:", "")
 
 
 def minimax(calls: Sequence[Call]) -> str:

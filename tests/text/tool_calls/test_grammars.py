@@ -109,7 +109,7 @@ def test_random_responses_are_calls(name: str) -> None:
     offer = ToolOffer([tool("now", {}), go], is_required=True)
     for _ in range(4):
         made, text = matcher(family, offer), bytearray()
-        while not made.is_accepting() and len(text) < 400:
+        while not made.is_accepting() and len(text) < 1000:
             allowed = [place for place, bit in enumerate(_bits(made)) if bit and place < 256]
             chosen = rng.choice(allowed)
             made.consume_token(chosen)

@@ -31,6 +31,7 @@ FORMATS = {
     "DeepSeek-V3.2": "deepseek_v32", "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
     "LFM2": "lfm2", "LFM2.5": "lfm2", "Llama-4": "pythonic", "Nemotron-Nano-v2": "nemotron_json",
     "Hunyuan": "hunyuan_fenced", "InternLM": "internlm", "Nemotron-4": "nemotron4", "Apertus": "apertus",
+    "Hy3": "hy_v3", "MiMo-V2": "mimo", "Laguna": "glm45",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = (
