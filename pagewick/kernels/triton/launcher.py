@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
+import torch
+
 # Kernels that are kept by their keys; all others are launched by Triton. A model has one or two for each variant.
 _MAX_KEPT: Final = 256
 # Triton compiles a form for addresses that are multiples of 16.
 _ALIGNMENT_BITS: Final = 15
 _INT32_BITS: Final = 31
+# On AMD's GPUs, it compiles another form, with addresses of 32 bits, for memory that is not larger than this.
+_SHORT_BYTES: Final = 2**31 - 1
 
 
 class Launcher:
@@ -35,6 +39,7 @@ class Launcher:
         self._specialized, self._free = tuple(whole - free), tuple(whole & free)
         self._kept: dict[tuple[object, ...], Any] = {}
         self._driver = import_module("triton.runtime").driver
+        self._asks_for_bytes = torch.version.hip is not None
 
     def launch(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: all but constants."""
@@ -59,15 +64,18 @@ class Launcher:
     def _key(self, arguments: Mapping[str, Any]) -> tuple[object, ...]:
         """Return what decides which form Triton compiles: more than that, never less.
 
-        Triton asks of an address whether it is a multiple of 16, and of a whole number whether it fits 32 bits, is 1,
+        Triton asks of an address whether it is a multiple of 16, on AMD's GPUs also whether its memory is larger than
+        _SHORT_BYTES, and of a whole number whether it fits 32 bits, is 1,
         or a multiple of 16, unless the kernel says do_not_specialize. Other whole numbers are the same for all launches
         of a model.
         """
         pointers = [arguments[name] for name in self._pointers]
+        measured = pointers if self._asks_for_bytes else ()
         return (
             self._driver.active.get_current_device(),
             *[pointer.data_ptr() & _ALIGNMENT_BITS for pointer in pointers],
             *[pointer.dtype for pointer in pointers],
+            *[pointer.untyped_storage().nbytes() > _SHORT_BYTES for pointer in measured],
             *[arguments[name] for name in self._specialized],
             *[arguments[name] >> _INT32_BITS for name in self._free],
             *[type(arguments[name]) for name in self._floats],

@@ -44,36 +44,67 @@ def test_no_kernel_is_compiled_for_the_size_of_a_batch() -> None:
     assert forms()["further"] == []
 
 
+class Kernel:
+    """Stands for a kernel: each compilation makes another form. launched: the forms, with the grid or the arguments."""
+
+    def __init__(self) -> None:
+        names = ("at", "size", "free", "BLOCK")
+        self.params = [SimpleNamespace(name=name, do_not_specialize=name == "free") for name in names]
+        self.num_compiled = 0
+        self.launched: list[tuple[str, tuple[object, ...]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        def compile_and_run(**arguments: object) -> object:
+            self.num_compiled += 1
+            form = f"form {self.num_compiled}"
+            self.launched.append((form, grid))
+            return {(*grid, 1, 1)[:3]: lambda *values: self.launched.append((form, values))}
+
+        return compile_and_run
+
+    def launcher(self) -> Launcher:
+        return Launcher(self, {"at": "*fp32", "size": "i32", "free": "i32"}, {"BLOCK": 8}, {"num_warps": 4})
+
+
 def test_numbers_and_addresses_decide_the_form_that_is_launched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Triton decides it: launched_forms.py compares each launch with Triton's own choice."""
-    params = [SimpleNamespace(name=name, do_not_specialize=name == "free") for name in ("at", "size", "free", "BLOCK")]
-    launched: list[tuple[str, tuple[object, ...]]] = []
-
-    class Kernel:
-        def __init__(self) -> None:
-            self.params, self.num_compiled = params, 0
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-            def compile_and_run(**arguments: object) -> object:
-                self.num_compiled += 1
-                form = f"form {self.num_compiled}"
-                launched.append((form, grid))
-                return {(*grid, 1, 1)[:3]: lambda *values: launched.append((form, values))}
-
-            return compile_and_run
-
     kernel, data = Kernel(), torch.zeros(64)
-    launcher = Launcher(kernel, {"at": "*fp32", "size": "i32", "free": "i32"}, {"BLOCK": 8}, {"num_warps": 4})
+    launcher = kernel.launcher()
     aligned, other = (data[:8], data[1:9]) if data.data_ptr() % 16 == 0 else (data[3:11], data[:8])
 
     def form_of(at: Tensor, size: int, free: int) -> str:
         launcher.launch((5,), {"free": free, "size": size, "at": at})
-        return launched[-1][0]
+        return kernel.launched[-1][0]
 
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
     assert form_of(aligned, 3, 7) == "form 1"
     assert form_of(aligned, 3, 9) == "form 1"
-    assert launched[-1][1] == (aligned, 3, 9, 8)
+    assert kernel.launched[-1][1] == (aligned, 3, 9, 8)
     changes = [(other, 3, 7), (aligned, 1, 7), (aligned, 3, 2**31), (aligned.double(), 3, 7)]
     assert [form_of(*change) for change in changes] == ["form 2", "form 3", "form 4", "form 5"]
     assert [form_of(*change) for change in changes] == ["form 2", "form 3", "form 4", "form 5"]
+
+
+@pytest.mark.parametrize(("hip", "num_forms"), [(None, 1), ("6.3", 2)])
+def test_memory_of_more_than_two_gigabytes_has_a_form_of_its_own_on_amd(
+    hip: str | None, num_forms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's other form has addresses of 32 bits; what counts is the memory of which a tensor is a view."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
+    kernel = Kernel()
+    launcher = kernel.launcher()
+    for num_bytes in (2**31 - 1, 2**31, 2**31 - 1, 2**31):
+        view = torch.empty(num_bytes, dtype=torch.uint8, device="meta")[:8]
+        launcher.launch((5,), {"free": 7, "size": 3, "at": view})
+    assert kernel.num_compiled == num_forms
+
+
+@pytest.mark.parametrize(("num_bytes", "is_within"), [(2**31 - 1, True), (2**31, False)])
+def test_triton_draws_the_line_there(num_bytes: int, is_within: bool) -> None:
+    from triton.backends.amd.compiler import HIPBackend
+
+    view = torch.empty(num_bytes, dtype=torch.uint8, device="meta")[:8]
+    # The first call only finds out whether PyTorch is there.
+    HIPBackend.is_within_2gb(view)
+    assert HIPBackend.is_within_2gb(view) is is_within
