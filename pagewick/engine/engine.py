@@ -29,6 +29,7 @@ from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
+from pagewick.engine.device_memory import explaining_full_memory
 from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
@@ -147,10 +148,12 @@ class Engine:
         """
         self._scheduler.abort(request_ids, choices)
 
+    @explaining_full_memory()
     def step(self) -> list[RequestDelta]:
         """Advance every scheduled request by some tokens; return the deltas of their choices.
 
-        Raises EngineDeadError after a step that failed, because the content of the caches is then unknown.
+        Raises EngineDeadError after a step that failed, because the content of the caches is then unknown, and
+        NotEnoughMemoryError for a step for which a GPU has no memory.
         """
         if self._has_failed:
             raise EngineDeadError("an earlier step of this engine failed; make a new one")

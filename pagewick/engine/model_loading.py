@@ -259,6 +259,9 @@ def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[st
     """Call build_model. If memory runs out, config.json is wrong, because the stored weights were found to fit."""
     try:
         return build_model(context, config, tensor_names)
+    except torch.OutOfMemoryError:
+        # That of a GPU, which other programs may have taken since.
+        raise
     except (MemoryError, OSError, RuntimeError) as error:
         # PyTorch has no separate exception for a lack of memory on a CPU.
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():

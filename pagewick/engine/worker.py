@@ -29,6 +29,7 @@ from pagewick.engine.cache.kv_cache import (
     capacity_of,
     check_capacity,
 )
+from pagewick.engine.device_memory import explaining_full_memory
 from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import FreeMemory, WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
@@ -75,6 +76,7 @@ class RankGroup:
     Raises ConfigError and ModelLoadError.
     """
 
+    @explaining_full_memory()
     def __init__(
         self,
         config: EngineConfig,
@@ -173,6 +175,7 @@ class GroupHandle:
         return self._handle.result()
 
 
+@explaining_full_memory()
 def run(config: EngineConfig, topology: Topology) -> None:
     """Run a rank above 0: load its share of the model, then run the plans of rank 0 until it sends _STOP.
 
