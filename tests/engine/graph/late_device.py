@@ -12,8 +12,9 @@ list of operations. All graphs share their memory: a replay fills the results of
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -25,11 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pagewick import config
-from pagewick.engine import engine, model_runner, streams, worker
+from pagewick.engine import engine, model_runner, preflight, streams, worker
 from pagewick.engine.cache import kv_cache
 from pagewick.kernels import TABLE, reference
 from pagewick.kernels.dispatch import Backend
 from pagewick.weights import upload
+from tests.engine.graph.late_kernels import SHAPES
 from tests.kernels.conftest import library_off
 
 DEVICE = torch.device("cuda", 0)
@@ -44,6 +46,8 @@ _WAITING = {
     aten._unique2, aten.unique_dim,
 }  # fmt: skip
 _INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+# They take tensors in memory of the host and of the device.
+_MIXING = {*_INDEXING, aten._to_copy, aten.copy_}
 
 
 class LateTensor(torch.Tensor):
@@ -115,6 +119,9 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__float__: lambda x: float(aten._local_scalar_dense(x)),
     torch.Tensor.tolist: lambda x: aten._to_copy(x, device=torch.device("cpu")).tolist(),
     torch.Tensor.copy_: lambda x, source, non_blocking=False: aten.copy_(x, source, non_blocking),
+    # Otherwise, PyTorch refuses views of tensors that were made outside of inference mode.
+    torch.Tensor.expand: lambda x, *sizes: LateTensor(x.memory.expand(*sizes)),
+    torch.Tensor.view: lambda x, *sizes: LateTensor(x.memory.view(*sizes)),
 }
 
 
@@ -236,6 +243,8 @@ class LateDevice(TorchDispatchMode):
         if not is_late and not any(value == DEVICE for value in flat if isinstance(value, torch.device)):
             return self._on_host(func, args, kwargs)
         packet = func.overloadpacket
+        if packet not in _MIXING:
+            _check_places(str(packet), flat)
         if packet is aten._to_copy:
             return self._to_copy(args[0], **kwargs)
         if packet is aten.copy_:
@@ -364,6 +373,14 @@ def _meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
+def _check_places(name: str, arguments: Sequence[Any]) -> None:
+    """Raise AssertionError for a tensor in memory of the host, unless it is a single number."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    if any(isinstance(each, LateTensor) for each in tensors):
+        shapes = [tuple(each.shape) for each in tensors if not isinstance(each, LateTensor) and each.dim()]
+        assert not shapes, f"{name} of tensors on the device and of others, in memory of the host: {shapes}"
+
+
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
@@ -386,46 +403,24 @@ def _real_deeply(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = {each.name: _real_deeply(getattr(value, each.name)) for each in dataclasses.fields(value)}
         return dataclasses.replace(value, **changed)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         parts = [_real_deeply(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return _real(value)
 
 
-# Kernels of the device, each of which is queued as a whole: the shapes and dtypes of its results, by its arguments.
-_Shapes = list[tuple[tuple[int, ...], torch.dtype]]
-_F32, _I64 = torch.float32, torch.int64
-KERNELS: dict[str, Callable[..., _Shapes]] = {
-    "add_rms_norm": lambda x, *args, **more: [(x.shape, x.dtype)] * 2,
-    "argmax_allowed": lambda x, masks: [(x.shape[:1], _I64), (x.shape[:1], _F32), (x.shape[:1], _F32)],
-    "argmax_rows": lambda x: [(x.shape[:1], _I64), (x.shape[:1], _F32)],
-    "edit_tokens": lambda *args: [],
-    "gated_activation": lambda x, kind: [((*x.shape[:-1], x.shape[-1] // 2), x.dtype)],
-    "gather_rows": lambda x, row_ids, num_rows, num_columns, is_packed: [((len(row_ids), num_columns), x.dtype)],
-    "linear": lambda x, weight, bias=None, out_dtype=None, out=None: [
-        ((*x.shape[:-1], weight.num_rows), out_dtype or x.dtype)
-    ],
-    "log_softmax_stats": lambda x: [(x.shape[:1], _F32)] * 2,
-    "mask_rows": lambda x, masks: [(x.shape, x.dtype)],
-    "paged_attention": lambda q, *args: [(q.shape, q.dtype)],
-    "rms_norm": lambda x, *args, **more: [(x.shape, x.dtype)],
-    "rope_and_store": lambda qkv, cache, slots, layout, *options: [
-        ((len(qkv), layout.num_heads, layout.head_dim), qkv.dtype)
-    ],
-    "sample_tokens": lambda x, *options: [(x.shape[:1], _I64)],
-    "store_kv": lambda *args: [],
-}
-
-
 def _kernel(device: LateDevice, name: str) -> Callable[..., Any]:
-    definition = getattr(reference, name)
+    """Return an operation that is queued as a whole."""
+    definition, names = getattr(reference, name), list(inspect.signature(getattr(reference, name)).parameters)
 
     def operation(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("out") is not None:
-            return definition(*args, **kwargs)
-        shapes = KERNELS[name](*args, **kwargs)
-        made = [_garbage(torch.empty(shape, dtype=dtype, device="meta")) for shape, dtype in shapes]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         real_args, real_kwargs = _real_deeply(args), {key: _real_deeply(value) for key, value in kwargs.items()}
+        if (out := given.get("out")) is not None:
+            device.enqueue(lambda: _nothing(definition(*real_args, **real_kwargs)))
+            return out
+        shapes = SHAPES[name](*args, **kwargs)
+        made = [_garbage(torch.empty(shape, dtype=dtype, device="meta")) for shape, dtype in shapes]
         device.enqueue(lambda: _store(made, _results(definition(*real_args, **real_kwargs))))
         late = [LateTensor(each) for each in made]
         return None if not late else late[0] if len(late) == 1 else tuple(late)
@@ -433,15 +428,22 @@ def _kernel(device: LateDevice, name: str) -> Callable[..., Any]:
     return operation
 
 
+def _nothing(result: object) -> None:
+    """Drop what an operation returns."""
+
+
 def _results(found: Any) -> Any:
     return [] if found is None else found
 
 
 @contextmanager
-def late_device(seed: int = 0, chance: float = 0.0) -> Iterator[LateDevice]:
-    """Engines that start in this block run on the device; the native library is off, as it would be for a GPU."""
+def late_device(seed: int = 0, chance: float = 0.0, without: Collection[str] = ()) -> Iterator[LateDevice]:
+    """Engines that start in this block run on the device; the native library is off, as it would be for a GPU.
+
+    without: operations that have no kernel.
+    """
     device = LateDevice(Random(seed), chance)
-    operations = {name: _kernel(device, name) for name in KERNELS}
+    operations = {name: _kernel(device, name) for name in SHAPES.keys() - without}
     kernels = Backend("late", operations, lambda name, kind, dtype: kind == "cuda")
     with library_off(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(TABLE, "backends", (kernels, *TABLE.backends))
@@ -450,8 +452,10 @@ def late_device(seed: int = 0, chance: float = 0.0) -> Iterator[LateDevice]:
         patch.setattr(kv_cache, "total_memory", lambda device="cpu": MEMORY_BYTES)
         patch.setattr(upload, "CudaCopyStream", CopiesAtOnce)
         patch.setitem(config.DEFAULT_SWAP_SPACE, "cuda", 0)
+        patch.setattr(preflight, "available_memory", lambda device="cpu": MEMORY_BYTES)
         patch.setattr(engine, "select_device", lambda device: None)
         for module in (model_runner, worker):
+            patch.setattr(module, "choose_device", lambda requested: requested)
             patch.setattr(module, "torch_device", lambda kind, local_rank: DEVICE)
         TABLE.choose_again()
         # As for PyTorch's own tensors that only pretend: tensors are made on the host first.
