@@ -65,9 +65,8 @@ class Launcher:
         """Return what decides which form Triton compiles: more than that, never less.
 
         Triton asks of an address whether it is a multiple of 16, on AMD's GPUs also whether its memory is larger than
-        _SHORT_BYTES, and of a whole number whether it fits 32 bits, is 1,
-        or a multiple of 16, unless the kernel says do_not_specialize. Other whole numbers are the same for all launches
-        of a model.
+        _SHORT_BYTES, and of a whole number whether it fits 32 bits, is 1, or a multiple of 16, unless the kernel says
+        do_not_specialize. Other whole numbers are the same for all launches of a model.
         """
         pointers = [arguments[name] for name in self._pointers]
         measured = pointers if self._asks_for_bytes else ()
