@@ -133,6 +133,12 @@ def test_no_tensor_of_a_model_is_ignored(name: str) -> None:
     assert not [one for one in names if any(pattern.fullmatch(one) for pattern in patterns)]
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_tensor_of_an_encoder_of_images_is_quantized_at_load(name: str) -> None:
+    tensors = model_tensors(config_of(VARIANTS[name]))
+    assert not [one.name for one in tensors if one.role == "vision" and is_quantizable(one.name, one.shape)]
+
+
 def test_routers_stay_in_float32() -> None:
     config = config_of(VARIANTS["deepseek-v3"])
     for tensor in model_tensors(config, num_ranks=2):
