@@ -52,17 +52,18 @@ class View(NamedTuple):
     """A picture that a model gets of an image: all of it, or a tile.
 
     sizes: the heights and widths to which the image is resized, one after the other. box: the part that is cut out of
-    the last of these. before: the text ahead of the tokens of the picture.
+    the last of these. before, after: the texts ahead of the tokens of the picture, and behind them.
     """
 
     sizes: tuple[tuple[int, int], ...]
     box: Box
     before: str = ""
+    after: str = ""
 
     @classmethod
-    def whole(cls, *sizes: tuple[int, int], before: str = "") -> Self:
+    def whole(cls, *sizes: tuple[int, int], before: str = "", after: str = "") -> Self:
         """Return a view of all of the image."""
-        return cls(sizes, Box(0, 0, *sizes[-1]), before)
+        return cls(sizes, Box(0, 0, *sizes[-1]), before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,10 @@ class ImageSettings(ABC):
     def marks(self) -> tuple[str, ...]:
         """The tokens of the texts around pictures that a tokenizer must know."""
         return ()
+
+    def before_image(self, number: int) -> str:
+        """Return the text ahead of the image with this number in its request, from 1."""
+        return ""
 
     @property
     def largest_picture(self) -> int:

@@ -18,6 +18,7 @@ from pagewick.images import (
     internvl_settings,
     lfm2_vl_settings,
     lighton_settings,
+    minicpm_settings,
     pixtral_settings,
     qwen_settings,
 )
@@ -29,6 +30,7 @@ from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.internvl_settings import InternVLSettings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.lighton_settings import LightOnSettings
+from pagewick.images.minicpm_settings import MiniCPMSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
@@ -43,6 +45,7 @@ _FAMILIES = {
     **dict.fromkeys(glm_settings.PROCESSORS, GlmSettings.of),
     **dict.fromkeys(idefics3_settings.PROCESSORS, Idefics3Settings.of),
     **dict.fromkeys(internvl_settings.PROCESSORS, InternVLSettings.of),
+    **dict.fromkeys(minicpm_settings.PROCESSORS, MiniCPMSettings.of),
 }
 
 

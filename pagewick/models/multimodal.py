@@ -13,7 +13,7 @@ from typing import Any, Final
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
-from pagewick.models.vision.config import ENCODER_TENSORS
+from pagewick.models.vision.tensor_names import ENCODER_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
 _OTHER_PARTS: Final = (r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*", *ENCODER_TENSORS)

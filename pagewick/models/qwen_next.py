@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, with and without images. Qwen3, except:
+"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, with and without images, and MiniCPM-V 4.6. Qwen3, except:
 
 - Most layers have linear attention by the gated delta rule: every layer but each fourth, or as layer_types says.
 - In the others, each head's output has a gate, and a quarter of each head is rotated.
@@ -6,7 +6,8 @@
 - Qwen3-Next and Qwen3.5-MoE: experts in place of the MLP, and a shared one weighted by a sigmoid.
 - Files hold layers that predict further tokens (mtp), which are not used.
 
-In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation.
+In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation. MiniCPM-V 4.6
+is a Qwen3.5 that has one position for each token, also of images.
 
 Two entries are in no config.json, but come from other programs' files: linear_in_proj_fused is false where Qwen3-Next's
 queries, keys and values are apart from the gates of outputs, and linear_value_heads_tiled is true where value heads are
@@ -24,10 +25,11 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.qwen import sparse_layers
 from pagewick.models.vision.entries import read_qwen3_5_vision, with_vision
+from pagewick.models.vision.minicpm_entries import with_minicpm
 
 _SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 _HEADS: Final = {
@@ -58,6 +60,11 @@ def read_qwen3_5_multimodal(entries: Entries) -> ModelConfig:
 
 def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
     return _with_vision(read_text_part(entries, _read_qwen3_5_moe, is_tied=False), entries)
+
+
+def read_minicpm_v4_6(entries: Entries) -> ModelConfig:
+    text_entries(entries).choice("model_type", ("qwen3_5_text",), "qwen3_5_text")
+    return with_minicpm(read_text_part(entries, _read_qwen3_5, is_tied=False), entries)
 
 
 def _with_vision(config: ModelConfig, entries: Entries) -> ModelConfig:

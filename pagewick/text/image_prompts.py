@@ -189,7 +189,7 @@ class ImageReader:
         """Return an image with its tokens; it has no place yet. number: as in PlacedImage."""
         token_ids: list[int] = []
         pictures = []
-        ahead = self._ahead(views)
+        ahead = self._ahead(self._settings.before_image(number), views)
         for view, before in zip(views, ahead, strict=False):
             token_ids += before
             height, width = view.box.height, view.box.width
@@ -199,14 +199,15 @@ class ImageReader:
             token_ids += tokens
         return PlacedImage(number, image, token_ids + ahead[-1], pictures)
 
-    def _ahead(self, views: Sequence[View]) -> list[list[int]]:
-        """Return the tokens ahead of each view's, and those behind the last one's."""
+    def _ahead(self, start: str, views: Sequence[View]) -> list[list[int]]:
+        """Return the tokens ahead of each view's, and those behind the last one's. start: the text ahead of all."""
         end = "" if self._row_ends else self._settings.image_end
-        if not end and not any(view.before for view in views):
+        if not start + end and not any(view.before + view.after for view in views):
             return [[] for _ in range(len(views) + 1)]
         assert self._encode is not None, "these settings have texts around pictures"
         # All at once: neighbouring characters may form one token.
-        token_ids = self._encode("".join(view.before + self._token for view in views) + end)
+        texts = (view.before + self._token + view.after for view in views)
+        token_ids = self._encode(start + "".join(texts) + end)
         places = [place for place, token_id in enumerate(token_ids) if token_id == self._token_id]
         assert len(places) == len(views), "the texts have no placeholders of their own"
         begins, ends = [0, *(place + 1 for place in places)], [*places, len(token_ids)]

@@ -219,6 +219,30 @@ def test_a_tile_of_fixed_size() -> None:
     assert image_bytes(model, limits) == 1024 * (2 * 768 + 2 * 3072) * 2 + rows
 
 
+def test_the_largest_picture_of_minicpm_v_by_hand(tmp_path: Path) -> None:
+    """A picture of 14 x 14 pixels a patch, of which 16 are a token, has at most 116 tokens, if it is narrow."""
+    entries = {"scale_resolution": 448, "image_processor_type": "MiniCPMV4_6ImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(entries))
+    text = {
+        "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 248094,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 1152, "image_size": 980, "intermediate_size": 4304, "num_attention_heads": 16,
+        "num_hidden_layers": 27, "patch_size": 14,
+    }  # fmt: skip
+    architecture = "MiniCPMV4_6ForConditionalGeneration"
+    config = {"architectures": [architecture], "text_config": text, "vision_config": vision, "image_token_id": 248056}
+    model = read_config(config)
+    # What is assumed where the settings are not known.
+    assert StepLimits.of(EngineConfig(max_model_len=8192), model).image_pixels == 120 * 56**2
+    limits = StepLimits.of(with_largest_picture(EngineConfig(model=str(tmp_path), max_model_len=8192)), model)
+    assert limits.image_pixels == 116 * 56**2
+    rows = (2 * 116 + limits.num_tokens) * 1024 * 2
+    assert image_bytes(model, limits) == 116 * 16 * (2 * 1152 + 2 * 4304) * 2 + rows
+
+
 def test_the_largest_picture_of_lfm2_vl_by_hand(tmp_path: Path) -> None:
     """LFM2-VL 450M: pictures of 32 x 32 patches, of which 4 are a row, whatever the limit of an image's pixels."""
     model = read_config(PUBLISHED_STATES["LFM2-VL-450M"])

@@ -18,6 +18,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import nn
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -28,6 +29,7 @@ from tests.images import (
     test_internvl_settings,
     test_lfm2_vl_settings,
     test_lighton_settings,
+    test_minicpm_settings,
 )
 from tests.images.pictures import address_of, file_of, noise
 from tests.images.torch_processors import lfm2_vl_processor
@@ -92,6 +94,11 @@ def process_lighton(directory: Path, pictures: Sequence[Image.Image]) -> dict[st
     return dict(PixtralImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
 
 
+def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    given = MiniCPMV4_6ImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt")
+    return {name: given[name] for name in ("pixel_values", "target_sizes")}
+
+
 FAMILIES = (
     Family(
         variant="smolvlm",
@@ -139,6 +146,18 @@ FAMILIES = (
         process=process_lighton,
         # 7 rows of 5 from 60 x 40 pixels; the others are whole squares.
         limits={None: 7 * 5, 60 * 40 - 1: 7 * 4, 16**2: 2 * 1},
+    ),
+    Family(
+        variant="minicpm-v-4.6",
+        settings=test_minicpm_settings,
+        backend=test_minicpm_settings.minicpm_backend(),
+        placeholder="<|image_pad|>",
+        # The whole alone; with 2 x 1 slices; with 1 x 2 slices.
+        pictures=(noise(13, 26), noise(60, 30), noise(24, 50)),
+        changed=(60, 30),
+        process=process_minicpm,
+        # The whole has 3 x 1 tokens, and each of the slices 2 x 2.
+        limits={None: 3 + 2 * 4, 2 * 32**2: 3 + 2 * 4, 32**2: 3},
     ),
 )
 

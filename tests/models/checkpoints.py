@@ -96,6 +96,13 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "Glm4vImageProcessor",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "minicpmv4_6":
+        settings = {
+            "patch_size": config["vision_config"]["patch_size"], "scale_resolution": 32, "max_slice_nums": 6,
+            "downsample_mode": config["downsample_mode"], "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_processor_type": "MiniCPMV4_6ImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] == "internvl":
         height, width = config["vision_config"]["image_size"]
         settings = {

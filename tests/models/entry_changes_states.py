@@ -19,6 +19,7 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"tie_word_embeddings": False},
     ],
     "lfm2-vl": [{"text_config.conv_L_cache": 4}, {"tie_word_embeddings": False}],
+    "minicpm-v-4.6": [{"text_config.linear_conv_kernel_dim": 3}, {"tie_word_embeddings": True}],
     "lfm3-vl": [{"text_config.norm_eps": 0.02}, {"tie_word_embeddings": False}],
     "lfm2-moe": [
         {"num_experts_per_tok": 2},

@@ -119,6 +119,9 @@ def test_transformers_has_as_many_parameters(name: str) -> None:
         for path, buffer in reference_of(VARIANTS[name]).named_buffers()
         if path.endswith(("_bias", "layer_scalar", "_min", "_max", "std_scale", ".beta", ".eps"))
     }
+    if name == "minicpm-v-4.6-4x":
+        # A part that this mode leaves out.
+        tensors = {path: tensor for path, tensor in tensors.items() if ".vit_merger." not in path}
     config = config_of(VARIANTS[name])
     is_whole = config.vision is not None
     theirs = sum(tensor.numel() for path, tensor in tensors.items() if is_whole or not OTHER_PARTS.search(path))

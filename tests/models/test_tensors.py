@@ -52,6 +52,7 @@ VARIANT_OF = {
     "Lfm2VlForConditionalGeneration": "lfm2-vl",
     "Lfm3ForCausalLM": "lfm3",
     "Lfm3VlForConditionalGeneration": "lfm3-vl",
+    "MiniCPMV4_6ForConditionalGeneration": "minicpm-v-4.6",
     "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
     "Qwen3_5ForConditionalGeneration": "qwen3.5-multimodal",
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe-multimodal",

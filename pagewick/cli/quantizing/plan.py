@@ -18,7 +18,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.reading import borrowers_tensors
 from pagewick.models.registry import filled_config, read_config
 from pagewick.models.tensors import model_tensors
-from pagewick.models.vision.config import TENSORS as VISION_TENSORS
+from pagewick.models.vision.tensor_names import TENSORS as VISION_TENSORS
 from pagewick.quantization.mixes import MixedModel
 from pagewick.text.gguf_vocabulary import gguf_vocabulary
 from pagewick.weights.files import name_some

@@ -9,6 +9,7 @@ from pagewick.models.vision.config import (
     InternVisionConfig,
     Lfm3VisionConfig,
     MergingSiglipConfig,
+    MiniCPMVisionConfig,
     PixtralConfig,
     SiglipConfig,
     VisionConfig,
@@ -18,6 +19,7 @@ from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.glm import GlmEncoder
 from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.lfm3 import Lfm3Encoder
+from pagewick.models.vision.minicpm import MiniCPMEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
 from pagewick.models.vision.siglip import SiglipEncoder, SquareSiglipEncoder, StretchingSiglipEncoder
@@ -32,6 +34,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
     if isinstance(config, MergingSiglipConfig):
         encoder = StretchingSiglipEncoder if config.is_stretched else SquareSiglipEncoder
         return encoder(context, prefix, config)
+    if isinstance(config, MiniCPMVisionConfig):
+        return MiniCPMEncoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):
         return InternEncoder(context, prefix, config)
     if isinstance(config, Lfm3VisionConfig):

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from pagewick.errors import ConfigError
-
-TENSORS: Final = r"(model\.)?visual\..*"
-"""A regular expression of the names that files of Qwen's models give to the tensors of a vision encoder."""
-
-TOWER_TENSORS: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-"""A regular expression of the names that files of Mistral's models, Gemma 3, LFM2-VL and InternVL give to those."""
-
-LIGHTON_TENSORS: Final = r"(model\.)?(vision_encoder|vision_projection)\..*"
-"""A regular expression of the names that files of LightOnOCR give to those tensors."""
-
-GEMMA4_TENSORS: Final = r"(model\.)?(vision_tower|embed_vision)\..*"
-"""A regular expression of the names that files of Gemma 4 give to those tensors."""
-
-CONNECTOR_TENSORS: Final = r"model\.(vision_model|connector)\..*"
-"""A regular expression of the names that files of Idefics3 and SmolVLM give to those tensors."""
-
-ENCODER_TENSORS: Final = (TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS)
-
-
-def without_encoders(ignored: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns of ignored tensors for a model whose encoder is used.
-
-    All patterns of encoders are left out, because some tensors match several of them.
-    """
-    return tuple(pattern for pattern in ignored if pattern not in ENCODER_TENSORS)
+from pagewick.models.vision.tensor_names import TENSORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +209,32 @@ class MergingSiglipConfig(MergingConfig):
     def most_pixels(self) -> int:
         """Published processors make pictures of at most 256 tokens."""
         return 256 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCPMVisionConfig(MergingConfig):
+    """The encoder of MiniCPM-V 4.6 (SigLIP 2, arXiv:2509.18154), for images of any shape.
+
+    Each patch has the learned position that is nearest to its place. Squares of 2 x 2 patches become one: behind a
+    block, and again in the projector.
+    window_block: the block behind which they do, after attention within each square; None: only the projector does so.
+    """
+
+    window_block: int | None
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def merged_size(self) -> int:
+        return 4 * self.hidden_size
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of about 448 x 448 pixels, fewer than this however narrow they are."""
+        return 120 * self.side**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import VisionConfig, without_encoders
+from pagewick.models.vision.config import VisionConfig
+from pagewick.models.vision.tensor_names import without_encoders
 
 if TYPE_CHECKING:
     from pagewick.layers.config import RopeConfig

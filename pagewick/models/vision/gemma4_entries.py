@@ -12,8 +12,9 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import GEMMA4_TENSORS, Gemma4VisionConfig, without_encoders
+from pagewick.models.vision.config import Gemma4VisionConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
+from pagewick.models.vision.tensor_names import GEMMA4_TENSORS, without_encoders
 
 # Files of Gemma 4 have the vision part within the model; others may have it beside the text part.
 _PLACES: Final = ("model.", "")

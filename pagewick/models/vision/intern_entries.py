@@ -12,9 +12,10 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, InternVisionConfig, without_encoders
+from pagewick.models.vision.config import InternVisionConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
 from pagewick.models.vision.siglip_entries import MAX_SIDE
+from pagewick.models.vision.tensor_names import TOWER_TENSORS, without_encoders
 
 # Not in the file: PyTorch's own, which the projector has.
 _PROJECTOR_EPS: Final = 1e-5

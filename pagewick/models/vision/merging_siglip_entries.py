@@ -13,9 +13,10 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import CONNECTOR_TENSORS, MergingSiglipConfig, without_encoders
+from pagewick.models.vision.config import MergingSiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields
+from pagewick.models.vision.tensor_names import CONNECTOR_TENSORS, without_encoders
 
 # Not in the file: PyTorch's own, which the projector has.
 _PROJECTOR_EPS: Final = 1e-5

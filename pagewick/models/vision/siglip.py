@@ -13,7 +13,7 @@ from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
-from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig
+from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
@@ -39,7 +39,7 @@ class SiglipTower(PatchReader):
 
     projector: nn.Module
 
-    def __init__(self, context: LayerContext, prefix: str, config: SiglipConfig | MergingSiglipConfig) -> None:
+    def __init__(self, context: LayerContext, prefix: str, config: VisionConfig) -> None:
         super().__init__(context, config)
         assert config.positions_per_side is not None, "patches have learned positions"
         self._side = config.positions_per_side

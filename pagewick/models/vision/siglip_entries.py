@@ -13,8 +13,9 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import TOWER_TENSORS, SiglipConfig, without_encoders
+from pagewick.models.vision.config import SiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
+from pagewick.models.vision.tensor_names import TOWER_TENSORS, without_encoders
 
 # The vision part stands beside the text part, or in newer files within the model; newer programs leave out the last
 # name of the path to the encoder.

@@ -13,6 +13,7 @@ from pagewick.models.vision.config import (
     Lfm3VisionConfig,
     MergingConfig,
     MergingSiglipConfig,
+    MiniCPMVisionConfig,
     PixtralConfig,
     SiglipConfig,
     VisionConfig,
@@ -51,6 +52,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _siglip(config)
     if isinstance(config, MergingSiglipConfig):
         return _merging_siglip(config)
+    if isinstance(config, MiniCPMVisionConfig):
+        return _minicpm(config)
     if isinstance(config, InternVisionConfig):
         return _intern(config)
     if isinstance(config, Lfm3VisionConfig):
@@ -96,6 +99,21 @@ def _siglip(config: SiglipConfig) -> Tensors:
 
 def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
     yield from _siglip_tower(config)
+    yield from _merging_projector(config)
+
+
+def _minicpm(config: MiniCPMVisionConfig) -> Tensors:
+    yield from _siglip_tower(config)
+    if config.window_block is not None:
+        size, heads = config.hidden_size, Shared(config.num_heads, config.head_dim)
+        inner = Shared(4 * config.intermediate_size)
+        yield from _norm("window_merger.norm1", size, has_bias=True)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield from _linear(f"window_merger.attn.{name}", heads, size)
+        yield from _linear("window_merger.attn.proj", size, heads)
+        yield from _norm("window_merger.norm2", config.merged_size, has_bias=True)
+        yield from _linear("window_merger.mlp.linear_1", inner, config.merged_size)
+        yield from _linear("window_merger.mlp.linear_fc2", size, inner)
     yield from _merging_projector(config)
 
 

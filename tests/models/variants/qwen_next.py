@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE: linear attention in most layers; experts."""
+"""Qwen3-Next, Qwen3.5, Qwen3.5-MoE and MiniCPM-V 4.6: linear attention in most layers; experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.models.variants.qwen import vision
-from tests.models.variants.variant import Variant, rope
+from tests.models.variants.variant import COMMON, Variant, rope
 
 LINEAR = {
     "linear_num_key_heads": 6, "linear_num_value_heads": 12, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
@@ -44,6 +44,17 @@ def multimodal(config: str, text: dict[str, Any]) -> Variant:
     return Variant(config, entries, is_loose=True, one_by_one=True, patch=steady)
 
 
+def minicpm_v(entries: dict[str, Any]) -> Variant:
+    text = {name: value for name, value in {**COMMON, **LINEAR, **PARTIAL}.items() if value is not None}
+    vision = {
+        "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 4, "num_attention_heads": 6, "patch_size": 4,
+        "image_size": 30, "layer_norm_eps": 1e-3,
+    }  # fmt: skip
+    given = {"text_config": {**text, "model_type": "qwen3_5_text"}, "vision_config": vision, "image_token_id": 190}
+    entries = {**dict.fromkeys(COMMON), **given, "insert_layer_id": 1, **entries}
+    return Variant("MiniCPMV4_6", entries, one_by_one=True, patch=steady)
+
+
 MIXED = {
     "mlp_only_layers": [1], "norm_topk_prob": False, "linear_conv_kernel_dim": 2,
     "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -56,4 +67,6 @@ VARIANTS = {
     "qwen3.5-moe": variant("Qwen3_5MoeText", MOE, is_loose=True),
     "qwen3.5-multimodal": multimodal("Qwen3_5", {}),
     "qwen3.5-moe-multimodal": multimodal("Qwen3_5Moe", MOE),
+    "minicpm-v-4.6": minicpm_v({}),
+    "minicpm-v-4.6-4x": minicpm_v({"downsample_mode": "4x", "tie_word_embeddings": True}),
 }
