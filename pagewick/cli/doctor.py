@@ -37,6 +37,11 @@ MODEL_ONLY = (
     *("memory", "device", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size"),
     *("max_num_seqs", "revision"),
 )
+# Models whose repositories have code in place of a chat template, which is not run: what to do.
+_TEMPLATES = {
+    "DeepseekV32ForCausalLM": "pagewick serve --chat-template FILE, with models/templates/"
+    "deepseek-ai-DeepSeek-V3.2.jinja of llama.cpp",
+}
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
 QUANTIZATION_HELP = "Plan with weights quantized at load: q8_0, q4_k_m, ... or auto (the best that fits)."
@@ -173,7 +178,8 @@ def chat_findings(found: Checkpoint) -> list[Finding]:
         return [ok(*purpose)]
     prompts = PromptEncoder(tokenizer, template, max_model_len=1)
     if (support := prompts.template_tools) is None:
-        fix = "pagewick serve --chat-template FILE, if this is a chat model"
+        architecture = found.model_config.architecture if found.model_config else ""
+        fix = _TEMPLATES.get(architecture, "pagewick serve --chat-template FILE, if this is a chat model")
         return [note("chat", "there is no chat template, so conversations are refused", fix)]
     calls = f"; calls have the format {prompts.call_format.name}"
     if support.lists_tools:

@@ -206,7 +206,10 @@ class PromptEncoder:
         chat_template = how.get("chat_template")
         template = self._chat_template if chat_template is None else self._compile(chat_template)
         if template is None:
-            message = "this model has no chat template; give a prompt in place of messages, or use a chat model"
+            message = (
+                "this model has no chat template. Give one to the server (pagewick serve --chat-template FILE) or to "
+                "LLM (chat_template=...), send a prompt in place of messages, or use a chat model"
+            )
             raise InvalidRequestError(message, param="messages")
         if (number := next((n for n, one in enumerate(messages) if not one.get("role")), None)) is not None:
             where = f"messages[{number}]"

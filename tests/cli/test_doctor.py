@@ -24,7 +24,7 @@ from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 from tests.images import test_idefics3_settings, test_lfm2_vl_settings, test_minicpm_settings
 from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
-from tests.models.checkpoints import write_checkpoint
+from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
 from tests.models.encoders import write_encoder
 from tests.models.word_pieces import word_pieces, write_tokenizer
 from tests.tiny_text import byte_level_backend
@@ -231,6 +231,13 @@ def test_how_a_model_reads_images_in_tiles(
 def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (line,) = chat_lines(machine, tmp_path / "model", None)
     assert line.startswith("note     chat  there is no chat template")
+
+
+def test_where_the_template_of_deepseek_v32_is(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its repository has code in its place."""
+    save(make_model("deepseek-v3.2", {**VARIANTS["deepseek-v3.2"].all_entries(), "vocab_size": 400}), tmp_path)
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    assert "-> pagewick serve --chat-template FILE, with models/templates/deepseek-ai-" in run(str(tmp_path)).stdout
 
 
 @pytest.mark.parametrize(
