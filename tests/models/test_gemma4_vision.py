@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.models.parts import AttentionConfig
@@ -24,7 +24,6 @@ from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published_gemma4 import GEMMA4
 from tests.models.test_vision import build, image_of
 
@@ -141,33 +140,6 @@ def test_a_processor_that_normalises(tmp_path: Path) -> None:
     expected = by_transformers(reference, image, given=Pixels(0, **numbers))
     found = encoder_of(build(tmp_path, single_context()), **numbers)(image).rows
     torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.std()), rtol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
-    reference = write_checkpoint(name, tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)))
-    images = [image_for(name, *size) for size in SIZES]
-    theirs = torch.cat([by_transformers(reference, image) for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@torch.inference_mode()
-def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    write_checkpoint(name, tmp_path)
-    image = image_for(name, 3, 7)
-    expected = encoder_of(build(tmp_path, single_context()))(image).rows
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, Pixels(MERGED[name])):
-        torch.testing.assert_close(found.rows, expected, atol=1e-3, rtol=0)
 
 
 @torch.inference_mode()
@@ -321,10 +293,3 @@ def test_the_unified_architecture_reads_text_only() -> None:
     config = {**entries_of("gemma-4-multimodal"), "architectures": ["Gemma4UnifiedForConditionalGeneration"]}
     config["text_config"] |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
     assert read_config(config).vision is None
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    vision = vision_of(entries_of())
-    vision.check_ranks(6)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
-        vision.check_ranks(7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import MergingSiglipConfig
@@ -21,7 +20,6 @@ from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.siglip import SquareSiglipEncoder
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published_2025 import PUBLISHED_2025
 from tests.models.test_vision import Pixels, build, image_of
 
@@ -90,31 +88,6 @@ def test_positions_are_rounded_as_by_transformers(tmp_path: Path) -> None:
     assert (encoder(image).rows - expected).abs().max() > 0.1
 
 
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(tmp_path: Path) -> None:
-    reference = write_checkpoint("smolvlm", tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)), "smolvlm")
-    images = [image_of(24, 24).roll(turn, 0) for turn in range(16)]
-    theirs = torch.cat([by_transformers(reference, image) for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@torch.inference_mode()
-def test_ranks_share_the_heads(num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    write_checkpoint("smolvlm", tmp_path)
-    image = image_of(24, 24)
-    expected = encoder_of(build(tmp_path, single_context()), "smolvlm")(image).rows
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, pixels_of("smolvlm")):
-        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
-
-
 def test_a_file_without_the_vision_part_reads_no_images(tmp_path: Path) -> None:
     write_checkpoint("smolvlm", tmp_path)
     file = tmp_path / "model.safetensors"
@@ -174,10 +147,3 @@ def test_mistakes_are_named(entries: dict[str, Any], said: str) -> None:
         (config[part] if part else config)[inner] = value
     with pytest.raises(ModelLoadError, match=said):
         read_config(config)
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    vision = vision_of(entries_of())
-    vision.check_ranks(6)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
-        vision.check_ranks(7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import InternVisionConfig
 from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.test_vision import Pixels, build, image_of
 
 # Variant -> side of a token in patches, side of an image in pixels, hidden size of the decoder.
@@ -71,34 +69,6 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     for height, width in ((side, 2 * side), (8, 8)):
         with pytest.raises(ValueError, match=f"and this model reads {side} x {side}"):
             encoder(image_of(height, width))
-
-
-@pytest.mark.parametrize("name", SIZES)
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
-    reference = write_checkpoint(name, tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)), name)
-    side = SIZES[name][1]
-    images = [image_of(side, side).roll(turn, 0) for turn in range(16)]
-    theirs = torch.cat([by_transformers(reference, image) for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", SIZES)
-@torch.inference_mode()
-def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    write_checkpoint(name, tmp_path)
-    image = image_of(SIZES[name][1], SIZES[name][1])
-    expected = encoder_of(build(tmp_path, single_context()), name)(image).rows
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, pixels_of(name)):
-        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
 
 
 @torch.inference_mode()
@@ -227,10 +197,3 @@ def test_mistakes_are_named(entries: dict[str, Any], said: str) -> None:
         (config[part] if part else config)[inner] = value
     with pytest.raises(ModelLoadError, match=said):
         read_config(config)
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    vision = vision_of(entries_of())
-    vision.check_ranks(6)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
-        vision.check_ranks(7)

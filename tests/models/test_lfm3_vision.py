@@ -19,7 +19,6 @@ from pagewick.models.vision.config import Lfm3VisionConfig
 from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.test_vision import PIXELS, Pixels, build, image_of, patches_of
 
 SETTINGS = {"lfm3-vl": PIXELS, "lfm3-vl-wide": Pixels(merge_size=3, temporal_patch_size=1)}
@@ -69,30 +68,6 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found.rows, expected, atol=4e-5 * spread, rtol=0)
     with pytest.raises(ValueError, match="multiples of"):
         encoder(image_of(4, 8))
-
-
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(tmp_path: Path) -> None:
-    reference = write_checkpoint("lfm3-vl", tmp_path).bfloat16()
-    encoder, images = encoder_of(tmp_path, dtype=torch.bfloat16), images_for(PIXELS)
-    theirs = torch.cat([by_transformers(reference, image, PIXELS) for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image, PIXELS) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize(("name", "num_ranks"), [("lfm3-vl", 4), ("lfm3-vl-wide", 2)])
-@torch.inference_mode()
-def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one; those of the second rank read two heads of keys."""
-    write_checkpoint(name, tmp_path)
-    pixels = SETTINGS[name]
-    (image,) = images_for(pixels, ((3, 7),))
-    expected = encoder_of(tmp_path, pixels)(image).rows
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, pixels):
-        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
 
 
 @torch.inference_mode()

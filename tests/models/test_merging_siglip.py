@@ -13,14 +13,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import MergingSiglipConfig
 from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published_states import PUBLISHED_STATES
 from tests.models.test_vision import Pixels, build, image_of
 
@@ -75,31 +74,6 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found.rows, expected, atol=4e-5 * spread, rtol=0)
     with pytest.raises(ValueError, match="multiples of"):
         encoder(image_of(4 * factor, 4))
-
-
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(tmp_path: Path) -> None:
-    reference = write_checkpoint("lfm2-vl", tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)))
-    images = [image_of(8 * rows, 8 * columns) for rows, columns in SIZES]
-    theirs = torch.cat([by_transformers(reference, image) for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@torch.inference_mode()
-def test_ranks_share_the_heads(num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    write_checkpoint("lfm2-vl", tmp_path)
-    image = image_of(24, 40)
-    expected = encoder_of(build(tmp_path, single_context()))(image).rows
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, PIXELS):
-        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("has_head", [False, True])
@@ -176,10 +150,3 @@ def test_mistakes_are_named(entries: dict[str, Any], said: str) -> None:
         (config[part] if part else config)[inner] = value
     with pytest.raises(ModelLoadError, match=said):
         read_config(config)
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    vision = vision_of(entries_of())
-    vision.check_ranks(6)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
-        vision.check_ranks(7)

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import PixtralConfig
@@ -25,7 +25,6 @@ from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.published import PUBLISHED
 from tests.models.test_vision import Pixels, build, image_of
 
@@ -113,34 +112,6 @@ def test_patches_that_fill_no_square_are_seen(tmp_path: Path) -> None:
     for size in ((4, 40), (40, 4), (10, 8)):
         with pytest.raises(ValueError, match="whose sides must be multiples of 4"):
             encoder.num_tokens(*size)
-
-
-@pytest.mark.parametrize("name", MERGED)
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
-    reference = write_checkpoint(name, tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)))
-    images = [image_for(name, *size) for size in SIZES]
-    with without_onednn():
-        theirs = torch.cat([by_transformers(reference, image) for image in images])
-        exact = torch.cat([by_transformers(reference.float(), image) for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@torch.inference_mode()
-def test_ranks_share_the_heads(num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    name = "ministral-3-multimodal"
-    write_checkpoint(name, tmp_path)
-    image = image_for(name, 3, 7)
-    expected = encoder_of(build(tmp_path, single_context()))(image).rows
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, pixels_of(3)):
-        torch.testing.assert_close(found.rows, expected, atol=2e-4, rtol=0)
 
 
 @torch.inference_mode()
@@ -259,13 +230,6 @@ def test_mistakes_are_named(entries: dict[str, Any], said: str) -> None:
         (config["vision_config"] if inner else config)[inner or name] = value
     with pytest.raises(ModelLoadError, match=said):
         read_config(config)
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    vision = vision_of(entries_of(NAMES[0]))
-    vision.check_ranks(6)
-    with pytest.raises(ConfigError, match="more than the vision encoder's 6 attention heads"):
-        vision.check_ranks(7)
 
 
 def test_variants_differ_in_what_they_test() -> None:

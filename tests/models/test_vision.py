@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.layers.context import LayerContext
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
@@ -23,7 +23,6 @@ from pagewick.weights.loader import load_weights
 from pagewick.weights.opening import open_source
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
-from tests.models.encoders_on_ranks import encoded_on_ranks
 from tests.models.test_given_embeddings import Loaded
 
 NAMES = ("qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3-vl-moe", "qwen3.5-multimodal", "qwen3.5-moe-multimodal")
@@ -106,35 +105,6 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert len(expected.rows) == encoder.num_tokens(*size)
         assert len(expected.deepstack) == (2 if "qwen3-vl" in name else 0)
         compare(encoder(image), expected, 3e-5)
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3-vl", "qwen3.5-multimodal", "glm-4.1v", "glm-ocr"]
-)
-@torch.inference_mode()
-def test_it_is_as_near_in_bfloat16_as_transformers(name: str, tmp_path: Path) -> None:
-    reference = write_checkpoint(name, tmp_path).bfloat16()
-    encoder = encoder_of(build(tmp_path, replace(single_context(), dtype=torch.bfloat16)))
-    images = [image_of(*size) for size in SIZES]
-    theirs = torch.cat([by_transformers(reference, image).rows for image in images])
-    exact = torch.cat([by_transformers(reference.float(), image).rows for image in images])
-    ours = torch.cat([encoder(image).rows for image in images])
-    assert ours.dtype == torch.bfloat16
-    our_error, their_error = ((rows.float() - exact).abs().mean().item() for rows in (ours, theirs))
-    assert 1e-3 < our_error < 1.1 * their_error
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ["qwen2.5-vl-window", "qwen3-vl", "glm-4.1v", "glm-ocr"])
-@torch.inference_mode()
-def test_ranks_share_the_heads(name: str, num_ranks: int, tmp_path: Path) -> None:
-    """Six heads on four ranks are two, two, one and one."""
-    write_checkpoint(name, tmp_path)
-    image = image_of(40, 72)
-    expected = encoder_of(build(tmp_path, single_context()))(image)
-
-    for found in encoded_on_ranks(tmp_path, num_ranks, image, PIXELS):
-        compare(found, expected, 3e-5)
 
 
 @torch.inference_mode()
@@ -229,11 +199,3 @@ def test_a_file_without_the_vision_part_reads_no_images(tmp_path: Path) -> None:
     save_file(part, file)
     with pytest.raises(ModelLoadError, match=r"the checkpoint lacks 12 tensors of this model: .*visual\.blocks\.2"):
         build(tmp_path, single_context())
-
-
-def test_there_must_be_a_head_for_each_rank() -> None:
-    config = read_config(VARIANTS["qwen3-vl"].all_entries() | {"architectures": ["Qwen3VLForConditionalGeneration"]})
-    assert config.vision is not None
-    config.vision.check_ranks(6)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 7 is more than the vision encoder's 6 attention"):
-        config.vision.check_ranks(7)
