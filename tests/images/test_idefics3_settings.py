@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from pagewick.images import decoding
 from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.settings import MAX_IMAGES, ImageSettings
 from pagewick.images.settings_files import read_settings
-from pagewick.text.chat_template import ChatTemplate
-from pagewick.text.image_prompts import MAX_RESIZED_PIXELS, ImageReader
-from pagewick.text.prompts import PromptEncoder
+from pagewick.text.image_prompts import MAX_RESIZED_PIXELS
 from pagewick.text.tokenizer import Tokenizer
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import file_of, noise
+from tests.images.placing import Placing
 from tests.images.test_image_settings import write
 from tests.tiny_text import byte_level_backend
 
@@ -250,9 +250,10 @@ def tokenizer_of(*, has_places: bool = True) -> Tokenizer:
 
 
 TOKENIZER = tokenizer_of()
-IMAGE_ID = TOKENIZER.encode("<image>", add_special_tokens=False)[0]
 # 2 x 3 tiles and the whole, 3 x 1 tiles and the whole.
 PICTURES = [noise(13, 26), noise(90, 20)]
+PLACING = Placing(TOKENIZER, TEMPLATE, "<image>", PICTURES)
+IMAGE_ID = PLACING.image_id
 
 
 def counter_of(tokenizer: Tokenizer) -> Callable[[str], int]:
@@ -262,7 +263,7 @@ def counter_of(tokenizer: Tokenizer) -> Callable[[str], int]:
 @pytest.mark.parametrize("has_places", [True, False])
 def test_the_most_tokens_are_those_of_the_largest_image(tmp_path: Path, has_places: bool) -> None:
     found, tokenizer = small(tmp_path), tokenizer_of(has_places=has_places)
-    encoder = prompts(found, tokenizer)
+    encoder = replace(PLACING, tokenizer=tokenizer).prompts(found)
     square = encoder.place_images("<image>", [noise(50, 50)])
     assert len(square.token_ids) - len(tokenizer.start_token_ids) == found.most_tokens(counter_of(tokenizer))
     # Words are more tokens than the names of tiles.
@@ -277,29 +278,14 @@ def prompt_of_transformers(text: str, *numbers: int, has_places: bool = True, **
     return list(processor(images=[images], text=[text], add_special_tokens=False)["input_ids"][0])
 
 
-def prompts(found: ImageSettings, tokenizer: Tokenizer = TOKENIZER) -> PromptEncoder:
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    images = ImageReader.of(found, encode("<image>")[0], "<image>", id_of=tokenizer.id_of, encode=encode)
-    return PromptEncoder(tokenizer, ChatTemplate({"default": TEMPLATE}, tokenizer), max_model_len=900, images=images)
-
-
-def part(number: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": address_of(file_of(PICTURES[number]))}}
-
-
-def user(*parts: Any) -> dict[str, Any]:
-    given = [{"type": "text", "text": one} if isinstance(one, str) else part(one) for one in parts]
-    return {"role": "user", "content": given}
-
-
 @pytest.mark.parametrize("has_places", [True, False])
 @pytest.mark.parametrize("changes", [{}, {"do_image_splitting": False}])
 def test_prompts_are_those_of_transformers(tmp_path: Path, has_places: bool, changes: dict[str, Any]) -> None:
-    messages = [user(0, "\n\na\n", 1, "\nb"), {"role": "assistant", "content": "c"}, user("d ", 0)]
-    tokenizer = tokenizer_of(has_places=has_places)
-    encoder = prompts(small(tmp_path, **changes), tokenizer)
+    messages = [
+        PLACING.user(0, "\n\na\n", 1, "\nb"), {"role": "assistant", "content": "c"}, PLACING.user("d ", 0),
+    ]  # fmt: skip
+    placing = replace(PLACING, tokenizer=tokenizer_of(has_places=has_places))
+    encoder = placing.prompts(small(tmp_path, **changes))
     text = encoder.render_chat(messages).text
     assert text == (
         "<|im_start|>User:<image>\n\na\n<image>\nb<end_of_utterance>\nAssistant: c<end_of_utterance>\n"
@@ -309,7 +295,7 @@ def test_prompts_are_those_of_transformers(tmp_path: Path, has_places: bool, cha
     assert tokens.token_ids == prompt_of_transformers(text, 0, 1, 0, has_places=has_places, **changes)
     pictures = [one for placed in tokens.images for one in encoder.read_image(placed, "messages")]
     assert len(pictures) == (3 if changes else 7 + 4 + 7)
-    image_id, end = tokenizer.encode("<image>", add_special_tokens=False)[0], 0
+    image_id, end = placing.image_id, 0
     for one in pictures:
         assert one.start > end and tokens.token_ids[one.start : one.end] == [image_id] * 4
         end = one.end
@@ -317,13 +303,8 @@ def test_prompts_are_those_of_transformers(tmp_path: Path, has_places: bool, cha
 
 
 def test_text_and_token_ids_have_one_place_for_each_image(tmp_path: Path) -> None:
-    encoder = prompts(small(tmp_path))
-    expected = prompt_of_transformers("a\n<image>\n b", 1)
-    assert encoder.place_images("a\n<image>\n b", [PICTURES[1]]).token_ids == [*TOKENIZER.start_token_ids, *expected]
-    short = TOKENIZER.encode("a\n<image>\n b", add_special_tokens=False)
-    assert encoder.place_images(short, [PICTURES[1]]).token_ids == expected
-    with pytest.raises(InvalidRequestError, match=r"has 2 places for images \(<image>\), and the request has 1"):
-        encoder.place_images([IMAGE_ID, IMAGE_ID], [PICTURES[1]])
+    text = "a\n<image>\n b"
+    PLACING.assert_one_place(small(tmp_path), text, 1, prompt_of_transformers(text, 1))
 
 
 def test_an_image_that_is_too_narrow_is_refused(published: ImageSettings) -> None:
@@ -332,5 +313,4 @@ def test_an_image_that_is_too_narrow_is_refused(published: ImageSettings) -> Non
 
 
 def test_a_token_that_the_tokenizer_lacks_is_named(published: ImageSettings) -> None:
-    with pytest.raises(ModelLoadError, match="the tokenizer lacks '<fake_token_around_image>', which marks the places"):
-        ImageReader.of(published, IMAGE_ID, "<image>", id_of=lambda text: None)
+    PLACING.assert_needed(published, "<fake_token_around_image>")

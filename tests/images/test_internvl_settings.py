@@ -15,16 +15,14 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 )
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
-from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.images import decoding
 from pagewick.images.internvl_settings import InternVLSettings
 from pagewick.images.settings import Box, ImageSettings, View
 from pagewick.images.settings_files import read_settings
-from pagewick.text.chat_template import ChatTemplate
-from pagewick.text.image_prompts import ImageReader
-from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import file_of, noise
+from tests.images.placing import Placing
 from tests.images.test_image_settings import write
 from tests.tiny_text import byte_level_backend
 
@@ -195,9 +193,10 @@ def internvl_backend() -> Any:
 
 
 TOKENIZER = Tokenizer(internvl_backend(), config={"bos_token": "<s>", "eos_token": "</s>"})
-IMAGE_ID = TOKENIZER.encode("<IMG_CONTEXT>", add_special_tokens=False)[0]
 # 1 x 2 tiles and the whole, one tile, 3 x 2 tiles and the whole.
 PICTURES = [noise(13, 26), noise(24, 25), noise(90, 60)]
+PLACING = Placing(TOKENIZER, TEMPLATE, "<IMG_CONTEXT>", PICTURES)
+IMAGE_ID = PLACING.image_id
 
 
 def prompt_of_transformers(directory: Path, text: str, *numbers: int) -> list[int]:
@@ -212,26 +211,11 @@ def prompt_of_transformers(directory: Path, text: str, *numbers: int) -> list[in
     return TOKENIZER.encode(text.replace("\0", "<IMG_CONTEXT>"), add_special_tokens=False)
 
 
-def prompts(found: ImageSettings) -> PromptEncoder:
-    def encode(text: str) -> list[int]:
-        return TOKENIZER.encode(text, add_special_tokens=False)
-
-    images = ImageReader.of(found, IMAGE_ID, "<IMG_CONTEXT>", id_of=TOKENIZER.id_of, encode=encode)
-    return PromptEncoder(TOKENIZER, ChatTemplate({"default": TEMPLATE}, TOKENIZER), max_model_len=900, images=images)
-
-
-def part(number: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": address_of(file_of(PICTURES[number]))}}
-
-
-def user(*parts: Any) -> dict[str, Any]:
-    given = [{"type": "text", "text": one} if isinstance(one, str) else part(one) for one in parts]
-    return {"role": "user", "content": given}
-
-
 def test_prompts_are_those_of_transformers(tmp_path: Path) -> None:
-    messages = [user(0, "\n\na", 1, "\nb"), {"role": "assistant", "content": "c"}, user("d ", 2)]
-    encoder = prompts(small(tmp_path))
+    messages = [
+        PLACING.user(0, "\n\na", 1, "\nb"), {"role": "assistant", "content": "c"}, PLACING.user("d ", 2),
+    ]  # fmt: skip
+    encoder = PLACING.prompts(small(tmp_path))
     text = encoder.render_chat(messages).text
     assert text == (
         "<|im_start|>user\n<IMG_CONTEXT>\n\n\na<IMG_CONTEXT>\n\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
@@ -252,19 +236,10 @@ def test_prompts_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_text_and_token_ids_have_one_place_for_each_image(tmp_path: Path) -> None:
-    encoder = prompts(small(tmp_path))
-    expected = prompt_of_transformers(tmp_path, "a\n<IMG_CONTEXT>\n b", 0)
-    found = encoder.place_images("a\n<IMG_CONTEXT>\n b", [PICTURES[0]])
-    assert found.token_ids == [*TOKENIZER.start_token_ids, *expected]
-    short = TOKENIZER.encode("a\n<IMG_CONTEXT>\n b", add_special_tokens=False)
-    assert encoder.place_images(short, [PICTURES[0]]).token_ids == expected
-    with pytest.raises(InvalidRequestError, match=r"has 2 places for images \(<IMG_CONTEXT>\), and the request has 1"):
-        encoder.place_images([IMAGE_ID, IMAGE_ID], [PICTURES[0]])
+    found, text = small(tmp_path), "a\n<IMG_CONTEXT>\n b"
+    PLACING.assert_one_place(found, text, 0, prompt_of_transformers(tmp_path, text, 0))
 
 
 @pytest.mark.parametrize("missing", ["<img>", "</img>"])
 def test_tokens_that_the_tokenizer_lacks_are_named(published: ImageSettings, missing: str) -> None:
-    with pytest.raises(ModelLoadError, match=f"the tokenizer lacks '{missing}', which marks the places of images"):
-        ImageReader.of(
-            published, IMAGE_ID, "<IMG_CONTEXT>", id_of=lambda text: None if text == missing else TOKENIZER.id_of(text)
-        )
+    PLACING.assert_needed(published, missing)

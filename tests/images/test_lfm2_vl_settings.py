@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.settings import Box, ImageSettings, View
 from pagewick.images.settings_files import read_settings, settings_of
 from pagewick.text import image_prompts
-from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.image_prompts import ImageReader
-from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
-from tests.images.pictures import address_of, file_of, noise
+from tests.images.pictures import file_of, noise
+from tests.images.placing import Placing
 from tests.images.test_image_settings import write
 from tests.images.torch_processors import lfm2_vl_processor
 from tests.tiny_text import byte_level_backend
@@ -201,9 +199,10 @@ def lfm2_backend() -> Any:
 
 
 TOKENIZER = Tokenizer(lfm2_backend(), config={"bos_token": "<s>", "eos_token": "</s>"})
-IMAGE_ID = TOKENIZER.encode("<image>", add_special_tokens=False)[0]
 # One that is not cut, 3 x 2 tiles and the whole, and 2 tiles beside each other.
 PICTURES = [noise(13, 26), noise(60, 40), noise(24, 50)]
+PLACING = Placing(TOKENIZER, TEMPLATE, "<image>", PICTURES)
+IMAGE_ID = PLACING.image_id
 
 
 def prompt_of_transformers(text: str, *numbers: int, **changes: Any) -> list[int]:
@@ -215,28 +214,12 @@ def prompt_of_transformers(text: str, *numbers: int, **changes: Any) -> list[int
     return list(processor(images=images, text=text)["input_ids"][0])
 
 
-def prompts(found: ImageSettings, max_model_len: int = 400) -> PromptEncoder:
-    def encode(text: str) -> list[int]:
-        return TOKENIZER.encode(text, add_special_tokens=False)
-
-    images = ImageReader.of(found, IMAGE_ID, "<image>", id_of=TOKENIZER.id_of, encode=encode)
-    template = ChatTemplate({"default": TEMPLATE}, TOKENIZER)
-    return PromptEncoder(TOKENIZER, template, max_model_len=max_model_len, images=images)
-
-
-def part(number: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": address_of(file_of(PICTURES[number]))}}
-
-
-def user(*parts: Any) -> dict[str, Any]:
-    given = [{"type": "text", "text": one} if isinstance(one, str) else part(one) for one in parts]
-    return {"role": "user", "content": given}
-
-
 @pytest.mark.parametrize("changes", [{}, {"use_thumbnail": False}, {"do_image_splitting": False}])
 def test_prompts_are_those_of_transformers(changes: dict[str, Any]) -> None:
-    messages = [user(0, "\na\n", 1, "b"), {"role": "assistant", "content": "c"}, user("d ", 2)]
-    encoder = prompts(settings(**changes))
+    messages = [
+        PLACING.user(0, "\na\n", 1, "b"), {"role": "assistant", "content": "c"}, PLACING.user("d ", 2),
+    ]  # fmt: skip
+    encoder = PLACING.prompts(settings(**changes))
     text = encoder.render_chat(messages).text
     assert text == (
         "<s><|im_start|>user\n<image>\na\n<image>b<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
@@ -258,19 +241,13 @@ def test_prompts_are_those_of_transformers(changes: dict[str, Any]) -> None:
 
 
 def test_text_and_token_ids_have_one_place_for_each_image() -> None:
-    encoder = prompts(settings())
-    expected = prompt_of_transformers("a<image> b", 1)
-    assert encoder.place_images("a<image> b", [PICTURES[1]]).token_ids == [*TOKENIZER.start_token_ids, *expected]
-    short = TOKENIZER.encode("a<image> b", add_special_tokens=False)
-    assert encoder.place_images(short, [PICTURES[1]]).token_ids == expected
-    with pytest.raises(InvalidRequestError, match=r"has 2 places for images \(<image>\), and the request has 1"):
-        encoder.place_images([IMAGE_ID, IMAGE_ID], [PICTURES[1]])
+    PLACING.assert_one_place(settings(), "a<image> b", 1, prompt_of_transformers("a<image> b", 1))
 
 
 @pytest.mark.parametrize("words", ["<image>", "<|image_start|>", "<|img_row_1_col_1|>"])
 def test_words_of_a_message_stay_text(words: str) -> None:
-    found = prompts(settings()).place_chat([user("a", 0), user(f"b{words}c")])
-    without = prompts(settings()).place_chat([user("a", 0), user("bc")])
+    found = PLACING.prompts(settings()).place_chat([PLACING.user("a", 0), PLACING.user(f"b{words}c")])
+    without = PLACING.prompts(settings()).place_chat([PLACING.user("a", 0), PLACING.user("bc")])
     begin = len(without.token_ids) - 10
     assert found.token_ids[:begin] == without.token_ids[:begin]
     assert not {TOKENIZER.id_of(token) for token in SPECIAL[2:]} & {*found.token_ids[begin:]}
@@ -281,7 +258,7 @@ def test_the_size_of_a_turned_image_is_that_of_the_upright_one() -> None:
     exif = image.getexif()
     exif[0x0112] = 6
     data = file_of(image, "JPEG", exif=exif)
-    encoder = prompts(settings())
+    encoder = PLACING.prompts(settings())
     (placed,) = encoder.place_images("<image>", [data]).images
     pictures = encoder.read_image(placed, "images")
     assert layout(settings(), 40, 60)[:2] == (2, 3) and len(pictures) == 7
@@ -290,19 +267,15 @@ def test_the_size_of_a_turned_image_is_that_of_the_upright_one() -> None:
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ContextLengthError, match=r"The images alone have 39"):
-        prompts(settings(), max_model_len=38).place_images("<image>", [PICTURES[1]])
+        PLACING.prompts(settings(), max_model_len=38).place_images("<image>", [PICTURES[1]])
     monkeypatch.setattr(image_prompts, "MAX_PICTURES", 6)
     with pytest.raises(InvalidRequestError, match="at most 6 tiles; they have 7"):
-        prompts(settings()).place_images("<image>", [PICTURES[1]])
+        PLACING.prompts(settings()).place_images("<image>", [PICTURES[1]])
 
 
 @pytest.mark.parametrize("missing", ["<|image_start|>", "<|image_end|>", "<|img_row_1_col_1|>", "<|img_thumbnail|>"])
 def test_tokens_that_the_tokenizer_lacks_are_named(missing: str) -> None:
-    def id_of(text: str) -> int | None:
-        return None if text == missing else TOKENIZER.id_of(text)
-
-    with pytest.raises(ModelLoadError, match=f"the tokenizer lacks '{re.escape(missing)}', which marks the places"):
-        ImageReader.of(settings(), IMAGE_ID, "<image>", id_of=id_of)
+    PLACING.assert_needed(settings(), missing)
 
 
 @pytest.mark.parametrize(("token_id", "token"), [(IMAGE_ID + 1, "<image>"), (IMAGE_ID, "<picture>"), (IMAGE_ID, None)])
