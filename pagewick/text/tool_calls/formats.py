@@ -68,6 +68,7 @@ ALIASES: Mapping[str, str] = {
     "granite4": "hermes",
     "harmony": "openai",
     "interns1": "internlm",
+    "jamba": "hunyuan_a13b",
     "llama": "llama3_json",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
@@ -100,6 +101,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (APERTUS, ("<|tools_prefix|>",)),
     (INTERNLM, ("<|action_start|>",)),
     (HUNYUAN_LIST, ("<tool_calls>[",)),
+    (HUNYUAN_LIST, ("<|bom|>", "<tool_calls>")),  # Jamba
     (HUNYUAN, ("<tool_calls>", "<tool_call>", "```json")),
     (HY_3, ("<tool_sep", ":opensource")),
     (HY_3_PREVIEW, ("<tool_sep",)),

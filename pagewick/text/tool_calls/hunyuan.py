@@ -22,7 +22,7 @@ HUNYUAN = SectionCalls(
     call_close="</tool_call>",
     separator="\n",
 ).format("hunyuan_fenced")
-# Apriel, too, writes calls so.
+# Apriel and Jamba, too, write calls so.
 HUNYUAN_LIST = JsonCalls(_OPENER, _CLOSER, is_list=True).format("hunyuan_a13b")
 
 

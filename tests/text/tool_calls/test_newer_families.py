@@ -1,4 +1,4 @@
-"""Hy3, MiMo, Laguna and others of 2026: their templates, their tokens, and whole responses through the server."""
+"""Hy3, MiMo, Laguna, Jamba and others: their templates, their tokens, and whole responses through the server."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _Result = TypeVar("_Result")
         ),
         ("<tool_call>\n<function=f>\n<parameter=a>\nv\n</parameter> ... <im_patch>", "qwen3_coder"),  # Step 3.7
         ("<available_tools> ... <tool_call>name\n<arg_key>key</arg_key>\n<arg_value>...", "glm45"),  # Laguna
+        ("{%- set bom_str = '<|bom|>' %} ... <tool_definitions> ... '<tool_calls>' ...", "hunyuan_a13b"),  # Jamba
         ("<|START_TEXT|> ... <|START_ACTION|>[ ... <|END_ACTION|>", "command_r7b"),  # Command A+
     ],
 )
@@ -54,6 +55,7 @@ def test_the_format_of_a_template(source: str, name: str) -> None:
         ("mimo", "mimo"),
         ("poolside_v1", "glm45"),
         ("step3p5", "qwen3_coder"),
+        ("jamba", "hunyuan_a13b"),
         ("cohere_command4", "command_r7b"),
         ("deepseekv31", "deepseek_v31"),
         ("gpt-oss", "openai"),
