@@ -29,6 +29,23 @@ def nearest_grid(height: int, width: int, tile_side: int, fewest: int, most: int
     return best
 
 
+def covering_grid(height: int, width: int, tile_side: int, most: int) -> tuple[int, int]:
+    """Return the rows and columns of the grid of tiles that enlarges an image the least.
+
+    The smaller factor of both sides counts. If all grids shrink the image, the one that does so the least is returned.
+    Among equal grids, it is one with the fewest tiles, and then with the fewest columns. most: tiles. tile_side: in
+    pixels.
+    """
+    numbers = range(1, most + 1)
+    grids = [(rows, columns) for columns in numbers for rows in numbers if rows * columns <= most]
+    factors = {
+        (rows, columns): min(columns * tile_side / width, rows * tile_side / height)
+        for rows, columns in sorted(grids, key=math.prod)
+    }
+    enlarging = {grid: factor for grid, factor in factors.items() if factor >= 1}
+    return min(enlarging, key=enlarging.__getitem__) if enlarging else max(factors, key=factors.__getitem__)
+
+
 def tiles_of(rows: int, columns: int, side: int) -> list[View]:
     """Return the tiles of an image, row by row, without texts."""
     size = rows * side, columns * side

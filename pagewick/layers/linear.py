@@ -113,6 +113,7 @@ class MergedColumnParallelLinear(Linear):
 
     prefix: the checkpoint name of the module that holds the parts. Output: this rank's share of each part in turn.
     fused_name: name of the one checkpoint tensor that holds all parts, one above the other; None: each has its own.
+    is_reversed: the output has the parts of that tensor in reverse order.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class MergedColumnParallelLinear(Linear):
         *,
         bias: bool = False,
         fused_name: str | None = None,
+        is_reversed: bool = False,
     ) -> None:
         parts, ranges, begin = [], [], 0
         for name, size in part_sizes.items():
@@ -132,7 +134,7 @@ class MergedColumnParallelLinear(Linear):
             ranges.append((begin + start, begin + stop))
             begin += size
         if fused_name is not None:
-            parts = [Part(fused_name, begin, tuple(ranges))]
+            parts = [Part(fused_name, begin, tuple(ranges[::-1] if is_reversed else ranges))]
         super().__init__(context, prefix, Share(tuple(parts), in_features, (0, in_features)), bias=bias)
 
 

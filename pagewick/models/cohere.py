@@ -3,7 +3,7 @@
 - Attention and MLP of a layer read the same layer norm, which has no bias, and are added together.
 - Heads are rotated in pairs of neighbours. Logits are multiplied by logit_scale; the head is tied to the embedding.
 - Command R+: each head of queries and keys has a layer norm of its own.
-- Cohere2: three of four layers have a window, and only these are rotated.
+- Cohere2: three of four layers have a window, and only these are rotated. Command A Vision also reads images.
 - Cohere2Moe: the same with experts, whose sum may be averaged with a shared one. North Mini has RMS norms, and an MLP
   in its first layer, which is rotated without a window.
 """
@@ -19,7 +19,9 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, later_layers, layers_by_kind
 from pagewick.models.entries import Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
+from pagewick.models.vision.merging_siglip_entries import with_cohere_siglip
 
 _MOE_DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
@@ -57,6 +59,12 @@ def read_cohere2(entries: Entries) -> ModelConfig:
             for window in windows
         ],
     )
+
+
+def read_cohere2_vision(entries: Entries) -> ModelConfig:
+    """Command A Vision. transformers leaves out logit_scale here, by which the text part was trained."""
+    text_entries(entries).choice("model_type", ("cohere2",), "cohere2")
+    return with_cohere_siglip(read_text_part(entries, read_cohere2, is_tied=True), entries)
 
 
 def read_cohere2_moe(entries: Entries) -> ModelConfig:

@@ -109,6 +109,7 @@ ARCHITECTURES: Final = {
     "NanoChatForCausalLM": "pagewick.models.nanochat:read_nanochat",
     "CohereForCausalLM": "pagewick.models.cohere:read_cohere",
     "Cohere2ForCausalLM": "pagewick.models.cohere:read_cohere2",
+    "Cohere2VisionForConditionalGeneration": "pagewick.models.cohere:read_cohere2_vision",
     "Cohere2MoeForCausalLM": "pagewick.models.cohere:read_cohere2_moe",
     "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",

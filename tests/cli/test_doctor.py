@@ -21,7 +21,12 @@ from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
-from tests.images import test_idefics3_settings, test_lfm2_vl_settings, test_minicpm_settings
+from tests.images import (
+    test_cohere_settings,
+    test_idefics3_settings,
+    test_lfm2_vl_settings,
+    test_minicpm_settings,
+)
 from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
 from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
@@ -213,6 +218,7 @@ def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path:
         # As with Idefics3 8B: the names of tiles are words.
         ("smolvlm", test_idefics3_settings.SPECIAL, "4 tokens, 295 at most"),
         ("lfm2-vl", test_lfm2_vl_settings.SPECIAL, "4 tokens, 39 at most"),
+        ("command-a-vision", test_cohere_settings.SPECIAL, "9 tokens, 72 at most"),
         # A narrow picture has 32 tokens; there are 7, with 3 texts around each, and the number of the image.
         ("minicpm-v-4.6", test_minicpm_settings.SPECIAL, "4 tokens, 248 at most"),
     ],

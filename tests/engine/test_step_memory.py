@@ -170,6 +170,17 @@ def test_a_token_may_have_a_row_and_a_column_of_patches_beside_it() -> None:
         assert StepLimits.of(EngineConfig(max_model_len=100), model).image_pixels == 100 * side**2
 
 
+def test_a_projector_may_be_wider_than_blocks() -> None:
+    """Command A Vision's: 2 x 2 patches of 1,152 numbers become 36,864, half of which multiply the others."""
+    vision = {"hidden_size": 1152, "intermediate_size": 3072, "image_size": 512, "num_attention_heads": 12}
+    text = {"hidden_size": 96, "intermediate_size": 72, "num_hidden_layers": 1, "num_attention_heads": 6}
+    entries = {"text_config": {**text, "vocab_size": 256000}, "vision_config": vision}
+    model = read_config({"architectures": ["Cohere2VisionForConditionalGeneration"], **entries})
+    limits = StepLimits.of(EngineConfig(max_model_len=8192, dtype="bfloat16"), model)
+    rows = (2 * 256 + limits.num_tokens) * 96 * 2
+    assert image_bytes(model, limits) == 1024 * (4 * 1152 + 3 * 18432) // 4 * 2 + rows
+
+
 def test_an_image_of_fixed_size() -> None:
     """Gemma 3 4B: 64 x 64 patches, of which 16 are a row, and every image has 896 x 896 pixels."""
     model = read_config(PUBLISHED["gemma-3-4b-it"])

@@ -124,14 +124,14 @@ def grid(views: tuple[View, ...], side: int = 448) -> tuple[int, int]:
     if len(views) == 1:
         assert views[0].sizes == ((side, side),) and views[0].box == Box(0, 0, side, side)
         return 1, 1
-    *tiles, whole = views
+    *tiles, whole = (view._replace(before="") for view in views)
     rows, columns = (length // side for length in tiles[0].sizes[0])
     expected = [
         View(((rows * side, columns * side),), Box(row * side, column * side, side, side))
         for row in range(rows)
         for column in range(columns)
     ]
-    assert [tile._replace(before="") for tile in tiles] == expected and whole == View.whole((side, side))
+    assert tiles == expected and whole == View.whole((side, side))
     return rows, columns
 
 

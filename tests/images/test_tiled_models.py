@@ -25,6 +25,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from pagewick import LLM, SamplingParams
 from pagewick.errors import UnsupportedError
 from tests.images import (
+    test_cohere_settings,
     test_idefics3_settings,
     test_internvl_settings,
     test_lfm2_vl_settings,
@@ -32,7 +33,7 @@ from tests.images import (
     test_minicpm_settings,
 )
 from tests.images.pictures import address_of, file_of, noise
-from tests.images.torch_processors import lfm2_vl_processor
+from tests.images.torch_processors import cohere2_vision_processor, lfm2_vl_processor
 from tests.models.checkpoints import VARIANTS, make_model, save
 
 NUM_TOKENS = 8
@@ -99,6 +100,11 @@ def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[st
     return {name: given[name] for name in ("pixel_values", "target_sizes")}
 
 
+def process_cohere(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    processor = cohere2_vision_processor(**json.loads((directory / "preprocessor_config.json").read_text()))
+    return {"pixel_values": processor(list(pictures), return_tensors="pt")["pixel_values"]}
+
+
 FAMILIES = (
     Family(
         variant="smolvlm",
@@ -158,6 +164,17 @@ FAMILIES = (
         process=process_minicpm,
         # The whole has 3 x 1 tokens, and each of the slices 2 x 2.
         limits={None: 3 + 2 * 4, 2 * 32**2: 3 + 2 * 4, 32**2: 3},
+    ),
+    Family(
+        variant="command-a-vision",
+        settings=test_cohere_settings,
+        backend=test_cohere_settings.cohere_backend(),
+        placeholder="<|IMG_PATCH|>",
+        # 1 x 2 tiles and the whole, 3 x 2 tiles and the whole, one tile.
+        pictures=(noise(13, 26), noise(60, 40), noise(24, 23)),
+        changed=(60, 40),
+        process=process_cohere,
+        limits={None: 7 * 9, 5 * 24**2: 5 * 9, 24**2: 9},
     ),
 )
 
@@ -256,7 +273,7 @@ def test_the_language_model_alone_refuses_images(made: Made) -> None:
             alone.chat(made.family.messages, made.family.params)
 
 
-@pytest.mark.parametrize("made", FAMILIES[2:], ids=lambda family: family.variant, indirect=True)
+@pytest.mark.parametrize("made", FAMILIES[2:5], ids=lambda family: family.variant, indirect=True)
 def test_a_preempted_sequence_brings_its_tiles_again(made: Made) -> None:
     family = made.family
     other = [{"role": "user", "content": [{"type": "text", "text": "zz"}, family.part(1), family.part(2)]}]

@@ -58,3 +58,23 @@ def lfm2_vl_processor(**entries: Any) -> Any:
         pass
 
     return Processor(**entries)
+
+
+def cohere2_vision_processor(**entries: Any) -> Any:
+    """Return Cohere2VisionImageProcessor with these entries of preprocessor_config.json."""
+    with _without_torchvision():
+        from transformers.models.cohere2_vision.image_processing_cohere2_vision import Cohere2VisionImageProcessor
+
+    class Processor(Cohere2VisionImageProcessor, _WithPillow):  # type: ignore[misc]
+        pass
+
+    return Processor(**entries)
+
+
+def optimal_tiled_canvas(*arguments: Any) -> tuple[int, int]:
+    """The columns and rows of tiles that Cohere2VisionImageProcessor finds."""
+    with _without_torchvision():
+        from transformers.models.cohere2_vision.image_processing_cohere2_vision import get_optimal_tiled_canvas
+
+    columns, rows = get_optimal_tiled_canvas(*arguments)
+    return int(columns), int(rows)

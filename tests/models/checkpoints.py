@@ -112,6 +112,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
         processor = {"image_seq_length": config["image_seq_length"]}
         (directory / "processor_config.json").write_text(json.dumps(processor))
+    if config["model_type"] == "cohere2_vision":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"height": side, "width": side}, "max_patches": 6, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "patch_size": side // config["vision_config"]["patch_size"] // config["downsample_factor"],
+            "image_processor_type": "Cohere2VisionImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],

@@ -18,6 +18,7 @@ from pagewick.models.registry import read_config
 from pagewick.models.vision.pixels import PatchReader, PixelSettings
 from tests.layers.ranks import single_context
 from tests.models import (
+    test_cohere_vision,
     test_gemma4_vision,
     test_idefics3_vision,
     test_intern_vision,
@@ -115,6 +116,11 @@ ENCODERS = {
         Encoder(
             "smolvlm", test_idefics3_vision.by_transformers, test_idefics3_vision.pixels_of("smolvlm"),
             turned(24, 16), image_of(24, 24),
+        ),
+        # Ranks share both halves of its projector, too.
+        Encoder(
+            test_cohere_vision.NAME, test_cohere_vision.by_transformers, test_cohere_vision.PIXELS, turned(24, 16),
+            image_of(24, 24),
         ),
         Encoder(
             "lfm2-vl", test_merging_siglip.by_transformers, Pixels(temporal_patch_size=1),

@@ -17,7 +17,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import MergingSiglipConfig
 from pagewick.models.vision.pixels import PatchReader
-from pagewick.models.vision.siglip import SquareSiglipEncoder
+from pagewick.models.vision.siglip import RoundingSiglipEncoder
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.published_2025 import PUBLISHED_2025
@@ -81,7 +81,7 @@ def test_positions_are_rounded_as_by_transformers(tmp_path: Path) -> None:
     """Without it, the results of the variant with 25 patches in a row are others."""
     reference = write_checkpoint("idefics3", tmp_path)
     encoder, image = encoder_of(build(tmp_path, single_context()), "idefics3"), image_of(75, 75)
-    assert isinstance(encoder, SquareSiglipEncoder)
+    assert isinstance(encoder, RoundingSiglipEncoder)
     assert encoder._place.tolist() != [*range(25)]
     encoder._place = torch.arange(25)
     expected = by_transformers(reference, image)

@@ -95,6 +95,7 @@ VARIANT_OF = {
     "GraniteMoeSWAForCausalLM": "granite-swash-moe",
     "CohereForCausalLM": "command-r-plus",
     "Cohere2ForCausalLM": "command-r7b",
+    "Cohere2VisionForConditionalGeneration": "command-a-vision",
     "Cohere2MoeForCausalLM": "command-a-plus",
     "KimiLinearForCausalLM": "kimi-linear",
     "MiniMaxM2ForCausalLM": "minimax-m2",

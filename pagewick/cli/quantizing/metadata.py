@@ -54,6 +54,7 @@ _TEXT_PARTS: Final = {
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
+    "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

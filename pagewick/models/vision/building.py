@@ -22,7 +22,12 @@ from pagewick.models.vision.lfm3 import Lfm3Encoder
 from pagewick.models.vision.minicpm import MiniCPMEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
-from pagewick.models.vision.siglip import SiglipEncoder, SquareSiglipEncoder, StretchingSiglipEncoder
+from pagewick.models.vision.siglip import (
+    RoundingSiglipEncoder,
+    SiglipEncoder,
+    SquareSiglipEncoder,
+    StretchingSiglipEncoder,
+)
 
 
 def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> PatchReader:
@@ -32,8 +37,9 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
     if isinstance(config, SiglipConfig):
         return SiglipEncoder(context, prefix, config)
     if isinstance(config, MergingSiglipConfig):
-        encoder = StretchingSiglipEncoder if config.is_stretched else SquareSiglipEncoder
-        return encoder(context, prefix, config)
+        if config.is_stretched:
+            return StretchingSiglipEncoder(context, prefix, config)
+        return (RoundingSiglipEncoder if config.is_rounded else SquareSiglipEncoder)(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):
         return MiniCPMEncoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):

@@ -69,6 +69,11 @@ class VisionConfig:
         return self.side**2
 
     @property
+    def projector_numbers(self) -> int:
+        """Numbers that the projector holds at once for each row of the output; 0 where blocks hold more."""
+        return 0
+
+    @property
     def merged_size(self) -> int:
         """Width of the patches that become one row of the output, side by side."""
         return self.hidden_size * self.merge_size**2
@@ -174,7 +179,8 @@ class MergingConfig(VisionConfig):
 
     projector_eps: of the projector's layer norm; None: there is none. is_norm_merged: merged patches are normalised
     together, else each patch alone. projector_size: width within the MLP behind that; None: one product without a bias
-    is in its place. projector_activation, projector_bias: of the MLP.
+    is in its place. projector_activation, projector_bias: of the MLP. is_projector_gated: it is activation(gate) * x,
+    and the file has both in one tensor, the gate behind.
     """
 
     projector_eps: float | None = None
@@ -182,18 +188,25 @@ class MergingConfig(VisionConfig):
     projector_size: int | None = None
     projector_activation: str = "gelu"
     projector_bias: bool = False
+    is_projector_gated: bool = False
+
+    @property
+    def projector_numbers(self) -> int:
+        return self.merged_size + (3 if self.is_projector_gated else 2) * (self.projector_size or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergingSiglipConfig(MergingConfig):
     """SigLIP encoders, whose patches are merged.
 
-    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299) have it.
-    is_stretched: the square of learned positions is stretched over an image of any shape; else all images have one
-    size, and each patch has its position.
+    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299), and Command A
+    Vision have it. is_stretched: the square of learned positions is stretched over an image of any shape; else all
+    images have one size, and each patch has its position. is_rounded: positions are found as in Idefics3, see
+    RoundingSiglipEncoder.
     """
 
     is_stretched: bool
+    is_rounded: bool = False
 
     @property
     def patch_shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Reads the vision part of the config.json of LFM2-VL, Idefics3 and SmolVLM, with the entries of projectors. No torch.
+"""Reads vision parts of LFM2-VL, Idefics3, SmolVLM and Command A Vision, with the entries of projectors. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -15,7 +15,7 @@ from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import MergingSiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED
-from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields
+from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, SIGLIP_PLACES, UNUSED, tower_fields
 from pagewick.models.vision.tensor_names import CONNECTOR_TENSORS, without_encoders
 
 # Not in the file: PyTorch's own, which the projector has.
@@ -111,10 +111,62 @@ def with_idefics3(config: ModelConfig, entries: Entries) -> ModelConfig:
         merge_size=merge_size,
         positions_per_side=side,
         is_stretched=False,
+        is_rounded=True,
     )
     return replace(
         config,
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_IDEFICS3_NAMES)) for names in config.names),
         ignored=(*without_encoders(config.ignored), _IDEFICS3_UNUSED),
+    )
+
+
+def with_cohere_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    token = entries.count("image_token_id", 255036)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    given.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
+    fields = tower_fields(given)
+    merge_size = entries.size("downsample_factor", 2, most=MAX_MERGED)
+    image_size, square = given.size("image_size", 224, most=MAX_SIDE), fields["patch_size"] * merge_size
+    if image_size % square:
+        raise given.wrong("image_size", f"a multiple of patch_size * downsample_factor ({square})")
+    inner = entries.size("alignment_intermediate_size", 36864)
+    if inner % 2:
+        raise entries.wrong("alignment_intermediate_size", "an even number: half of it are gates")
+    vision = MergingSiglipConfig(
+        **fields,
+        image_token_id=token,
+        out_hidden_size=config.hidden_size,
+        merge_size=merge_size,
+        positions_per_side=image_size // fields["patch_size"],
+        is_stretched=False,
+        projector_size=inner // 2,
+        projector_activation="silu",
+        projector_bias=True,
+        is_projector_gated=True,
+    )
+    return replace(
+        config,
+        vision=vision,
+        names=tuple(
+            NameMap(parts=(*names.parts, *_cohere_names(*place))) for names in config.names for place in SIGLIP_PLACES
+        ),
+        ignored=(*without_encoders(config.ignored), UNUSED),
+    )
+
+
+def _cohere_names(outer: str, inner: str) -> tuple[tuple[str, str], ...]:
+    projector = f"{outer}multi_modal_projector"
+    return (
+        ("visual.projector.projection.linear_fc2", f"{projector}.linear_2"),
+        ("visual.projector.projection", projector),
+        ("visual.norm", f"{outer}vision_tower{inner}.post_layernorm"),
+        ("visual", f"{outer}vision_tower{inner}"),
+        *IN_TOWER,
     )

@@ -1,4 +1,4 @@
-"""The vision encoders of Gemma 3, LFM2-VL, Idefics3 and SmolVLM, SigLIP's, and the projections to the decoder's width.
+"""SigLIP's encoders, of Gemma 3, LFM2-VL, Idefics3 and Command A Vision, with projections to the decoder's width.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
 """
@@ -92,13 +92,25 @@ class SiglipEncoder(SiglipTower):
 
 
 class SquareSiglipEncoder(SiglipTower):
+    """The encoder of one tile at a time, of Command A Vision; see SiglipEncoder."""
+
+    merge_entry = "downsample_factor"
+
+    def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
+        super().__init__(context, prefix, config)
+        self.projector = MergingProjector(context, f"{prefix}.projector", config)
+
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        return self.pos_embed(place)  # type: ignore[no-any-return]
+
+
+class RoundingSiglipEncoder(SquareSiglipEncoder):
     """The encoder of one tile at a time, of Idefics3 and SmolVLM; see SiglipEncoder."""
 
     merge_entry = "scale_factor"
 
     def __init__(self, context: LayerContext, prefix: str, config: MergingSiglipConfig) -> None:
         super().__init__(context, prefix, config)
-        self.projector = MergingProjector(context, f"{prefix}.projector", config)
         self._place = _rounded_places(self._side).to(context.device)
 
     def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:

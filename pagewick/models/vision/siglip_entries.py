@@ -19,7 +19,7 @@ from pagewick.models.vision.tensor_names import TOWER_TENSORS, without_encoders
 
 # The vision part stands beside the text part, or in newer files within the model; newer programs leave out the last
 # name of the path to the encoder.
-_PLACES: Final = tuple((outer, inner) for outer in ("", "model.") for inner in (".vision_model", ""))
+SIGLIP_PLACES: Final = tuple((outer, inner) for outer in ("", "model.") for inner in (".vision_model", ""))
 IN_TOWER: Final = (
     ("patch_embed.proj", "embeddings.patch_embedding"), ("pos_embed", "embeddings.position_embedding"),
     ("blocks", "encoder.layers"), ("norm1", "layer_norm1"), ("norm2", "layer_norm2"),
@@ -46,7 +46,9 @@ def with_siglip(config: ModelConfig, entries: Entries) -> ModelConfig:
         config,
         vision=vision,
         layers=tuple(layer.seeing_images_whole() for layer in config.layers),
-        names=tuple(NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in _PLACES),
+        names=tuple(
+            NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in SIGLIP_PLACES
+        ),
         ignored=(*without_encoders(config.ignored), UNUSED),
     )
 

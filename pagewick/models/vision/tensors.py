@@ -125,7 +125,8 @@ def _merging_projector(config: MergingConfig) -> Tensors:
         yield from _linear("projector.projection", config.out_hidden_size, config.merged_size, has_bias=False)
         return
     width, has_bias = Shared(config.projector_size), config.projector_bias
-    yield from _linear("projector.projection.linear_1", width, config.merged_size, has_bias=has_bias)
+    inputs = Shared(config.projector_size, 2) if config.is_projector_gated else width
+    yield from _linear("projector.projection.linear_1", inputs, config.merged_size, has_bias=has_bias)
     yield from _linear("projector.projection.linear_fc2", config.out_hidden_size, width, has_bias=has_bias)
 
 

@@ -36,6 +36,7 @@ _SAME: Final = {
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
     "InternLM3ForCausalLM": "LlamaForCausalLM",
+    "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

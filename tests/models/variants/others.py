@@ -1,10 +1,10 @@
-"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4, Command R, R+ and R7B."""
+"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4, Command R, R+, R7B and A Vision."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 ERNIE_MOE: dict[str, Any] = {
     **NO_HEAD_DIM, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 2,
@@ -13,12 +13,28 @@ ERNIE_MOE: dict[str, Any] = {
 LLAMA3 = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
 
 COHERE: dict[str, Any] = {**NO_HEAD_DIM, **rope(theta=8e3), "layer_norm_eps": 1e-3, "logit_scale": 0.6}
+COHERE_TEXT = {**{name: value for name, value in {**COMMON, **COHERE}.items() if value is not None},
+               "model_type": "cohere2"}  # fmt: skip
 
 VARIANTS = {
     "command-r": Variant("Cohere", {**COHERE, "num_key_value_heads": 6}),
     "command-r-plus": Variant("Cohere", {**COHERE, "use_qk_norm": True}),
     "command-r-bias-untied": Variant("Cohere", {**COHERE, "attention_bias": True, "tie_word_embeddings": False}),
     "command-r7b": Variant("Cohere2", {**COHERE, "sliding_window": 20, "num_hidden_layers": 4}),
+    # transformers leaves out logit_scale here.
+    "command-a-vision": Variant(
+        "Cohere2Vision",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**COHERE_TEXT, "sliding_window": 20, "num_hidden_layers": 4, "logit_scale": 1.0},
+            "vision_config": {
+                "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6,
+                "image_size": 24, "patch_size": 4, "layer_norm_eps": 1e-3, "model_type": "siglip_vision_model",
+                "vision_use_head": False,
+            },
+            "image_token_id": 190, "alignment_intermediate_size": 52,
+        },
+    ),
     "smollm3": Variant("SmolLM3", {**NO_HEAD_DIM, **rope(theta=5e6), "num_hidden_layers": 4}),
     "smollm3-window": Variant(
         "SmolLM3",

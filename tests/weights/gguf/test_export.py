@@ -371,6 +371,7 @@ def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: st
         # Llama is Mistral without a window.
         ("llama3-rope", "Mistral3ForConditionalGeneration", {"model_type": "mistral", "sliding_window": None}),
         ("qwen3", "LightOnOcrForConditionalGeneration", {}),
+        ("command-r7b", "Cohere2VisionForConditionalGeneration", {}),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_images(
