@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, with and without images, and MiniCPM-V 4.6. Qwen3, except:
+"""Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, with and without images, MiniCPM-V 4.6 and 4.7. Qwen3, except:
 
 - Most layers have linear attention by the gated delta rule: every layer but each fourth, or as layer_types says.
 - In the others, each head's output has a gate, and a quarter of each head is rotated.
@@ -7,7 +7,8 @@
 - Files hold layers that predict further tokens (mtp), which are not used.
 
 In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation. MiniCPM-V 4.6
-is a Qwen3.5 that has one position for each token, also of images.
+is a Qwen3.5 that has one position for each token, also of images. MiniCPM-V 4.7 has three in places of their own for
+images and what is around them, and is read as a text model.
 
 Two entries are in no config.json, but come from other programs' files: linear_in_proj_fused is false where Qwen3-Next's
 queries, keys and values are apart from the gates of outputs, and linear_value_heads_tiled is true where value heads are
@@ -63,8 +64,13 @@ def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
 
 
 def read_minicpm_v4_6(entries: Entries) -> ModelConfig:
+    return with_minicpm(read_minicpm_v4_7(entries), entries)
+
+
+def read_minicpm_v4_7(entries: Entries) -> ModelConfig:
+    """Read the text part."""
     text_entries(entries).choice("model_type", ("qwen3_5_text",), "qwen3_5_text")
-    return with_minicpm(read_text_part(entries, _read_qwen3_5, is_tied=False), entries)
+    return read_text_part(entries, _read_qwen3_5, is_tied=False)
 
 
 def _with_vision(config: ModelConfig, entries: Entries) -> ModelConfig:

@@ -45,6 +45,7 @@ ARCHITECTURES: Final = {
     "Qwen3_5MoeForCausalLM": "pagewick.models.qwen_next:read_qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_moe_multimodal",
     "MiniCPMV4_6ForConditionalGeneration": "pagewick.models.qwen_next:read_minicpm_v4_6",
+    "MiniCPMV4_7ForConditionalGeneration": "pagewick.models.qwen_next:read_minicpm_v4_7",
     "Qwen2VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "pagewick.models.qwen:read_qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "pagewick.models.qwen:read_qwen3_vl",

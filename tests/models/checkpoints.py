@@ -96,7 +96,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "Glm4vImageProcessor",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    if config["model_type"] == "minicpmv4_6":
+    if config["model_type"] in ("minicpmv4_6", "minicpmv4_7"):
         settings = {
             "patch_size": config["vision_config"]["patch_size"], "scale_resolution": 32, "max_slice_nums": 6,
             "downsample_mode": config["downsample_mode"], "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,

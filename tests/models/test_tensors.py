@@ -53,6 +53,7 @@ VARIANT_OF = {
     "Lfm3ForCausalLM": "lfm3",
     "Lfm3VlForConditionalGeneration": "lfm3-vl",
     "MiniCPMV4_6ForConditionalGeneration": "minicpm-v-4.6",
+    "MiniCPMV4_7ForConditionalGeneration": "minicpm-v-4.7",
     "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
     "Qwen3_5ForConditionalGeneration": "qwen3.5-multimodal",
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe-multimodal",
@@ -151,7 +152,7 @@ VARIANT_OF = {
     "Jais2ForCausalLM": "jais-2",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile("vision_|embed_vision|multi_modal|mm_projector|connector|vit_large")
+OTHER_PARTS = re.compile(r"vision_|embed_vision|multi_modal|mm_projector|connector|vit_large|model\.merger")
 CPU = torch.device("cpu")
 
 

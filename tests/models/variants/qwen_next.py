@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5, Qwen3.5-MoE and MiniCPM-V 4.6: linear attention in most layers; experts."""
+"""Qwen3-Next, Qwen3.5, Qwen3.5-MoE, MiniCPM-V 4.6 and 4.7: linear attention in most layers; experts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def multimodal(config: str, text: dict[str, Any]) -> Variant:
     return Variant(config, entries, is_loose=True, one_by_one=True, patch=steady)
 
 
-def minicpm_v(entries: dict[str, Any]) -> Variant:
+def minicpm_v(config: str, entries: dict[str, Any]) -> Variant:
     text = {name: value for name, value in {**COMMON, **LINEAR, **PARTIAL}.items() if value is not None}
     vision = {
         "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 4, "num_attention_heads": 6, "patch_size": 4,
@@ -52,7 +52,7 @@ def minicpm_v(entries: dict[str, Any]) -> Variant:
     }  # fmt: skip
     given = {"text_config": {**text, "model_type": "qwen3_5_text"}, "vision_config": vision, "image_token_id": 190}
     entries = {**dict.fromkeys(COMMON), **given, "insert_layer_id": 1, **entries}
-    return Variant("MiniCPMV4_6", entries, one_by_one=True, patch=steady)
+    return Variant(config, entries, one_by_one=True, patch=steady)
 
 
 MIXED = {
@@ -67,6 +67,7 @@ VARIANTS = {
     "qwen3.5-moe": variant("Qwen3_5MoeText", MOE, is_loose=True),
     "qwen3.5-multimodal": multimodal("Qwen3_5", {}),
     "qwen3.5-moe-multimodal": multimodal("Qwen3_5Moe", MOE),
-    "minicpm-v-4.6": minicpm_v({}),
-    "minicpm-v-4.6-4x": minicpm_v({"downsample_mode": "4x", "tie_word_embeddings": True}),
+    "minicpm-v-4.6": minicpm_v("MiniCPMV4_6", {}),
+    "minicpm-v-4.7": minicpm_v("MiniCPMV4_7", {}),
+    "minicpm-v-4.6-4x": minicpm_v("MiniCPMV4_6", {"downsample_mode": "4x", "tie_word_embeddings": True}),
 }
