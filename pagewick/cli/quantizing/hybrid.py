@@ -25,6 +25,8 @@ _WITH_SHARED_MLPS: Final = frozenset({_GRANITE4, "GraniteMoeSharedForCausalLM"})
 _FUSED, _FUSED_DOWN = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
 _GATE, _UP, _DOWN = "gate_proj.weight", "up_proj.weight", "down_proj.weight"
 _KINDS: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "jamba", "nemotron_h", "nemotron_h_moe"})
+# Files of models with nothing but Mamba.
+_ALONE: Final = frozenset({"mamba", "mamba2"})
 Shape = tuple[int, ...]
 
 
@@ -60,6 +62,8 @@ def hybrid_values(kind: str, model: ModelConfig) -> dict[str, Any]:
     mlps = [layer.mlp for layer in model.layers]
     if (model.architecture == _GRANITE4 and not model.mixtures) or kind == "lfm2":
         found["feed_forward_length"] = _size_of(mlps[0])
+    if kind in _ALONE:
+        return _of_mamba_alone(model)
     if kind not in _KINDS:
         return found
     attentions = [layer.attention for layer in model.layers]
@@ -78,6 +82,16 @@ def hybrid_values(kind: str, model: ModelConfig) -> dict[str, Any]:
         if not is_rotated:
             found["rope.dimension_count"] = model.attention_width // model.num_heads
     return found
+
+
+def _of_mamba_alone(model: ModelConfig) -> dict[str, Any]:
+    """Return the sizes of the states. llama.cpp asks for the others, and does not use them."""
+    found: dict[str, Any] = {"attention.head_count": 0, "feed_forward_length": 0}
+    mixer = model.layers[0].attention
+    if isinstance(mixer, ChannelScanConfig):
+        return {**found, "ssm.inner_size": mixer.num_channels, "ssm.time_step_rank": mixer.step_rank}
+    assert isinstance(mixer, MambaConfig), "these models have nothing else"
+    return {**found, "ssm.inner_size": mixer.num_values, "ssm.group_count": mixer.num_groups}
 
 
 def _size_of(mlp: MlpConfig | MoeConfig | None) -> int:

@@ -6,6 +6,7 @@ Tables like those in architectures.py. Lists of numbers, one for each layer, are
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pagewick.weights.gguf import architecture as common
@@ -94,6 +95,38 @@ _NEMOTRON_H_HAS: Final = {
 }
 _NEMOTRON_H_WHOLE: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 
+# Models with nothing but Mamba, whose keys for heads and MLPs are 0.
+_ALONE_REQUIRED: Final = (
+    *("context_length", "embedding_length", "block_count", "attention.layer_norm_rms_epsilon"),
+    *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"),
+)
+_ALONE_ENTRIES: Final = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "state_size",
+}
+_ALONE_HAS: Final = {"use_bias": "ssm_in.bias", "use_conv_bias": "ssm_conv1d.bias"}
+_ALONE_LAYER: Final = {"attn_norm": "norm", **{name: f"mixer.{part}" for name, part in _STATE_PARTS.items()}}
+_MAMBA1: Final = GgufArchitecture(
+    name="MambaForCausalLM",
+    entries={**_ALONE_ENTRIES, "ssm.inner_size": "intermediate_size", "ssm.time_step_rank": "time_step_rank"},
+    required=_ALONE_REQUIRED,
+    has=_ALONE_HAS,
+    whole=_NEMOTRON_H_WHOLE,
+    layer={
+        **{name: part for name, part in _ALONE_LAYER.items() if name != "ssm_norm"},
+        "ssm_x": "mixer.x_proj",
+        "ssm_dt": "mixer.dt_proj",
+    },
+    layer_prefix="backbone.layers.{}.",
+    endings={"ssm_dt": None},
+    vectors=frozenset(),
+    fixed={"ssm.dt_b_c_rms": False},
+)
+FALCON_MAMBA: Final = replace(_MAMBA1, name="FalconMambaForCausalLM", fixed={"ssm.dt_b_c_rms": True})
+
 BAMBA: Final = GgufArchitecture(
     name="BambaForCausalLM",
     entries={**_STATE_ENTRIES, "feed_forward_length": "intermediate_size"},
@@ -171,6 +204,16 @@ ARCHITECTURES_HYBRID: Final[Mapping[str, GgufArchitecture]] = {
             "ffn_down_shexp": "shared_mlp.down_proj",
         },
         is_permuted=True,
+    ),
+    "mamba": _MAMBA1,
+    "mamba2": GgufArchitecture(
+        name="Mamba2ForCausalLM",
+        entries={**_ALONE_ENTRIES, "ssm.group_count": "n_groups", "ssm.time_step_rank": "num_heads"},
+        required=(*_ALONE_REQUIRED, "ssm.group_count"),
+        has=_ALONE_HAS,
+        whole=_NEMOTRON_H_WHOLE,
+        layer=_ALONE_LAYER,
+        layer_prefix="backbone.layers.{}.",
     ),
     "jamba": GgufArchitecture(
         name="JambaForCausalLM",

@@ -11,7 +11,7 @@ from pagewick.weights.gguf.architecture import AXES, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, GLM4V, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
-from pagewick.weights.gguf.architectures_hybrid import BAMBA
+from pagewick.weights.gguf.architectures_hybrid import BAMBA, FALCON_MAMBA
 from pagewick.weights.gguf.architectures_others import FALCON_WITH_TWO_NORMS
 from pagewick.weights.gguf.encoders import DISTILBERT, encoder_entries
 from pagewick.weights.gguf.hybrid_entries import is_bamba
@@ -73,6 +73,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
         return FALCON_WITH_TWO_NORMS
     if kind == "granitehybrid" and is_bamba(metadata):
         return BAMBA
+    if kind == "mamba" and metadata.get("ssm.dt_b_c_rms"):
+        return FALCON_MAMBA
     if kind == "bert" and "token_types.weight" not in metadata.shapes:
         return DISTILBERT
     if kind == "mistral3" and not metadata.get("attention.temperature_scale"):
@@ -117,7 +119,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     found |= {entry: name not in parts for entry, name in architecture.lacks.items()}
     if architecture.entries.get("attention.kv_lora_rank"):
         found |= _latent_sizes(metadata, found)
-    elif not is_gpt2:
+    elif not is_gpt2 and "attention.head_count" in architecture.entries:
         found |= _head_sizes(metadata)
     found |= _expert_sizes(metadata, architecture, found)
     found |= _rope(metadata, read_numbers)

@@ -122,6 +122,13 @@ def _jamba(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return cases
 
 
+def _mamba2(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    inner, hidden_size = metadata.get(_INNER), metadata.get(_HIDDEN)
+    if inner % max(1, hidden_size):
+        raise metadata.wrong(f"{metadata.kind}.{_INNER}", f"no multiple of {_HIDDEN}, which is not supported")
+    return {"expand": inner // max(1, hidden_size), "head_dim": _head_dim(metadata)}
+
+
 def _kv_heads(metadata: Metadata, found: Entries) -> list[Any]:
     """Return the number of key and value heads of each layer, which is the same where it is not 0."""
     key, heads = f"{metadata.kind}.{_KV_HEADS}", metadata.of_layers(_KV_HEADS, found["num_hidden_layers"])
@@ -147,5 +154,6 @@ HYBRID_ENTRIES: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]
     **dict.fromkeys(("granite", "granitemoe"), _granite),
     "granitehybrid": _granite_hybrid,
     "jamba": _jamba,
+    "mamba2": _mamba2,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
 }

@@ -15,7 +15,7 @@ from pagewick.weights.gguf.architecture import CONVOLUTIONS, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
-from pagewick.weights.gguf.architectures_hybrid import BAMBA
+from pagewick.weights.gguf.architectures_hybrid import BAMBA, FALCON_MAMBA
 
 # Architectures that share a kind with another one, and so are not values of ARCHITECTURES.
 _MORE: Final = {
@@ -25,6 +25,7 @@ _MORE: Final = {
     OLMO3.name: ("olmo2", OLMO3),
     GRANITE_MOE_SHARED.name: ("granitemoe", GRANITE_MOE_SHARED),
     BAMBA.name: ("granitehybrid", BAMBA),
+    FALCON_MAMBA.name: ("mamba", FALCON_MAMBA),
 }
 _SAME: Final = {
     "MistralForCausalLM": "LlamaForCausalLM",
@@ -35,11 +36,13 @@ _SAME: Final = {
     "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
+    "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
     "InternLM3ForCausalLM": "LlamaForCausalLM",
     "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
 }
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"

@@ -41,6 +41,8 @@ _EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "nu
 _STATES: Final = {"layer_types": ["linear_attention", "full_attention"]}
 # The converter knows heads of 64 numbers only, if it finds no entry of another model.
 _NEMOTRON: Final = {**_WIDE, "mamba_head_dim": 16}
+# The converter writes this context, whatever config.json has.
+_ALONE: Final = {"num_hidden_layers": 2, "max_position_embeddings": 2**20}
 
 
 def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
@@ -187,6 +189,17 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen2-vl": _with_images("qwen2-vl"),
     "qwen3-vl": _with_images("qwen3-vl"),
     "qwen3-vl-moe": _with_images("qwen3-vl-moe", moe_intermediate_size=32, mlp_only_layers=[]),
+    # Readers of the files know inner sizes of twice the hidden size, and FalconMamba's own eps of its inner norms.
+    "mamba-1": {**_ALONE, "expand": 2, "intermediate_size": 192, "time_step_rank": 32},
+    # The converter leaves out a head that equals the embedding, as both do where all weights are 0.
+    "falcon-mamba": {
+        **_ALONE,
+        "intermediate_size": 192,
+        "time_step_rank": 32,
+        "mixer_rms_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "mamba-2": {**_ALONE, "intermediate_size": None},
     "jamba": {**_WIDE, "num_hidden_layers": 3, "num_experts": 3, "num_experts_per_tok": 2, "mamba_dt_rank": 32},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 144},
     # The converter writes no factor of experts.
@@ -232,9 +245,11 @@ _WIDE_ENTRIES: Final = {
     **dict.fromkeys(("shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), WIDTH),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"), WIDTH),
     **dict.fromkeys(("num_attention_heads", "n_head", "mamba_n_heads", "mamba_num_heads"), 16),
-    **{"mamba_d_head": 32, "n_groups": 8},
+    **{"mamba_d_head": 32, "n_groups": 8, "num_heads": 32},
     "num_key_value_heads": None,
 }
+# Models whose MLPs or states have another width -> how often it is WIDTH.
+_TIMES: Final = {"phi-2": 4, "mamba-1": 2, "falcon-mamba": 2}
 _WIDE_KV_HEADS: Final = {1: 1, 2: 2, 3: 4, 6: 16}
 
 
@@ -257,8 +272,8 @@ def _widened(name: str, key: str, value: Any) -> Any:
     """The entry of a config.json for a model whose rows are multiples of 256, in 16 heads instead of 6."""
     if value is None or key not in _WIDE_ENTRIES:
         return value
-    if name == "phi-2" and key == "intermediate_size":
-        return 4 * WIDTH
+    if key == "intermediate_size" and name in _TIMES:
+        return _TIMES[name] * WIDTH
     return _WIDE_KV_HEADS[value] if key == "num_key_value_heads" else _WIDE_ENTRIES[key]
 
 

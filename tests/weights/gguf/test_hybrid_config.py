@@ -28,12 +28,18 @@ SIZES = {
 }  # fmt: skip
 STATE = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 8}
 GRANITE = {**SIZES, **STATE, "ssm.inner_size": 128, "attention.scale": 0.5}
+ALONE = {
+    "block_count": 4, "context_length": 512, "embedding_length": 64, "feed_forward_length": 0, "ssm.inner_size": 128,
+    "attention.head_count": 0, "attention.layer_norm_rms_epsilon": 1e-3,
+}  # fmt: skip
 KEYS: dict[str, dict[str, Any]] = {
     "lfm2": {**SIZES, "shortconv.l_cache": 3},
     "lfm2moe": {**SIZES, "shortconv.l_cache": 3, "expert_count": 4, "expert_used_count": 2},
     "granite": {**SIZES, "attention.head_count_kv": 2},
     "granitehybrid": GRANITE,
     "jamba": {**SIZES, **STATE, "ssm.inner_size": 128, "expert_count": 4, "expert_used_count": 2},
+    "mamba": {**ALONE, "ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.time_step_rank": 8},
+    "mamba2": {**ALONE, **STATE},
     "nemotron_h": {**SIZES, **STATE, "ssm.inner_size": 64, "feed_forward_length": [0, 0, 96, 0]},
 }
 
@@ -86,6 +92,23 @@ def test_layers_of_jamba(heads: list[int], mixed: tuple[int, ...]) -> None:
     assert read_config(config_of("jamba", attention__head_count_kv=heads)).mixtures == []
 
 
+def test_mamba_alone() -> None:
+    """FalconMamba is of the same architecture. The eps of its inner norms has no key, and is that of the model."""
+    (scan,) = {layer.attention for layer in read_config(config_of("mamba")).layers}
+    assert isinstance(scan, ChannelScanConfig)
+    assert (scan.num_channels, scan.state_dim, scan.step_rank, scan.norm_eps) == (128, 8, 8, None)
+    falcon = config_of("mamba", ssm__dt_b_c_rms=True)
+    (scan,) = {layer.attention for layer in read_config(falcon).layers}
+    assert falcon["architectures"] == ["FalconMambaForCausalLM"]
+    assert isinstance(scan, ChannelScanConfig) and scan.norm_eps == 1e-6
+    (mamba,) = {layer.attention for layer in read_config(config_of("mamba2")).layers}
+    assert isinstance(mamba, MambaConfig)
+    assert (mamba.num_heads, mamba.head_dim, mamba.num_groups, mamba.norm_eps) == (8, 16, 2, 1e-3)
+    # Models with attention cannot leave out its heads.
+    with pytest.raises(ModelLoadError, match="num_attention_heads is 0"):
+        read_config(config_of("granitehybrid", attention__head_count=0))
+
+
 def test_nemotron_has_one_of_two_keys_for_eps_and_layers_that_predict_further_tokens() -> None:
     changes = {"attention__layer_norm_rms_epsilon": None, "attention__layer_norm_epsilon": 1e-3}
     config = config_of("nemotron_h", **changes, nextn_predict_layers=1)
@@ -109,6 +132,9 @@ def test_nemotron_has_one_of_two_keys_for_eps_and_layers_that_predict_further_to
         ("jamba", {"attention__head_count_kv": [2, 2, 0, 2]}, "not periodic, or experts are not: it is not supported"),
         ("jamba", {"mixed": (0, 1, 3)}, "not periodic, or experts are not: it is not supported"),
         ("jamba", {"ssm__inner_size": 96}, r"ssm\.inner_size is no multiple of embedding_length, which is not"),
+        ("mamba", {"ssm__inner_size": None}, r"mamba\.ssm\.inner_size is missing"),
+        ("mamba2", {"ssm__inner_size": 96}, r"ssm\.inner_size is no multiple of embedding_length, which is not"),
+        ("mamba2", {"ssm__time_step_rank": 5}, r"ssm\.inner_size is no multiple of ssm\.time_step_rank"),
         ("nemotron_h", {"feed_forward_length": None}, r"nemotron_h\.feed_forward_length is missing"),
         ("nemotron_h", {"feed_forward_length": [64, 0, 96, 0]}, "different in some layers, which is not supported"),
         ("nemotron_h", {"attention__layer_norm_rms_epsilon": None}, r"layer_norm_rms_epsilon is missing"),
