@@ -68,10 +68,12 @@ def command(
     pagewick quantize --imatrix makes the errors smallest where these are largest. The file is llama.cpp's, too.
     """
     from pagewick.cli.quantizing.hybrid import file_architecture
+    from pagewick.cli.quantizing.metadata import text_config
     from pagewick.cli.quantizing.observation import Observation
     from pagewick.engine.engine import Engine
-    from pagewick.engine.model_loading import read_model_config
+    from pagewick.models.registry import read_config
     from pagewick.text.tokenizer import Tokenizer
+    from pagewick.weights.description import describe
     from pagewick.weights.gguf.importance import write_importance
     from pagewick.weights.gguf.writing import check_place
     from pagewick.weights.hub import resolve_model
@@ -79,7 +81,7 @@ def command(
     check_hub_flags(model)
     check_place(output, 0, is_forced=force)
     path = resolve_model(model, revision=revision, hub=hub)
-    config = read_model_config(path)
+    config = read_config(text_config(describe(path).config))
     file_architecture(config)  # before the model is loaded
     chunk_size = min(chunk_size, config.max_position_embeddings - 1)
     chunks = read_chunks(text, Tokenizer.from_directory(path), chunk_size)[:max_chunks]

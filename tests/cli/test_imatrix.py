@@ -18,18 +18,23 @@ from torch import Tensor, nn
 
 from pagewick.cli import cli
 from pagewick.cli.imatrix import read, read_chunks
+from pagewick.cli.quantizing.metadata import text_config
 from pagewick.cli.quantizing.observation import Observation
+from pagewick.cli.quantizing.plan import planned_export
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.model_loading import read_model_config
 from pagewick.errors import ConfigError
 from pagewick.kernels import quantize_weight
+from pagewick.layers.latent_attention import LatentProjection
+from pagewick.models.registry import read_config
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.weights.description import describe
 from pagewick.weights.gguf.checkpoint import open_gguf
-from pagewick.weights.gguf.importance import Importance, read_importance
+from pagewick.weights.gguf.importance import Importance, read_importance, write_importance
 from pagewick.weights.gguf.naming import architecture_named, gguf_name
 from pagewick.weights.opening import open_source
 from tests.models.answers import running
-from tests.models.checkpoints import save
+from tests.models.checkpoints import save, write_checkpoint
 from tests.weights.gguf.models import VOCAB_SIZE, original, write_file
 from tests.weights.gguf.written import write
 
@@ -102,6 +107,60 @@ def test_sums_of_latent_attention_are_those_of_transformers(name: str, tmp_path:
         sums, counts = observation.sums[stored[0]]
         assert counts.tolist() == [70]
         torch.testing.assert_close(sums[0].float(), torch.cat(rows).square().sum(0), rtol=1e-3, atol=1e-5)
+
+
+def test_sums_of_the_heads_of_latent_attention_are_those_of_transformers(tmp_path: Path) -> None:
+    """Files have the two products with each head, of queries and of the sums of latents, as tensors of their own."""
+    model = original("deepseek-v3")
+    save(model, tmp_path)
+    chunk = torch.randint(2, VOCAB_SIZE, (1, 70), generator=torch.Generator().manual_seed(1))
+    with inputs_of(model) as inputs, torch.no_grad():
+        attentions = model(chunk, output_attentions=True).attentions
+    with running(tmp_path, num_threads=1) as engine:
+        projections = [one for one in engine.model.modules() if isinstance(one, LatentProjection)]
+        products = [(one.queries, one.values) for one in projections]
+        observation = Observation(engine.model, read_model_config(tmp_path))
+        read(engine, 0, chunk[0].tolist())
+        observation.close()
+        assert [(one.queries, one.values) for one in projections] == products
+    config = model.config
+    for layer, weights in enumerate(attentions):
+        attention = f"model.layers.{layer}.self_attn"
+        (rows,), (latents,) = inputs[f"{attention}.q_b_proj.weight"], inputs[f"{attention}.kv_b_proj.weight"]
+        queries = rows @ model.get_parameter(f"{attention}.q_b_proj.weight").T
+        nope = queries.view(70, config.num_attention_heads, -1)[..., : config.qk_nope_head_dim]
+        for name, expected in (("attn_k_b", nope.transpose(0, 1)), ("attn_v_b", weights[0] @ latents)):
+            sums, counts = observation.sums[f"blk.{layer}.{name}.weight"]
+            assert counts.tolist() == [70] * config.num_attention_heads
+            torch.testing.assert_close(sums.float(), expected.square().sum(1), rtol=1e-3, atol=1e-5)
+
+
+def test_latent_attention_in_a_file_has_all_of_its_importance(tmp_path: Path) -> None:
+    from tests.weights.gguf.test_export import checkpoint_of
+
+    model, chunk = checkpoint_of("deepseek-v3", tmp_path / "m"), list(range(2, 72))
+    with running(model, num_threads=1) as engine:
+        observation = Observation(engine.model, read_model_config(model))
+        read(engine, 0, chunk)
+        observation.close()
+    write_importance(tmp_path / "i.gguf", observation.sums, "text", 1, 70, is_forced=False)
+    importance = read_importance(tmp_path / "i.gguf")
+    with planned_export(model, "m", "q8_0", importance) as (export, notes):
+        assert not [note for note in notes if "has no importance" in note]
+        assert {"blk.1.attn_k_b.weight", "blk.1.attn_v_b.weight"} <= export.importance.keys()
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "gemma-3-multimodal", "internvl", "lfm2-vl"])
+def test_models_that_see_have_the_importance_of_their_text_parts(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    config = read_config(text_config(describe(tmp_path).config))
+    with running(tmp_path, num_threads=1) as engine:
+        observation = Observation(engine.model, config)
+        read(engine, 0, list(range(2, 72)))
+        observation.close()
+    layers = {key.split(".")[1] for key in observation.sums}
+    assert layers == {str(layer) for layer in range(config.num_layers)}
+    assert {"blk.1.attn_q.weight", "blk.1.attn_output.weight", "blk.1.ffn_down.weight"} <= observation.sums.keys()
 
 
 def test_experts_count_the_tokens_that_choose_them(tmp_path: Path) -> None:

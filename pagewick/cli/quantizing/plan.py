@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagewick.cli.quantizing.hybrid import file_architecture, part_of, separate_shared_mlps
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
+from pagewick.cli.quantizing.text_names import TEXT_PART, text_name
 from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
@@ -40,12 +41,6 @@ from pagewick.weights.tensor_check import check_names, spare_biases
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 # Keys that describe one file, and no copy of it in another type.
 _OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignment)|split\..*|quantize\.imatrix\..*")
-# Names in the first files of GPT-2, which are shorter than those in others.
-_BARE_GPT2: Final = re.compile(r"(wte|wpe|h|ln_f)\.")
-# Checkpoints of models that also see images have their text part one level down.
-_TEXT_PART: Final = re.compile(
-    r"(model\.language_model|model\.text_model|language_model\.model)\.|language_model\.(?=lm_head)"
-)
 _ORIGINAL: Final = "quantize the original, with weights in bfloat16, float16 or float32"
 
 
@@ -165,30 +160,24 @@ def _text_tensors(source: TensorSource, model: ModelConfig, unused: Sequence[str
     tensors that hold no floating-point numbers.
     """
     ignored = [re.compile(pattern) for pattern in model.ignored_tensors if pattern not in unused]
-    has_parts = any(_TEXT_PART.match(name) for name in source.names())
+    has_parts = any(TEXT_PART.match(name) for name in source.names())
     found: dict[str, str] = {}
     skipped = []
     for name in source.names():
-        text_name = _text_name(name)
+        short = text_name(name)
         is_of_vision = re.fullmatch(VISION_TENSORS, name) is not None
-        if is_of_vision or (has_parts and text_name == name and not name.startswith("lm_head.")):
+        if is_of_vision or (has_parts and short == name and not name.startswith("lm_head.")):
             skipped.append(name)
-        elif not any(pattern.fullmatch(text_name) for pattern in ignored):
-            found[text_name] = name
+        elif not any(pattern.fullmatch(short) for pattern in ignored):
+            found[short] = name
     if wrong := [name for name in found.values() if source.dtype(name).itemsize < 2]:
         raise ModelLoadError(f"{wrong[0]} is stored as {source.dtype(wrong[0])}, not as plain numbers\n  {_ORIGINAL}")
     return found, skipped
 
 
-def _text_name(name: str) -> str:
-    if _BARE_GPT2.match(name):
-        return f"transformer.{name}"
-    return _TEXT_PART.sub(lambda match: "" if match[0] == "language_model." else "model.", name, count=1)
-
-
 def _check_tied_heads(source: TensorSource, model: ModelConfig) -> None:
     """Raise ModelLoadError if the file would lack a head that differs from the embedding."""
-    places = {_text_name(name): name for name in source.names()}
+    places = {text_name(name): name for name in source.names()}
     heads = model.tied_heads(list(places))
     check_tied_heads(source, {places[head]: places[embedding] for head, embedding in heads.items()})
 

@@ -36,13 +36,11 @@ _SAME: Final = {
     "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
-    "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
     "InternLM3ForCausalLM": "LlamaForCausalLM",
     "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-    "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
 }
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _LATENTS: Final = "attn_kv_b"
