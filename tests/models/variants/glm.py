@@ -69,7 +69,7 @@ VARIANTS = {
                 **rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), "num_key_value_heads": 3,
                 "model_type": "glm_ocr_text",
             },
-            attention_bias=False, spatial_merge_size=3, temporal_patch_size=1, num_heads=3,
+            attention_bias=False, spatial_merge_size=3, temporal_patch_size=1,
         ),
         patch=with_gentle_encoder,
     ),
