@@ -130,6 +130,19 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         },
         layer={**LAYER, **_FUSED_GATE, "attn_qkv": "self_attn.qkv_proj"},
     ),
+    "phimoe": GgufArchitecture(
+        name="PhimoeForCausalLM",
+        entries={
+            **EXPERT_ENTRIES,
+            "expert_count": "num_local_experts",
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        required=EXPERTS,
+        has=BIAS,
+        layer={**LAYER, **NUMBERED},
+        is_written=False,
+    ),
     "stablelm": GgufArchitecture(
         name="StableLmForCausalLM",
         entries={**_WITHOUT_RMS, "attention.layer_norm_epsilon": "layer_norm_eps"},

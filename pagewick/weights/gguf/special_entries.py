@@ -19,6 +19,8 @@ _GEMMA3N_LAYERS_WITH_KEYS: Final = 20
 # Experts of Llama 4 Maverick.
 _MAVERICK_EXPERTS: Final = 128
 _MISTRAL4_BETA: Final = 0.1
+# short_mscale and long_mscale of Phi-3.5-MoE.
+_PHIMOE_FACTOR: Final = 1.243163121016122
 _WINDOW: Final = "attention.sliding_window"
 INDEXERS: Final = "attention.indexer.types"
 """The key, without its architecture, of a list of flags: whether each layer has an indexer."""
@@ -143,6 +145,14 @@ def _phi3(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {} if found.get("sliding_window") else {"sliding_window": None}
 
 
+def _phimoe(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """The factor of its longrope, which files have as that of Phi-3 would be."""
+    cases = {**_phi3(metadata, found), "lm_head_bias": "output.bias" in metadata.shapes}
+    if "rope_scaling" not in found:
+        return cases
+    return {**cases, "rope_scaling": {**found["rope_scaling"], "attention_factor": _PHIMOE_FACTOR}}
+
+
 def _linear_attention(metadata: Metadata, found: Entries) -> dict[str, Any]:
     inner_size, num_heads = metadata.get("ssm.inner_size"), found["linear_num_value_heads"]
     cases: dict[str, Any] = {"linear_value_head_dim": inner_size // max(1, num_heads)}
@@ -254,6 +264,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "gemma3n": _gemma3n,
     "gpt-oss": _gpt_oss,
     "phi3": _phi3,
+    "phimoe": _phimoe,
     **dict.fromkeys(("olmo2", "mellum"), _two_ropes),
     "hy_v3": _hy_v3,
     "exaone4": _exaone4,

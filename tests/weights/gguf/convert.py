@@ -131,6 +131,8 @@ def _publish_config(path: Path) -> None:
         config["route_norm"] = True
     elif config["model_type"] in _TEXT_PARTS:
         config["text_config"]["architectures"] = [_TEXT_PARTS[config["model_type"]]]
+    elif config["model_type"] == "phimoe":
+        config["architectures"] = ["PhiMoEForCausalLM"]
     elif config["model_type"] == "gpt2":
         config["n_ctx"] = config["n_positions"]
     elif config["model_type"] == "gpt_neox":

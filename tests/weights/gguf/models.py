@@ -21,6 +21,7 @@ from pagewick.weights.gguf.pieces import JoinedPiece
 from tests.models.checkpoints import make_model
 from tests.models.variants import VARIANTS
 from tests.models.variants.deepseek import FACTORS, YARN
+from tests.models.variants.phi import longrope
 from tests.models.variants.variant import rope
 
 FILES: Final = Path(__file__).parent / "files"
@@ -85,6 +86,12 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "phi-3-mini-4k": {},
     "phi-3.5-mini-long": {},
     "phi-4-mini-long": {},
+    # Files have neither the factor of its longrope nor the margin of its router, which are those of the one model.
+    "phi-3.5-moe": {
+        **longrope(160, short_mscale=1.243163121016122, long_mscale=1.243163121016122),
+        "router_jitter_noise": 0.01,
+        "intermediate_size": 32,
+    },
     "stablelm-3b": {},
     "stablelm-2-1.6b": {},
     "stablelm-2-12b": {},
@@ -235,7 +242,7 @@ SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 )
-_READ: Final = {"MiniCPM3", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
+_READ: Final = {"MiniCPM3", "Phimoe", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 
