@@ -294,6 +294,28 @@ ARCHITECTURES_2025: Final[Mapping[str, GgufArchitecture]] = {
         layer={**common.ATTENTION, **common.DENSE},
         fixed={"rope.scaling.type": "none"},
     ),
+    "cohere2moe": GgufArchitecture(
+        name="Cohere2MoeForCausalLM",
+        entries={
+            **common.ENTRIES,
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "logit_scale": "logit_scale",
+            "feed_forward_length": "prefix_dense_intermediate_size",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+            "expert_shared_count": "num_shared_experts",
+        },
+        required=(
+            *("context_length", "embedding_length", "attention.head_count", "block_count", "logit_scale"),
+            *("attention.sliding_window", "expert_count", "expert_used_count", "expert_feed_forward_length"),
+        ),
+        has=common.BIAS,
+        layer={**common.ATTENTION, **common.DENSE, **common.ROUTED, **common.CHOSEN},
+        is_written=False,
+    ),
     # The text parts of models that also see images.
     "qwen2vl": GgufArchitecture(name="Qwen2ForCausalLM", harmless=common.AXES, is_written=False),
     "qwen3vl": GgufArchitecture(

@@ -21,6 +21,9 @@ _MAVERICK_EXPERTS: Final = 128
 _MISTRAL4_BETA: Final = 0.1
 # short_mscale and long_mscale of Phi-3.5-MoE.
 _PHIMOE_FACTOR: Final = 1.243163121016122
+# expert_gating_func.
+_SIGMOID: Final = 2
+_SELECTIONS: Final = {1: "softmax", _SIGMOID: "sigmoid"}
 _WINDOW: Final = "attention.sliding_window"
 INDEXERS: Final = "attention.indexer.types"
 """The key, without its architecture, of a list of flags: whether each layer has an indexer."""
@@ -200,6 +203,18 @@ def _hy_v3(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {"num_shared_experts": shared // size, "mlp_layer_types": kinds}
 
 
+def _cohere2moe(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Which layers have a window, and how experts are chosen: as in llama.cpp, by sigmoids if no key says it."""
+    if not {"rms_norm_eps", "layer_norm_eps"} & found.keys():
+        raise metadata.wrong("cohere2moe.attention.layer_norm_epsilon", "missing")
+    if (scale := metadata.get("expert_weights_scale", 1.0)) not in (0.0, 1.0):
+        raise metadata.wrong("cohere2moe.expert_weights_scale", f"{scale!r:.80}, which is not supported")
+    gating = metadata.get("expert_gating_func", _SIGMOID)
+    if gating not in _SELECTIONS:
+        raise metadata.wrong("cohere2moe.expert_gating_func", f"{gating!r:.80}, which is not supported")
+    return {"expert_selection_fn": _SELECTIONS[gating], **_windows(metadata, found)}
+
+
 def _exaone4(metadata: Metadata, found: Entries) -> dict[str, Any]:
     # The first files of the 32B have no key for its window.
     window = found.get("sliding_window", 4096 if found["num_hidden_layers"] == _EXAONE_LAYERS else None)
@@ -268,6 +283,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     **dict.fromkeys(("olmo2", "mellum"), _two_ropes),
     "hy_v3": _hy_v3,
     "exaone4": _exaone4,
+    "cohere2moe": _cohere2moe,
     "cohere2": _windows,
     "afmoe": _windows,
     "exaone-moe": _windows,

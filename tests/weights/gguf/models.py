@@ -32,6 +32,7 @@ _WIDE: Final = {"hidden_size": 96}
 _HEADS: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
 _LATENT: Final = {**_HEADS, "moe_intermediate_size": 32}
 _FEW: Final = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_FEW_WIDE: Final = {**_WIDE, "num_experts": 4, "num_experts_per_tok": 2}
 _SHARED: Final = {**_FEW, "shared_expert_intermediate_size": 64}
 _SMALL: Final = {"moe_intermediate_size": 32}
 _STATE: Final = {
@@ -86,6 +87,13 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "phi-3-mini-4k": {},
     "phi-3.5-mini-long": {},
     "phi-4-mini-long": {},
+    "command-a-plus": {**_FEW_WIDE, "intermediate_size": 32},
+    "north-mini": {
+        **_FEW_WIDE,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "prefix_dense_intermediate_size": 64,
+    },
     # Files have neither the factor of its longrope nor the margin of its router, which are those of the one model.
     "phi-3.5-moe": {
         **longrope(160, short_mscale=1.243163121016122, long_mscale=1.243163121016122),
@@ -242,7 +250,7 @@ SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 )
-_READ: Final = {"MiniCPM3", "Phimoe", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
+_READ: Final = {"Cohere2Moe", "MiniCPM3", "Phimoe", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe"}
 # Files that `pagewick quantize` can write.
 WRITTEN: Final = tuple(name for name in MODELS if VARIANTS[name].config not in _READ)
 

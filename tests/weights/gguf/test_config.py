@@ -285,3 +285,33 @@ def test_olmo_limits_queries_keys_and_values() -> None:
     assert isinstance(attention, AttentionConfig) and attention.qkv_limit == 8.0
     attention = read_config(config_of(keys, "olmo")).attention
     assert isinstance(attention, AttentionConfig) and attention.qkv_limit is None
+
+
+COHERE2MOE = {
+    "logit_scale": 0.5, "attention.sliding_window": 8, "expert_count": 4, "expert_used_count": 2, "block_count": 4,
+    "expert_feed_forward_length": 32, "leading_dense_block_count": 1,
+}  # fmt: skip
+
+
+def test_experts_of_command_a_plus() -> None:
+    model = read_config(config_of(COHERE2MOE, "cohere2moe"))
+    assert [layer.window for layer in model.layers] == [8, 8, 8, None]
+    assert isinstance(model.layers[0].mlp, MlpConfig) and model.layers[0].mlp.intermediate_size == 96
+    (moe,) = {layer.mlp for layer in model.layers[1:]}
+    assert isinstance(moe, MoeConfig) and (moe.intermediate_size, moe.routing.scoring) == (32, "sigmoid")
+    softmax = read_config(config_of({**COHERE2MOE, "expert_gating_func": 1}, "cohere2moe"))
+    assert softmax.mixtures[0].routing.scoring == "softmax"
+    for keys, complaint in (
+        ({"expert_gating_func": 4}, r"cohere2moe\.expert_gating_func is 4, which is not supported"),
+        ({"expert_weights_scale": 2.5}, r"cohere2moe\.expert_weights_scale is 2\.5, which is not supported"),
+        ({"attention.layer_norm_rms_epsilon": None}, r"cohere2moe\.attention\.layer_norm_epsilon is missing"),
+    ):
+        with pytest.raises(ModelLoadError, match=rf"m\.gguf: {complaint}"):
+            config_of({**COHERE2MOE, **keys}, "cohere2moe")
+
+
+def test_phi_3_5_moe_has_a_head_with_a_bias_if_the_file_has_one() -> None:
+    keys = {"expert_count": 4, "expert_used_count": 2, "attention.sliding_window": 0}
+    found = [config_of(keys, "phimoe", shapes) for shapes in (SHAPES, {**SHAPES, "output.bias": (50,)})]
+    assert [read_config(one).head_bias for one in found] == [False, True]
+    assert {read_config(one).layers[0].window for one in found} == {None}
