@@ -51,6 +51,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     mirostat_mu: its state of mirostat when it was preempted; None before its first token.
     images: those of its prompt, without their pixels where all tokens of an image have been computed.
     adapter: the number of its LoRA adapter, see LoraLayer; -1: none.
+    prompt_ids: the tokens of a prompt with images; else empty.
     """
 
     slot: int
@@ -60,6 +61,7 @@ class SlotStart(msgspec.Struct, array_like=True):
     mirostat_mu: float | None = None
     images: list[ImageInput] = []
     adapter: int = -1
+    prompt_ids: list[int] = []
 
 
 class SlotWork(msgspec.Struct, array_like=True):

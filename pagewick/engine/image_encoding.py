@@ -16,7 +16,9 @@ from pagewick.engine.whole_parts import sees_images_whole
 from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
+from pagewick.models.vision.canvas import Place, canvas_positions
 from pagewick.models.vision.config import VisionConfig
+from pagewick.models.vision.merging_config import MiniCPMVisionConfig
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.positions import image_positions
 
@@ -60,10 +62,13 @@ def image_slots(
         return None
     encode = ImageEncoder(model.visual, config.vision, device, num_ranks, progress)
     side = config.vision.side
+    marks = config.vision.canvas if isinstance(config.vision, MiniCPMVisionConfig) else None
 
-    def axes_of(num_tokens: int, images: Sequence[ImageInput]) -> tuple[Array, int]:
-        places = [(image.start, image.height // side, image.width // side) for image in images]
-        return image_positions(num_tokens, places)
+    def axes_of(token_ids: Sequence[int], images: Sequence[ImageInput]) -> tuple[Array, int, int]:
+        places = [Place(image.start, image.height // side, image.width // side) for image in images]
+        if marks is not None:
+            return canvas_positions(token_ids, places, marks)
+        return *image_positions(len(token_ids), places), images[-1].end
 
     has_axes = any(layer.rope is not None and layer.rope.mrope_section for layer in config.layers)
     return ImageSlots(max_num_seqs, encode, axes_of if has_axes else None, sees_whole=sees_images_whole(config))

@@ -38,9 +38,12 @@ class EncodedRows(Protocol):
 
 
 class AxesOfPrompt(Protocol):
-    """Returns the positions [3, num_tokens] int64 of a prompt with images, and the delta of the tokens behind it."""
+    """Returns the positions [3, num_tokens] int64 of a prompt with images, delta and end.
 
-    def __call__(self, num_tokens: int, images: Sequence[ImageInput]) -> tuple[Array, int]: ...
+    The tokens from the position `end` on have positions that are by `delta` larger than their indices.
+    """
+
+    def __call__(self, token_ids: Sequence[int], images: Sequence[ImageInput]) -> tuple[Array, int, int]: ...
 
 
 class _Rows(NamedTuple):
@@ -55,17 +58,14 @@ class _Rows(NamedTuple):
 class _Images:
     """The images of a slot's sequence. axes: [3, num_prompt_tokens]; None where positions have one axis.
 
-    encoded: by the index of an image, the results of the encoder that are still needed.
+    end: the position behind the last token that has something of an image, its rows or its place. encoded: by the index
+    of an image, the results of the encoder that are still needed.
     """
 
     images: Sequence[ImageInput]
     axes: Array | None
+    end: int
     encoded: dict[int, EncodedRows] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """The position behind the last image."""
-        return self.images[-1].end
 
 
 class ImageSlots:
@@ -118,10 +118,10 @@ class ImageSlots:
         self._deltas[start.slot] = 0
         if not start.images:
             return
-        axes = None
+        axes, end = None, start.images[-1].end
         if self._axes_of is not None:
-            axes, self._deltas[start.slot] = self._axes_of(start.sampling.num_prompt_tokens, start.images)
-        self._slots[start.slot] = _Images(start.images, axes)
+            axes, self._deltas[start.slot], end = self._axes_of(start.prompt_ids, start.images)
+        self._slots[start.slot] = _Images(start.images, axes, end)
 
     def _rows(self, first: int, work: SlotWork, found: _Images) -> list[_Rows]:
         """Return the parts of images among the work's tokens, the first of which is token `first` of the batch."""

@@ -16,7 +16,7 @@ def with_image_keys(request: EngineRequest) -> EngineRequest:
     """Return a request with an extra key for each of its images.
 
     The keys and values of placeholder tokens depend on the pixels, and in some models those of later tokens on the
-    image's height and width.
+    image's height and width; those of its first tokens, on the grid of its slices.
     """
     if not request.images:
         return request
@@ -31,7 +31,7 @@ def num_image_bytes(request: EngineRequest) -> int:
 
 def _key(image: ImageInput) -> bytes:
     sizes = b"".join(size.to_bytes(4, "little") for size in (image.height, image.width))
-    return blake2b(sizes + image.pixels, digest_size=_KEY_BYTES, person=b"image").digest()
+    return blake2b(sizes + image.pixels + image.layout, digest_size=_KEY_BYTES, person=b"image").digest()
 
 
 def without_computed(images: Sequence[ImageInput], num_computed: int) -> list[ImageInput]:

@@ -47,7 +47,8 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
 
     height, width: in pixels, after the model's resizing. pixels: [height, width, 3], red, green and blue of 8 bits;
     empty where no rank needs them any more. row_length: placeholders in a row, which one other token follows; 0: all
-    tokens are placeholders.
+    tokens are placeholders. layout: where the pictures of an image lie that is cut, on which positions of its first
+    tokens may depend; empty for a whole image.
     """
 
     start: int
@@ -56,6 +57,7 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     width: int
     pixels: bytes = b""
     row_length: int = 0
+    layout: bytes = b""
 
     @property
     def end(self) -> int:

@@ -7,8 +7,7 @@
 - Files hold layers that predict further tokens (mtp), which are not used.
 
 In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation. MiniCPM-V 4.6
-is a Qwen3.5 that has one position for each token, also of images. MiniCPM-V 4.7 has three in places of their own for
-images and what is around them, and is read as a text model.
+is a Qwen3.5 that has one position for each token, also of images; MiniCPM-V 4.7 has three.
 
 Two entries are in no config.json, but come from other programs' files: linear_in_proj_fused is false where Qwen3-Next's
 queries, keys and values are apart from the gates of outputs, and linear_value_heads_tiled is true where value heads are
@@ -30,7 +29,7 @@ from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.qwen import sparse_layers
 from pagewick.models.vision.entries import read_qwen3_5_vision, with_vision
-from pagewick.models.vision.minicpm_entries import with_minicpm
+from pagewick.models.vision.minicpm_entries import with_minicpm, with_minicpm_canvas
 
 _SIZES: Final = {"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 _HEADS: Final = {
@@ -64,11 +63,14 @@ def read_qwen3_5_moe_multimodal(entries: Entries) -> ModelConfig:
 
 
 def read_minicpm_v4_6(entries: Entries) -> ModelConfig:
-    return with_minicpm(read_minicpm_v4_7(entries), entries)
+    return with_minicpm(_read_minicpm_text(entries), entries)
 
 
 def read_minicpm_v4_7(entries: Entries) -> ModelConfig:
-    """Read the text part."""
+    return with_minicpm_canvas(_read_minicpm_text(entries), entries)
+
+
+def _read_minicpm_text(entries: Entries) -> ModelConfig:
     text_entries(entries).choice("model_type", ("qwen3_5_text",), "qwen3_5_text")
     return read_text_part(entries, _read_qwen3_5, is_tied=False)
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from pagewick.images.settings import MAX_IMAGES, MAX_PICTURES, ImageSettings, View
 from pagewick.images.sources import ImageSource, LoadedImage, load
+
+if TYPE_CHECKING:
+    from pagewick.images.decoding import Picture
 
 # The field of a prompt with images, in vLLM's words.
 MULTI_MODAL_DATA = "multi_modal_data"
@@ -284,11 +287,21 @@ class ImageReader:
             if counted != [(one.num_tokens, one.row_length) for one in placed.pictures]:
                 raise InvalidRequestError("its size has changed while it was read; send another copy of it")
         images = []
+        layout = _layout(found, placed.pictures)
         for (pixels, num_tokens), one in zip(found, placed.pictures, strict=True):
             height, width, _ = pixels.shape
             start = placed.start + one.offset
-            images.append(ImageInput(start, num_tokens, height, width, pixels.tobytes(), one.row_length))
+            images.append(ImageInput(start, num_tokens, height, width, pixels.tobytes(), one.row_length, layout))
         return images
+
+
+def _layout(pictures: Sequence[Picture], places: Sequence[PlacedPicture]) -> bytes:
+    """Return a name for the places and the sizes of an image's pictures; empty if there is one picture."""
+    if len(pictures) < 2:
+        return b""
+    sizes = (one.pixels.shape[:2] for one in pictures)
+    parts = [f"{place.offset}:{height}x{width}" for place, (height, width) in zip(places, sizes, strict=True)]
+    return ",".join(parts).encode()
 
 
 def _known(text: str, id_of: Callable[[str], int | None], purpose: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -36,10 +37,10 @@ def encoded(image: ImageInput) -> Encoded:
     return Encoded(rows, torch.stack([rows + 1000 * (layer + 1) for layer in range(NUM_DEEP)]))
 
 
-def axes_of(num_tokens: int, images: object) -> tuple[Array, int]:
+def axes_of(token_ids: Sequence[int], images: Sequence[ImageInput]) -> tuple[Array, int, int]:
     """Positions of no particular meaning, which differ on each axis."""
-    index = np.arange(num_tokens)
-    return np.stack([index * 7, index * 11, index * 13]), -2
+    index = np.arange(len(token_ids))
+    return np.stack([index * 7, index * 11, index * 13]), -2, images[-1].end
 
 
 @dataclass
@@ -88,7 +89,8 @@ class Maker:
         held.num_computed = self.random.choice([0, 0, self.random.randrange(num_prompt_tokens)])
         sampling = SlotSampling(SamplingParams(), 0, choice_index=0, num_prompt_tokens=num_prompt_tokens)
         kept = without_computed(images, held.num_computed)
-        plan.starts.append(SlotStart(slot, sampling, [[0] * 20], images=kept))
+        prompt_ids = [0] * num_prompt_tokens if kept else []
+        plan.starts.append(SlotStart(slot, sampling, [[0] * 20], images=kept, prompt_ids=prompt_ids))
         return held
 
 

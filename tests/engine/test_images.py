@@ -21,9 +21,10 @@ def name(prompt: list[int], images: list[ImageInput], num_tokens: int) -> bytes:
 def test_blocks_with_an_image_and_after_it_are_named_by_its_pixels_and_size() -> None:
     other = structs.replace(IMAGE, pixels=bytes(72))
     turned = structs.replace(IMAGE, height=6, width=4)
+    of_slices = structs.replace(IMAGE, layout=b"0:4x6,9:4x6")
     for num_tokens in (4, 8, 12):
-        names = {name(PROMPT, images, num_tokens) for images in ([IMAGE], [other], [turned], [])}
-        assert len(names) == 4, num_tokens
+        names = {name(PROMPT, images, num_tokens) for images in ([IMAGE], [other], [turned], [of_slices], [])}
+        assert len(names) == 5, num_tokens
     assert name(PROMPT, [IMAGE], 12) == name(PROMPT, [structs.replace(IMAGE)], 12)
 
 

@@ -187,6 +187,14 @@ def minicpm_backend() -> Any:
 
 TOKENIZER = Tokenizer(minicpm_backend(), config={"bos_token": "<s>", "eos_token": "</s>"})
 IMAGE_ID = TOKENIZER.encode("<|image_pad|>", add_special_tokens=False)[0]
+# The entries of config.json for the tokens around pictures.
+MARKS = {
+    name: TOKENIZER.encode(text, add_special_tokens=False)[0]
+    for name, text in {
+        "image_start_id": "<image>", "image_end_id": "</image>", "slice_start_id": "<slice>",
+        "slice_end_id": "</slice>", "newline_id": "\n",
+    }.items()
+}  # fmt: skip
 # The whole alone; with 2 x 1 slices; with 2 x 3 slices.
 PICTURES = [noise(13, 26), noise(60, 30), noise(60, 90)]
 
@@ -239,6 +247,15 @@ def test_prompts_are_those_of_transformers(changes: dict[str, Any]) -> None:
     for one in (one for of_image in pictures for one in of_image):
         assert tokens.token_ids[one.start : one.end] == [IMAGE_ID] * one.num_tokens
     assert tokens.token_ids.count(IMAGE_ID) == sum(one.num_tokens for of_image in pictures for one in of_image)
+
+
+def test_pictures_of_an_image_have_its_layout() -> None:
+    """By which the prefix cache tells images apart whose whole is the same and whose slices are others."""
+    encoder = prompts(settings_of(SMALL, "file"))
+    tokens = encoder.place_images("<|image_pad|>a<|image_pad|>b<|image_pad|>", [PICTURES[0], PICTURES[1], PICTURES[1]])
+    alone, cut, again = ([one.layout for one in encoder.read_image(placed, "p")] for placed in tokens.images)
+    # Where each picture's tokens begin among those of the image, and its height and width.
+    assert alone == [b""] and cut == again == [b"4:48x16,9:32x32,16:32x32"] * 3
 
 
 def test_many_images_are_counted() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +46,7 @@ class Family:
 
     process: returns what transformers' model gets for pictures. changed: the size of the second picture.
     limits: limits of an image's pixels, each with the number of placeholders of the second picture; the tests of
-    InternVL's settings have its own.
+    InternVL's settings have its own. entries: of config.json.
     """
 
     variant: str
@@ -57,6 +57,7 @@ class Family:
     changed: tuple[int, int]
     process: Callable[[Path, Sequence[Image.Image]], dict[str, Any]]
     limits: dict[int | None, int]
+    entries: dict[str, int] = field(default_factory=dict)
 
     @property
     def params(self) -> SamplingParams:
@@ -105,7 +106,7 @@ def process_cohere(directory: Path, pictures: Sequence[Image.Image]) -> dict[str
     return {"pixel_values": processor(list(pictures), return_tensors="pt")["pixel_values"]}
 
 
-FAMILIES = (
+FAMILIES: tuple[Family, ...] = (
     Family(
         variant="smolvlm",
         settings=test_idefics3_settings,
@@ -179,6 +180,10 @@ FAMILIES = (
 )
 
 
+# MiniCPM-V 4.7 is 4.6 with positions on a canvas.
+FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS),)
+
+
 @dataclass(frozen=True)
 class Made:
     """A family's model in files. reference: that of transformers. llm: ours."""
@@ -195,6 +200,8 @@ class Made:
         for _ in range(NUM_TOKENS):
             ids = torch.tensor([whole])
             with torch.inference_mode():
+                if "target_sizes" in given:
+                    given["mm_token_type_ids"] = (ids == self.family.settings.IMAGE_ID).int()
                 logits = self.reference(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits[0, -1]
                 logits[self.family.settings.IMAGE_ID] = -torch.inf
             whole.append(int(logits.argmax()))
@@ -212,7 +219,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp(f"tiny-{family.variant}")
     entries = VARIANTS[family.variant].all_entries()
     text = {**entries["text_config"], "vocab_size": family.settings.TOKENIZER.vocab_size + 9}
-    entries |= {"text_config": text, "image_token_id": family.settings.IMAGE_ID}
+    entries |= {"text_config": text, "image_token_id": family.settings.IMAGE_ID, **family.entries}
     reference = make_model(family.variant, entries)
     save(reference, directory)
     family.backend.save(str(directory / "tokenizer.json"))

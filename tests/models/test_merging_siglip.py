@@ -16,7 +16,7 @@ from torch import Tensor
 from pagewick.errors import ModelLoadError
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
-from pagewick.models.vision.config import MergingSiglipConfig
+from pagewick.models.vision.merging_config import MergingSiglipConfig
 from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6's encoder against transformers, on several ranks, and what its files leave out or have wrong."""
+"""The encoder of MiniCPM-V 4.6 and 4.7 against transformers, on ranks, and what files leave out or have wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewick.errors import ModelLoadError
 from pagewick.models.registry import read_config
-from pagewick.models.vision.config import MiniCPMVisionConfig
+from pagewick.models.vision.merging_config import CanvasMarks, MiniCPMVisionConfig
 from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
@@ -136,6 +136,32 @@ def test_what_is_left_out_is_the_default_of_transformers() -> None:
         given = {name: value for name, value in plain.items() if name != key}
         assert vision_of({**config, "vision_config": given}) == expected, key
     assert not read_config(config).tie_word_embeddings
+
+
+def canvas_entries(**entries: Any) -> dict[str, Any]:
+    """The config.json of MiniCPM-V 4.7, with other entries."""
+    config = transformers.MiniCPMV4_7Config(**VARIANTS["minicpm-v-4.7"].all_entries()).to_dict()
+    return json.loads(  # type: ignore[no-any-return]
+        json.dumps({**config, "architectures": ["MiniCPMV4_7ForConditionalGeneration"], **entries})
+    )
+
+
+def test_the_marks_of_canvases() -> None:
+    config = canvas_entries()
+    marks = CanvasMarks(image_start=180, image_end=181, slice_start=182, slice_end=183, row_end=184)
+    assert vision_of(config).canvas == marks and vision_of(entries_of()).canvas is None
+    read = read_config(config)
+    assert {layer.rope.mrope_section for layer in read.layers if layer.rope is not None} == {(4, 2, 2)}
+    text = read.without_vision()
+    assert all(layer.rope is None or not layer.rope.mrope_section for layer in text.layers)
+    for name in ("image_start_id", "newline_id"):
+        with pytest.raises(ModelLoadError, match=name):
+            read_config({**config, name: None})
+        # Nothing needs it where images cannot be read.
+        assert read_config({**config, name: None, "image_token_id": 10**6}).vision is None
+    del config["text_config"]["rope_parameters"]["mrope_section"]
+    with pytest.raises(ModelLoadError, match=r"mrope_section is .* and must be three numbers with the sum 8"):
+        read_config(config)
 
 
 def test_a_published_file() -> None:

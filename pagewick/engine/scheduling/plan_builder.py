@@ -64,6 +64,7 @@ class PlanBuilder:
             mirostat_mu=seq.mirostat_mu,
             images=without_computed(request.images, seq.num_scheduled_tokens),
             adapter=request.adapter_number,
+            prompt_ids=list(seq.token_ids[: seq.num_prompt_tokens]) if request.images else [],
         )
         seq.is_started = True
 

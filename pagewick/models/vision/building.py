@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
-from pagewick.models.vision.config import (
-    Gemma4VisionConfig,
-    GlmVisionConfig,
-    InternVisionConfig,
-    Lfm3VisionConfig,
-    MergingSiglipConfig,
-    MiniCPMVisionConfig,
-    PixtralConfig,
-    SiglipConfig,
-    VisionConfig,
-)
+from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.glm import GlmEncoder
 from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.lfm3 import Lfm3Encoder
+from pagewick.models.vision.merging_config import (
+    InternVisionConfig,
+    Lfm3VisionConfig,
+    MergingSiglipConfig,
+    MiniCPMVisionConfig,
+)
 from pagewick.models.vision.minicpm import MiniCPMEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder

@@ -68,7 +68,7 @@ def with_vision(
     return replace(
         config,
         vision=vision,
-        layers=_with_axes(
+        layers=with_axes(
             config,
             entries.child("text_config") or entries,
             sections,
@@ -79,7 +79,7 @@ def with_vision(
     )
 
 
-def _with_axes(config: ModelConfig, text: Entries, default: tuple[int, ...] | None, *, is_interleaved: bool) -> Any:
+def with_axes(config: ModelConfig, text: Entries, default: tuple[int, ...] | None, *, is_interleaved: bool) -> Any:
     """Return the layers, rotated by the three positions that the rotary entries of the text part describe."""
     scaling = text.child("rope_parameters") or text.child("rope_scaling") or Entries({}, "rope_scaling")
     sections = scaling.sizes("mrope_section", least=0) or default or ()

@@ -16,8 +16,8 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import VectorScale, add
 from pagewick.layers.norm import LayerNorm
 from pagewick.layers.patches import PatchAttention, WholeRows, WideNormedPatchAttention
-from pagewick.models.vision.config import InternVisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionMLP, make_norm
+from pagewick.models.vision.merging_config import InternVisionConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order

@@ -17,8 +17,8 @@ from pagewick.layers.norm import RMSNorm
 from pagewick.layers.patch_convolution import GatedPatchConvolution
 from pagewick.layers.patches import GroupedPatchAttention, Rotation
 from pagewick.layers.rotary import inverse_frequencies
-from pagewick.models.vision.config import Lfm3VisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionMLP
+from pagewick.models.vision.merging_config import Lfm3VisionConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order

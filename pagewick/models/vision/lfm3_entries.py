@@ -12,8 +12,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import Lfm3VisionConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
+from pagewick.models.vision.merging_config import Lfm3VisionConfig
 from pagewick.models.vision.tensor_names import TOWER_TENSORS, without_encoders
 
 # Not in the file: the class has it.

@@ -8,8 +8,8 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import Activation
 from pagewick.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from pagewick.layers.norm import LayerNorm
-from pagewick.models.vision.config import MergingConfig
 from pagewick.models.vision.encoder import VisionMLP
+from pagewick.models.vision.merging_config import MergingConfig
 
 
 class GatedProjection(nn.Module):

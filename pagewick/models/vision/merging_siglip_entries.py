@@ -13,8 +13,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
 from pagewick.models.reading import read_activation
-from pagewick.models.vision.config import MergingSiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED
+from pagewick.models.vision.merging_config import MergingSiglipConfig
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, SIGLIP_PLACES, UNUSED, tower_fields
 from pagewick.models.vision.tensor_names import CONNECTOR_TENSORS, without_encoders
 

@@ -14,8 +14,8 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.norm import LayerNorm
 from pagewick.layers.patches import PatchAttention
-from pagewick.models.vision.config import MiniCPMVisionConfig
 from pagewick.models.vision.encoder import VisionMLP
+from pagewick.models.vision.merging_config import MiniCPMVisionConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage
 from pagewick.models.vision.positions import Integers, patch_order

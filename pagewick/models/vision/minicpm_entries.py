@@ -1,4 +1,4 @@
-"""Reads the vision part of MiniCPM-V 4.6's config.json. No torch.
+"""Reads the vision part of the config.json of MiniCPM-V 4.6 and 4.7. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -11,13 +11,20 @@ from typing import Final
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.parts import NameMap
-from pagewick.models.vision.config import MiniCPMVisionConfig
+from pagewick.models.vision.entries import with_axes
+from pagewick.models.vision.merging_config import CanvasMarks, MiniCPMVisionConfig
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields
 from pagewick.models.vision.tensor_names import MINICPM_TENSORS, without_encoders
 
 # Not in the file: the class has it.
 _PROJECTOR_EPS: Final = 1e-6
-_KINDS: Final = ("minicpmv4_6_vision", "minicpmv4_6")
+_KINDS: Final = tuple(f"minicpmv4_{number}{end}" for number in (6, 7) for end in ("_vision", ""))
+_MARKS: Final = {
+    "image_start": "image_start_id", "image_end": "image_end_id", "slice_start": "slice_start_id",
+    "slice_end": "slice_end_id", "row_end": "newline_id",
+}  # fmt: skip
+# Qwen3.5's default of mrope_section.
+_SECTIONS: Final = (11, 11, 10)
 _SQUARE: Final = (2, 2)
 _NAMES: Final = (
     ("visual.projector.norm", "model.merger.mlp.0.pre_norm"),
@@ -50,6 +57,19 @@ def with_minicpm(config: ModelConfig, entries: Entries) -> ModelConfig:
         vision=vision,
         names=tuple(NameMap(parts=(*names.parts, *_NAMES)) for names in config.names),
         ignored=(*without_encoders(config.ignored), *unused),
+    )
+
+
+def with_minicpm_canvas(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Do the same for a model whose images lie on canvases: tokens have three positions."""
+    config = with_minicpm(config, entries)
+    if not isinstance(config.vision, MiniCPMVisionConfig):
+        return config
+    marks = CanvasMarks(**{field: entries.count(name) for field, name in _MARKS.items()})
+    return replace(
+        config,
+        vision=replace(config.vision, canvas=marks),
+        layers=with_axes(config, entries.child("text_config") or entries, _SECTIONS, is_interleaved=True),
     )
 
 

@@ -13,8 +13,9 @@ from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.patches import TransposedLinear
-from pagewick.models.vision.config import MergingSiglipConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
+from pagewick.models.vision.merging_config import MergingSiglipConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagewick.layers.config import CLIP_BOUNDS
-from pagewick.models.vision.config import (
-    Gemma4VisionConfig,
-    GlmVisionConfig,
+from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.merging_config import (
     InternVisionConfig,
     Lfm3VisionConfig,
     MergingConfig,
     MergingSiglipConfig,
     MiniCPMVisionConfig,
-    PixtralConfig,
-    SiglipConfig,
-    VisionConfig,
 )
 
 

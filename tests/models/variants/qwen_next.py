@@ -44,8 +44,8 @@ def multimodal(config: str, text: dict[str, Any]) -> Variant:
     return Variant(config, entries, is_loose=True, one_by_one=True, patch=steady)
 
 
-def minicpm_v(config: str, entries: dict[str, Any]) -> Variant:
-    text = {name: value for name, value in {**COMMON, **LINEAR, **PARTIAL}.items() if value is not None}
+def minicpm_v(config: str, entries: dict[str, Any], of_text: dict[str, Any] = PARTIAL) -> Variant:
+    text = {name: value for name, value in {**COMMON, **LINEAR, **of_text}.items() if value is not None}
     vision = {
         "hidden_size": 60, "intermediate_size": 56, "num_hidden_layers": 4, "num_attention_heads": 6, "patch_size": 4,
         "image_size": 30, "layer_norm_eps": 1e-3,
@@ -68,6 +68,13 @@ VARIANTS = {
     "qwen3.5-multimodal": multimodal("Qwen3_5", {}),
     "qwen3.5-moe-multimodal": multimodal("Qwen3_5Moe", MOE),
     "minicpm-v-4.6": minicpm_v("MiniCPMV4_6", {}),
-    "minicpm-v-4.7": minicpm_v("MiniCPMV4_7", {}),
+    "minicpm-v-4.7": minicpm_v(
+        "MiniCPMV4_7",
+        {"image_start_id": 180, "image_end_id": 181, "slice_start_id": 182, "slice_end_id": 183, "newline_id": 184},
+        {
+            **rope(theta=1e4, partial_rotary_factor=1.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
+            "layer_types": MIXED["layer_types"],
+        },
+    ),
     "minicpm-v-4.6-4x": minicpm_v("MiniCPMV4_6", {"downsample_mode": "4x", "tie_word_embeddings": True}),
 }

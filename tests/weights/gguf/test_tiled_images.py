@@ -21,7 +21,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.images.settings import ImageSettings
 from pagewick.images.settings_files import read_settings
 from pagewick.models.registry import read_config
-from pagewick.models.vision.config import MergingSiglipConfig
+from pagewick.models.vision.merging_config import MergingSiglipConfig
 from pagewick.weights.description import describe
 from pagewick.weights.opening import open_source
 from tests.engine.serving import Answers, request, running, serve

@@ -1,0 +1,146 @@
+"""Encoders of images whose rows are merged patches, as data: SigLIP, InternViT and others. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewick.models.vision.config import VisionConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergingConfig(VisionConfig):
+    """Encoders whose rows are merge_size x merge_size patches side by side, projected.
+
+    projector_eps: of the projector's layer norm; None: there is none. is_norm_merged: merged patches are normalised
+    together, else each patch alone. projector_size: width within the MLP behind that; None: one product without a bias
+    is in its place. projector_activation, projector_bias: of the MLP. is_projector_gated: it is activation(gate) * x,
+    and the file has both in one tensor, the gate behind.
+    """
+
+    projector_eps: float | None = None
+    is_norm_merged: bool = True
+    projector_size: int | None = None
+    projector_activation: str = "gelu"
+    projector_bias: bool = False
+    is_projector_gated: bool = False
+
+    @property
+    def projector_numbers(self) -> int:
+        return self.merged_size + (3 if self.is_projector_gated else 2) * (self.projector_size or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergingSiglipConfig(MergingConfig):
+    """SigLIP encoders, whose patches are merged.
+
+    LFM2-VL (SigLIP 2, arXiv:2502.14786), Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299), and Command A
+    Vision have it. is_stretched: the square of learned positions is stretched over an image of any shape; else all
+    images have one size, and each patch has its position. is_rounded: positions are found as in Idefics3, see
+    RoundingSiglipEncoder.
+    """
+
+    is_stretched: bool
+    is_rounded: bool = False
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns; in encoders for any shape all numbers: rows, in them columns, in them colours."""
+        return (3 * self.patch_size**2,) if self.is_stretched else (3, self.patch_size, self.patch_size)
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "patches have learned positions"
+        return None if self.is_stretched else (self.positions_per_side * self.patch_size) ** 2
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of at most 256 tokens."""
+        return 256 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasMarks:
+    """The tokens before and behind an image and a slice of it, and behind a row of slices."""
+
+    image_start: int
+    image_end: int
+    slice_start: int
+    slice_end: int
+    row_end: int
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset((self.image_start, self.image_end, self.slice_start, self.slice_end, self.row_end))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCPMVisionConfig(MergingConfig):
+    """The encoder of MiniCPM-V 4.6 and 4.7 (SigLIP 2, arXiv:2509.18154), for images of any shape.
+
+    Each patch has the learned position that is nearest to its place. Squares of 2 x 2 patches become one: behind a
+    block, and again in the projector.
+    window_block: the block behind which they do, after attention within each square; None: only the projector does so.
+    canvas: the tokens that have positions on the canvas of an image (MiniCPM-V 4.7).
+    """
+
+    window_block: int | None
+    canvas: CanvasMarks | None = None
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def merged_size(self) -> int:
+        return 4 * self.hidden_size
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of about 448 x 448 pixels, fewer than this however narrow they are."""
+        return 120 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternVisionConfig(MergingConfig):
+    """The encoder of InternVL (InternViT, arXiv:2312.14238), for images of one size.
+
+    One learned row, which no patch makes, goes through the blocks with the patches, and is then left out. Each has a
+    learned position. Outputs of attention and MLPs are multiplied by vectors of the file.
+    has_qkv_bias: of queries, keys and values. is_qk_normed: queries and keys are normalised over all heads together.
+    has_norm: a layer norm follows the last block.
+    """
+
+    has_qkv_bias: bool
+    is_qk_normed: bool
+    has_norm: bool
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm3VisionConfig(MergingConfig):
+    """The encoder of LFM3-VL, for images of any shape.
+
+    RMS norms, gated MLPs, and no biases or learned positions. Most blocks have a convolution over the rows and columns
+    of patches, with gates, in place of attention.
+    num_kv_heads: heads of keys and values, each of which serves several heads of queries. attention_blocks: those with
+    attention. conv_size: patches along a side of the square that a convolution sees, an odd number.
+    """
+
+    num_kv_heads: int
+    attention_blocks: tuple[int, ...]
+    conv_size: int
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its colours, in them pictures, rows and columns."""
+        return (3 * self.temporal_patch_size * self.patch_size**2,)
