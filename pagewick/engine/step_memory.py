@@ -38,6 +38,10 @@ and the whole step on a GPU is
                      * 4, at most 256 MiB, with room for s = 16 / (query heads / KV heads) tokens of each sequence, or
                      4 with latent attention (kernels/triton/attention.py); with sparse attention each of the T tokens
                      is a sequence of k tokens
+    plain attention  for heads that no kernel serves, K / R of keys and values and D numbers: 16 K / R * D * c for the
+                     keys and values of a sequence with c visible tokens, and for up to 256 queries 12 D * query heads
+                     / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or sinks, each of at most 1 GiB with
+                     room for one query (kernels/reference.py)
     indexer          of h heads with d numbers, in plain PyTorch: 16 T * h * d for queries, 12 d * context for keys, and
                      4 h * context for the scores of each of 64 tokens (kernels/reference_index.py)
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
@@ -71,6 +75,10 @@ MAX_SHORT_ROWS: Final = 16
 MAX_SHORT_TOKENS: Final = 4
 # Tokens whose scores an indexer has at once (kernels/reference_index.py).
 QUERY_SLICE: Final = 64
+# Sizes of heads that kernels/triton/attention.py serves; others have the queries and scores of kernels/reference.py.
+SERVED_HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 192, 256)
+PLAIN_QUERIES: Final = 256
+PLAIN_SCORES: Final = 2**28
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
 _NODE_BYTES: Final = 16 * 2**10
 _KERNELS_PER_LAYER: Final = 16
@@ -135,7 +143,7 @@ def gpu_cache_bytes(free: int, total: int, step_bytes: int, utilization: float |
 def gpu_step_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
     """Return the bytes that the largest step needs on one of num_ranks GPUs, as the module says."""
     used = _gpu_activation_bytes(model, limits, limits.num_tokens, num_ranks) + _parts_bytes(model, limits, num_ranks)
-    used += image_bytes(model, limits)
+    used += image_bytes(model, limits) + plain_attention_bytes(model, limits, num_ranks)
     libraries = _LIBRARY_BYTES + (_NCCL_BYTES if num_ranks > 1 else 0)
     return int(used * (1 + _MARGIN)) + gpu_graph_bytes(model, limits, num_ranks) + libraries
 
@@ -151,6 +159,26 @@ def image_bytes(model: ModelConfig, limits: StepLimits) -> int:
     block = max(8 * vision.hidden_size, 2 * vision.hidden_size + inner, projector) * limits.element_bytes
     rows = num_rows * (1 + len(vision.deepstack_blocks)) * model.hidden_size * limits.element_bytes
     return num_patches * max(12 * math.prod(vision.patch_shape), block) + rows
+
+
+def plain_attention_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:
+    """Return the bytes for attention that no kernel of a GPU serves, as the module says; 0 if there is none."""
+    if model.encoder is not None:
+        return 0
+    return max(_plain_attention_bytes_of(layer, limits, num_ranks) for layer in model.layers)
+
+
+def _plain_attention_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
+    attention = layer.attention
+    if not isinstance(attention, AttentionConfig) or attention.head_dim in SERVED_HEAD_DIMS:
+        return 0
+    num_heads, num_kv_heads = (-(-n // num_ranks) for n in (attention.num_heads, attention.num_kv_heads))
+    num_queries = min(PLAIN_QUERIES, limits.num_tokens)
+    num_keys = limits.context if layer.window is None else min(limits.context, layer.window + num_queries)
+    num_scores = max(num_heads * num_keys, min(num_queries * num_heads * num_keys, PLAIN_SCORES))
+    copies = 3 if attention.logit_soft_cap is not None or attention.has_sinks else 2
+    per_token = 12 * num_queries * num_heads + 16 * num_kv_heads * num_keys
+    return copies * 4 * num_scores + per_token * attention.head_dim
 
 
 def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:

@@ -84,8 +84,10 @@ __all__ = [
     "surprise", "xielu",
 ]  # fmt: skip
 
-# Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
+# Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of
+# all heads, unless one query has more.
 QUERY_SLICE = 256
+MAX_SCORES = 2**28
 
 
 def linear(
@@ -236,8 +238,9 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
     out = torch.empty_like(q)
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
-        for start in range(starts[b], starts[b + 1], QUERY_SLICE):
-            end = min(start + QUERY_SLICE, starts[b + 1])
+        step = max(1, min(QUERY_SLICE, MAX_SCORES // max(1, q.shape[1] * context_len)))
+        for start in range(starts[b], starts[b + 1], step):
+            end = min(start + step, starts[b + 1])
             position = context_len - (starts[b + 1] - start)
             positions = torch.arange(position, position + end - start, device=q.device)
             ends = positions + 1 if metadata.key_ends is None else metadata.key_ends[start:end]

@@ -9,16 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from pagewick.engine.step_memory import activation_bytes
+from pagewick.engine.step_memory import (
+    PLAIN_QUERIES,
+    PLAIN_SCORES,
+    StepLimits,
+    activation_bytes,
+    gpu_graph_bytes,
+    gpu_step_bytes,
+    plain_attention_bytes,
+)
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import LARGEST, heads_cache
+from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from pagewick.models.config import ModelConfig
 from pagewick.models.mixers import DecoderAttention
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
 from tests.models.answers import answers, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint
+from tests.models.published import PUBLISHED
+from tests.quantization.test_at_load_memory import peak_of
 
 NUM_TOKENS = 32
 
@@ -55,3 +69,72 @@ def test_attention_takes_what_is_counted(name: str, tmp_path: Path, monkeypatch:
     assert len(peaks) == len(layers) > 0
     for layer, peak in zip(layers, peaks, strict=True):
         assert peak == counted_bytes(model, layer)
+
+
+def of_plain_attention(num_heads: int, num_kv_heads: int, head_dim: int, **fields: Any) -> ModelConfig:
+    model = read_config(PUBLISHED["Meta-Llama-3.1-8B"])
+    attention = AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, softmax_scale=0.1, **fields
+    )
+    return replace(model, layers=(replace(model.layers[0], attention=attention),))
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize(("num_queries", "context"), [(300, 2048), (1, 4096), (300, 300)])
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.int8)],
+)
+@pytest.mark.parametrize("heads", [(8, 2), (2, 2)])
+def test_plain_attention_takes_no_more_than_is_counted(
+    heads: tuple[int, int], dtype: torch.dtype, cache_dtype: torch.dtype, num_queries: int, context: int,
+    cap: float | None,
+) -> None:  # fmt: skip
+    """The heads of 512 numbers that Gemma 4 has."""
+    (num_heads, num_kv_heads), block_size = heads, 32
+    num_blocks = -(-context // block_size)
+    scale_bytes = 4 * 2 * num_kv_heads * block_size if cache_dtype in LARGEST else 0
+    block_bytes = 2 * num_kv_heads * block_size * 512 * cache_dtype.itemsize + scale_bytes
+    blocks = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+    cache = heads_cache(blocks, cache_dtype, num_kv_heads, block_size, 512, is_packed=False)
+    q = torch.zeros(num_queries, num_heads, 512, dtype=dtype)
+    tables, lengths, starts = (
+        torch.tensor(numbers, dtype=torch.int32) for numbers in ([[*range(num_blocks)]], [context], [0, num_queries])
+    )
+    metadata, options = AttentionMetadata(tables, lengths, starts), ScoreOptions(0.1, logit_soft_cap=cap)
+    measured = peak_of(lambda: reference.paged_attention(q, cache, metadata, options))
+    # The output is part of the layer's activations.
+    measured -= q.nbytes
+    model = of_plain_attention(num_heads, num_kv_heads, 512, logit_soft_cap=cap)
+    counted = plain_attention_bytes(model, StepLimits(num_queries, 1, context, dtype.itemsize))
+    assert measured <= counted * 1.02
+    assert counted <= measured * 1.6
+
+
+def test_plain_attention_by_hand() -> None:
+    """Gemma 4 E2B: layers that see all have heads of 512 numbers, which no kernel serves."""
+    model = read_config(PUBLISHED["gemma-4-E2B"])
+    limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+    expected = 2 * 4 * 256 * 8 * 8192 + (12 * 256 * 8 + 16 * 1 * 8192) * 512
+    assert plain_attention_bytes(model, limits) == expected
+    served = replace(model, layers=tuple(layer for layer in model.layers if layer.window is not None))
+    assert plain_attention_bytes(served, limits) == 0
+    assert gpu_step_bytes(model, limits) >= expected * 9 // 8 + gpu_graph_bytes(model, limits)
+    long = replace(limits, context=131072 * 2)
+    assert plain_attention_bytes(model, long) == 2 * 4 * PLAIN_SCORES + (12 * 256 * 8 + 16 * 1 * 131072 * 2) * 512
+    # Two ranks have half of the heads, and one KV head each.
+    assert plain_attention_bytes(model, limits, 2) == 2 * 4 * 256 * 4 * 8192 + (12 * 256 * 4 + 16 * 8192) * 512
+
+
+def test_plain_attention_in_a_window_and_with_sinks() -> None:
+    limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+    model = of_plain_attention(8, 2, 160, has_sinks=True)
+    num_bytes = 3 * 4 * 256 * 8 * 8192 + (12 * 256 * 8 + 16 * 2 * 8192) * 160
+    assert plain_attention_bytes(model, limits) == num_bytes
+    narrow = replace(model, layers=(replace(model.layers[0], window=100),))
+    num_bytes = 3 * 4 * 256 * 8 * 356 + (12 * 256 * 8 + 16 * 2 * 356) * 160
+    assert plain_attention_bytes(narrow, limits) == num_bytes
+
+
+def test_numbers_of_plain_attention_are_those_of_the_operation() -> None:
+    assert (reference.QUERY_SLICE, reference.MAX_SCORES) == (PLAIN_QUERIES, PLAIN_SCORES)

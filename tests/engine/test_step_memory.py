@@ -16,6 +16,7 @@ from pagewick.engine.step_memory import (
     MAX_SHORT_TOKENS,
     PARTS_BYTES,
     QUERY_SLICE,
+    SERVED_HEAD_DIMS,
     SPLIT,
     StepLimits,
     activation_bytes,
@@ -212,6 +213,7 @@ def test_numbers_are_those_of_the_kernels() -> None:
     from pagewick.kernels.triton import attention, mla
 
     assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
+    assert attention.HEAD_DIMS == SERVED_HEAD_DIMS
     assert reference_index.QUERY_SLICE == QUERY_SLICE
     assert (attention.MAX_SHORT_ROWS, mla.MAX_SHORT_TOKENS) == (MAX_SHORT_ROWS, MAX_SHORT_TOKENS)
 

@@ -253,6 +253,27 @@ def test_a_sequence_does_not_depend_on_the_batch(kernels: Kernels) -> None:
     assert torch.equal(torch.cat([paged.only(seq).attend(kernels.paged_attention) for seq in range(3)]), out)
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 77}], ids=str)
+def test_queries_have_a_bounded_number_of_scores(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make_paged([1, 70, 7], [900, 1070, 7])
+    expected = paged.attend(reference.paged_attention, **options)
+    monkeypatch.setattr(reference, "MAX_SCORES", 5 * 4 * 1070)
+    sizes: list[int] = []
+    attend = reference._attend
+
+    def watched(q: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        sizes.append(len(q))
+        return attend(q, *arguments)
+
+    monkeypatch.setattr(reference, "_attend", watched)
+    torch.testing.assert_close(paged.attend(reference.paged_attention, **options), expected)
+    assert sizes == [1] + [5] * 14 + [7]
+    # One query may have more.
+    monkeypatch.setattr(reference, "MAX_SCORES", 1)
+    torch.testing.assert_close(paged.attend(reference.paged_attention, **options), expected)
+    assert sizes[16:] == [1] * 78
+
+
 def test_empty_batches(kernels: Kernels) -> None:
     for q_lens in ([], [0], [0, 0]):
         paged = make_paged(q_lens, [5] * len(q_lens))
