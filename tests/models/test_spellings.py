@@ -17,8 +17,8 @@ from tests.models.checkpoints import VARIANTS, write_checkpoint
 # Differences between the two spellings, which transformers brings into the new one.
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 _WITH_TYPES = {
-    "exaone4", "ministral", "exaone_moe", "qwen3_next", "granitemoehybrid", "granitemoe_swa", "lfm2", "lfm2_moe",
-    "gemma3n_text", "cohere2_moe",
+    "exaone4", "ministral", "exaone_moe", "qwen3_next", "qwen3_5_text", "granitemoehybrid", "granitemoe_swa", "lfm2",
+    "lfm2_moe", "gemma3n_text", "cohere2_moe",
 }  # fmt: skip
 
 # The base of the rotation and the part that is rotated, in families with other names for them.
