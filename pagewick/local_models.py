@@ -76,6 +76,13 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     return found
 
 
+def checked_local_models(config: EngineConfig) -> EngineConfig:
+    """Do what with_local_models does, and check the descriptions and the tensors' headers of the models found."""
+    found = with_local_models(config)
+    check_models(found)
+    return found
+
+
 @contextmanager
 def _named(flag: str) -> Iterator[None]:
     """Put the flag before the message of an error, which would seem to be about the model itself."""

@@ -194,6 +194,8 @@ def test_several_labels_are_no_score(tmp_path: Path) -> None:
     write_reranker(tmp_path, num_labels=3)
     with LLM(str(tmp_path), **OPTIONS) as llm, pytest.raises(UnsupportedError, match="into 3 classes"):
         llm.score("a", "b")
+    with pytest.raises(ConfigError, match=r"--rerank is for models that score pairs.*into 3 classes"):
+        LLM(str(tmp_path), rerank=True, **OPTIONS)
 
 
 def test_a_score_may_be_a_logit(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
             f"--rerank is for Qwen3-Reranker, and {model.architecture} is none; leave it out: other rerankers, whose "
             "architecture ends in ForSequenceClassification, need no flag"
         )
+    if config.rerank and model.labels is not None and not model.labels.activation:
+        raise ConfigError(
+            f"--rerank is for models that score pairs of texts; this one sorts them into {model.labels.num_labels} "
+            "classes; leave it out, and use /v1/classify or classify"
+        )
     if config.speculative_model is not None:
         check_vocabulary(found[1].config, model)
         check_same_tokens(Path(config.speculative_model), Path(config.model))

@@ -122,7 +122,7 @@ def test_a_long_text_is_cut_if_the_request_says_so(server: Server) -> None:
     ("fields", "param", "words"),
     [
         ({}, "input", "input"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "input", "input"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "is not a field of this route"),
         ({"input": ""}, "input", "input[0] is empty; give a text"),
         ({"input": []}, "input", "1 to 2048 entries"),
         ({"input": ["a", ""]}, "input", "input[1] is empty"),

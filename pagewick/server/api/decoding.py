@@ -144,10 +144,10 @@ def _field_error(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> 
         reason = reason[:MAX_QUOTED_CHARS] + "..."
     if reason.startswith(("Invalid enum value", "Invalid value")) and (values := _accepted_values(kind, path)):
         reason += "; accepted: " + ", ".join(values)
-    names = [path.rstrip("`").lstrip(".")]
+    param = path.rstrip("`").lstrip(".")
     if match := re.search(r"missing required field `(\w+)`", reason):
-        names.append(match[1])
-    param = ".".join(name for name in names if name)
+        param = f"{param}.{match[1]}" if param else match[1]
+        return InvalidRequestError(f"{param} is missing", param=param)
     message = f"{param}: {reason}" if param else f"the body is not a request: {reason}"
     return InvalidRequestError(message, param=param or None)
 
@@ -157,7 +157,8 @@ def _accepted_values(kind: type[msgspec.Struct], path: str) -> list[str]:
     places: list[Any] = [msgspec.inspect.type_info(kind)]
     for name, _ in re.findall(r"\.(\w+)|(\[)", path):
         places = [inner for place in places for inner in _inside(place, name)]
-    return [str(value) for place in places if isinstance(place, msgspec.inspect.LiteralType) for value in place.values]
+    kinds = [place for place in places if isinstance(place, msgspec.inspect.LiteralType)]
+    return [str(value) or '""' for kind in kinds for value in kind.values]
 
 
 def _inside(place: Any, name: str) -> list[Any]:

@@ -32,13 +32,29 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "add_generation_prompt": (True,),
         "best_of": (1,),
         "chat_template": (),
+        "chat_template_kwargs": ({},),
         "continue_final_message": (False,),
         "documents": ([],),
+        "enable_thinking": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "include_reasoning": (True,),
+        "input": (),
+        "max_completion_tokens": (),
+        "messages": (),
+        "parallel_tool_calls": (True,),
+        "prompt": (),
+        "reasoning_budget": (-1,),
+        "reasoning_effort": ("none",),
+        "reasoning_format": ("none", "auto"),
+        "record_conversation": (False,),
+        "suffix": ("",),
+        "thinking": (False,),
+        "thinking_budget": (-1,),
+        "thinking_token_budget": (-1,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "suffix": ("",),
+        "top_logprobs": (0,),
     },
     "is not supported here": {
         # OpenAI's.
@@ -124,4 +140,6 @@ def refusal_of(name: str, value: Any, known: KnownFields) -> InvalidRequestError
     """Return why the field cannot be served; None if this value asks for nothing."""
     if value is None or value in known.unsupported[name]:
         return None
-    return UnsupportedError(f"{name} {known.reasons.get(name, 'is not supported here')}; leave it out", param=name)
+    reason = known.reasons.get(name, "is not supported here")
+    # A reason that goes on after a colon says what to do in place of it.
+    return UnsupportedError(f"{name} {reason}{'' if ': ' in reason else '; leave it out'}", param=name)

@@ -17,7 +17,7 @@ from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import NotEnoughMemoryError
-from pagewick.local_models import weight_bytes, with_local_models
+from pagewick.local_models import checked_local_models, weight_bytes
 from pagewick.log import of_model
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import Stores, api_routes, routed
@@ -94,8 +94,8 @@ class ModelSource:
         self._metrics: Metrics | None = None  # those of the model while it is loaded
 
     async def prepare(self) -> None:
-        """Download the model, if it is not on this disk."""
-        self._local = await _in_daemon_thread(lambda: with_local_models(self.entry.config))
+        """Download the model, if it is not on this disk, and check its files before it takes the place of another."""
+        self._local = await _in_daemon_thread(lambda: checked_local_models(self.entry.config))
 
     async def load(self) -> ServedModel:
         assert self._local is not None, "prepare comes first"

@@ -258,6 +258,28 @@ def test_refusals_name_the_missing_feature(name: str, value: Any, reason: str) -
     assert name in message and reason in message and "leave it out" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        (COMPLETIONS, "max_completion_tokens", 3),
+        (COMPLETIONS, "messages", HELLO),
+        (COMPLETIONS, "reasoning_effort", "high"),
+        (COMPLETIONS, "parallel_tool_calls", False),
+        (CHAT, "prompt", "hi"),
+        (CHAT, "input", "hi"),
+    ],
+)
+def test_fields_of_another_route_are_refused(path: str, name: str, value: Any) -> None:
+    assert (
+        error_of(ask(Api(), path, **{name: value}))["message"] == f"{name} is not a field of this route; leave it out"
+    )
+
+
+def test_a_refusal_that_names_another_way_gives_no_other_advice() -> None:
+    message = error_of(Api().chat(lora=[{"id": 0}]))["message"]
+    assert message.endswith("GET /v1/models lists them")
+
+
 @ROUTES
 def test_a_strict_server_takes_no_unknown_fields(path: str) -> None:
     strict = Api(strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
 import httpx
 import openai
@@ -33,7 +34,8 @@ def test_leaving_aborts_the_request_with_all_its_choices(
     server: Server, path: str, stream: bool, n: int, pause_at: int
 ) -> None:
     server.engine_client.pause_at = pause_at
-    send_and_leave(server, {"messages": HELLO, "prompt": "x", "stream": stream, "n": n}, path)
+    text: dict[str, Any] = {"messages": HELLO} if "chat" in path else {"prompt": "x"}
+    send_and_leave(server, {**text, "stream": stream, "n": n}, path)
     server.until(lambda: len(server.engine_client.aborted) == 1)
     assert not server.engine_client.running and not server.engine_client.finished
 

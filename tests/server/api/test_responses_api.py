@@ -381,8 +381,8 @@ def test_choices_of_tools(choice: Any, names: str, is_required: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"input": []}, "input", "1 to 2048"),
-        ({"input": None}, "input", "1 to 2048"),
+        ({"input": []}, "input", "missing or empty"),
+        ({"input": None}, "input", "missing or empty"),
         ({"background": True}, "background", "stream the response"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"messages": []}, "messages", "send input"),

@@ -259,6 +259,7 @@ def test_a_model_that_cannot_be_loaded_does_no_harm(http: httpx.Client, sdk: ope
     response = http.post("/v1/chat/completions", json={"model": "broken", "messages": QUESTION})
     assert error_of(response) == (500, "model_load_failed") and "/" not in response.json()["error"]["message"]
     assert http.get("/v1/models/broken").json()["status"] == {"value": "unloaded", "failed": True}
+    assert loaded(http) == before
     assert ask(sdk, "second") and http.get("/health").status_code == 200
     assert len(before) >= 2
 

@@ -197,7 +197,9 @@ def conversation_of(instructions: str | None, before: Sequence[Item], new: Seque
     if before and (num_items := len(before) + len(new)) > MAX_MESSAGES:
         too_many = f"the conversation may have at most {MAX_MESSAGES} items; input and the previous response have "
         raise InvalidRequestError(f"{too_many}{num_items}", param="input")
-    if not before and (new or instructions is None):
+    if not before and not new and instructions is None:
+        raise InvalidRequestError("input is missing or empty", param="input")
+    if not before and new:
         check_count("input", len(new), MAX_MESSAGES)
     made = Conversation(names={"messages": "input"})
     places = [*("previous_response_id" for _ in before), *(f"input[{place}]" for place in range(len(new)))]
