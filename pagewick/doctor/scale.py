@@ -147,7 +147,8 @@ def least_offload(model: ModelConfig, weights: RankWeights, memory: Plan) -> int
 
     weights: one rank's, all of them.
     """
-    if not model.mixtures:
+    if not model.mixtures or model.mixtures[0].num_identities:
+        # Experts without weights keep the others on the device, too.
         return None
     experts, num_ranks = model.mixtures[0], memory.tensor_parallel_size
 

@@ -236,6 +236,8 @@ def activation_bytes(
     width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
     if model.has_wide_residual:
         width += 2 * model.hidden_size
+    if model.block == "shortcut":
+        width += model.hidden_size
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
     if model.altup is not None:

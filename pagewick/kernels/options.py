@@ -273,6 +273,16 @@ class SharedOutput(NamedTuple):
     gate: Tensor | None = None
 
 
+class Identities(NamedTuple):
+    """Experts without weights, which return their input: the last `number` of a router's experts.
+
+    rows: [T, H], these inputs; None: they are left out, as on all ranks but one, whose results are added up.
+    """
+
+    number: int
+    rows: Tensor | None
+
+
 class DrawOptions(NamedTuple):
     """How a token is drawn from each row; all tensors are [N].
 

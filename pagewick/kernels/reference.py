@@ -20,6 +20,7 @@ from pagewick.kernels.options import (
     AttentionMetadata,
     HeadLayout,
     HeadOptions,
+    Identities,
     MoeBiases,
     ScoreOptions,
     SharedOutput,
@@ -44,7 +45,15 @@ from pagewick.kernels.reference_full import full_attention, rotate_heads
 from pagewick.kernels.reference_index import select_keys, store_index_keys
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
-from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route, weighed
+from pagewick.kernels.reference_moe import (
+    combine,
+    grouped_linear,
+    is_gated,
+    products_or_inputs,
+    route,
+    weighed,
+    with_weights,
+)
 from pagewick.kernels.reference_norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
 from pagewick.kernels.reference_quantizers import quantize_weight
@@ -171,19 +180,22 @@ def fused_moe(
     activation: str = "silu",
     biases: MoeBiases = NO_BIASES,
     shared: SharedOutput | None = None,
+    identities: Identities | None = None,
 ) -> Tensor:
     """Apply a layer's experts to x [T, H] with router logits [T, E] float32: [T, H] in x.dtype.
 
     The result has the bits of `route`, `weighed`, `grouped_linear` with gate_up, the gated activation (or the plain
     one, if gate_up has as many rows as down has columns), `grouped_linear` with down and `combine`, one after the
-    other. A token's result has the same bits whatever other tokens are there. Raises ValueError for tensors that do not
-    fit together.
+    other. A token's result has the same bits whatever other tokens are there. E counts the identities, too, which have
+    no weights; inputs are then not weighed. Raises ValueError for tensors that do not fit together.
     """
     function = gated_activation if is_gated(gate_up, down) else _activation
-    expert_ids, weights = route(logits, routing, biases.router, biases.scales)
+    chosen_ids, weights = route(logits, routing, biases.router, biases.scales)
+    expert_ids = with_weights(chosen_ids, identities, gate_up.num_experts)
     x, weights = weighed(x, weights, routing)
     activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
-    return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
+    products = grouped_linear(activated, down, expert_ids, biases.down)
+    return combine(products_or_inputs(products, chosen_ids, identities, gate_up.num_experts), weights, shared)
 
 
 # For functions that have an argument of the same name.

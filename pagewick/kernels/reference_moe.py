@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewick.expert_routing import Routing
-from pagewick.kernels.options import SharedOutput, StoredExperts, StoredQuantized
+from pagewick.kernels.options import Identities, SharedOutput, StoredExperts, StoredQuantized
 from pagewick.kernels.reference_quantized import quantized_linear
 
 
@@ -131,6 +131,21 @@ def weighed(x: Tensor, weights: Tensor, routing: Routing) -> tuple[Tensor, Tenso
         return x, weights
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1), torch.ones_like(weights)
+
+
+def with_weights(expert_ids: Tensor, identities: Identities | None, num_experts: int) -> Tensor:
+    """Return ids [T, A] with the first expert's in place of those of experts without weights."""
+    return expert_ids if identities is None else expert_ids.masked_fill(expert_ids >= num_experts, 0)
+
+
+def products_or_inputs(products: Tensor, expert_ids: Tensor, identities: Identities | None, num_experts: int) -> Tensor:
+    """Return products [T * A, H] with the token's row, or zeros, in place of those of experts without weights."""
+    if identities is None:
+        return products
+    rows = torch.zeros_like(products)
+    if identities.rows is not None:
+        rows = identities.rows.repeat_interleave(expert_ids.shape[1], dim=0)
+    return torch.where((expert_ids >= num_experts).view(-1, 1), rows, products)
 
 
 def is_gated(gate_up: StoredExperts, down: StoredExperts) -> bool:

@@ -109,6 +109,7 @@ class MlaConfig:
     norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
     rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2). indexer: None: a
     token sees all before it. With one, q_lora_rank is a number.
+    latent_scale: factor of latents behind their norm.
     has_gates: each number of a head's output is multiplied by the sigmoid of one, which q_b_proj makes behind the
     head's query. It then reads the queries' latent as its norm makes it, and as the norm gets it; q_lora_rank is a
     number.
@@ -126,6 +127,7 @@ class MlaConfig:
     rope_interleaved: bool = True
     indexer: IndexerConfig | None = None
     has_gates: bool = False
+    latent_scale: float = 1.0
 
     @property
     def qk_head_dim(self) -> int:
@@ -146,6 +148,7 @@ class MlaConfig:
 class MoeConfig:
     """A feed-forward layer in which every token uses a few of `num_experts` experts, and the shared one if any.
 
+    num_identities: further experts, behind those in the router's outputs, that have no weights and return their input.
     intermediate_size: size of one expert. is_gated: experts, the shared one too, are activation(gate(x)) * up(x), else
     activation(up(x)). has_expert_biases: all projections of experts but the shared one have biases.
     latent_size: inputs and outputs of all experts but the shared one have this size: one projection makes the inputs
@@ -172,6 +175,7 @@ class MoeConfig:
     routing: Routing
     activation: str = "silu"
     is_gated: bool = True
+    num_identities: int = 0
     latent_size: int | None = None
     has_logit_bias: bool = False
     has_router_bias: bool = False
@@ -187,7 +191,9 @@ class MoeConfig:
     has_shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        self.routing.check(self.num_experts)
+        self.routing.check(self.num_experts + self.num_identities)
+        if self.num_identities and (self.latent_size is not None or self.routing.weighs_inputs):
+            raise ValueError("experts that return their input are not supported beside latents and weighed inputs")
         if self.has_shared_gate and self.shared_intermediate_size is None:
             raise ValueError("there is no shared expert for the shared gate")
         if self.has_shared_gate and self.latent_size is not None:
@@ -216,6 +222,11 @@ class MoeConfig:
         Raises ConfigError if fewer would be left on the device than a token uses.
         """
         offloaded, top_k = per_rank * num_ranks, self.routing.top_k
+        if offloaded and self.num_identities:
+            raise ConfigError(
+                f"--num-experts-offload-per-rank {per_rank}: it is not supported for models in which some experts have "
+                "no weights; leave it out"
+            )
         if self.num_experts - offloaded >= top_k:
             return offloaded
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"

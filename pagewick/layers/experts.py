@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from pagewick.kernels.options import MoeBiases, SharedOutput
+from pagewick.kernels.options import Identities, MoeBiases, SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
@@ -71,6 +71,7 @@ class ExpertWeights(nn.Module):
             )
         # The ranks' partial sums are added, and the second bias must count once.
         self._adds_down_bias = context.tp_rank == 0
+        self._num_identities = config.num_identities
         store = OffloadedExperts if num_offloaded else ResidentExperts
         self.store = store(config, gate_up_experts, down_experts)
 
@@ -90,7 +91,12 @@ class ExpertWeights(nn.Module):
     ) -> Tensor:
         """biases, those of the experts left out, and shared are those of kernels.fused_moe; batch: as in Linear."""
         down = self.down_bias if self._adds_down_bias else None
-        return self.store(x, logits, biases._replace(gate_up=self.gate_up_bias, down=down), shared)  # type: ignore[no-any-return]
+        biases = biases._replace(gate_up=self.gate_up_bias, down=down)
+        if not self._num_identities:
+            return self.store(x, logits, biases, shared)  # type: ignore[no-any-return]
+        # They count once, too.
+        identities = Identities(self._num_identities, x if self._adds_down_bias else None)
+        return self.store(x, logits, biases, shared, identities)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         storages = self.store.gate_up, self.store.down
@@ -154,9 +160,16 @@ class ResidentExperts(nn.Module):
         self.gate_up.finish()
         self.down.finish()
 
-    def forward(self, x: Tensor, logits: Tensor, biases: MoeBiases, shared: SharedOutput | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        biases: MoeBiases,
+        shared: SharedOutput | None,
+        identities: Identities | None = None,
+    ) -> Tensor:
         """Compute kernels.fused_moe."""
-        config = self._config
+        routing, kind = self._config.routing, self._config.activation
         return self.gate_up.fused_moe(
-            self.down, x, logits, config.routing, activation=config.activation, biases=biases, shared=shared
+            self.down, x, logits, routing, activation=kind, biases=biases, shared=shared, identities=identities
         )

@@ -18,7 +18,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import sigmoid_gate
 from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
-from pagewick.layers.norm import RMSNorm
+from pagewick.layers.norm import RMSNorm, ScaledRMSNorm
 from pagewick.layers.rotary import Angles, CosSin
 
 
@@ -122,7 +122,7 @@ class LatentAttention(nn.Module):
         self.kv_a_proj_with_mqa = ReplicatedLinear(
             context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, config.latent_size, bias=config.attention_bias
         )
-        self.kv_a_layernorm = RMSNorm(context, config.kv_lora_rank, config.norm_eps)
+        self.kv_a_layernorm = ScaledRMSNorm(context, config.kv_lora_rank, config.norm_eps, config.latent_scale)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
         self._gates: QueryGates | None = None
         if config.has_gates:

@@ -36,7 +36,7 @@ class MoeLayer(nn.Module):
             context,
             f"{prefix}.gate",
             hidden_size,
-            config.num_experts,
+            config.num_experts + config.num_identities,
             has_bias=config.has_router_bias,
             is_bias_matrix=config.is_router_bias_matrix,
         )

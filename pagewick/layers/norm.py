@@ -69,6 +69,18 @@ class RMSNorm(Norm):
         return kernels.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
 
+class ScaledRMSNorm(RMSNorm):
+    """An RMS norm whose results are multiplied by a constant, which becomes a part of the weight."""
+
+    def __init__(self, context: LayerContext, size: int, eps: float, scale: float) -> None:
+        super().__init__(context, size, eps)
+        self._scale = scale
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        super().load_weight(name, tensor, part)
+        self.weight.mul_(self._scale)
+
+
 class PlainRMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) over the last dimension: an RMS norm without a weight."""
 

@@ -31,9 +31,15 @@ from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
 from pagewick.models.mixers import DecoderAttention, share_indexers
 from pagewick.models.parts import EncoderConfig
+from pagewick.models.shortcut import ShortcutBlock, share_shortcuts
 from pagewick.models.vision.building import build_encoder
 
-_BLOCKS: Final[dict[str, type[Block]]] = {**BLOCKS, "extended": ExtendedBlock, "altup": AltUpBlock}
+_BLOCKS: Final[dict[str, type[Block]]] = {
+    **BLOCKS,
+    "extended": ExtendedBlock,
+    "altup": AltUpBlock,
+    "shortcut": ShortcutBlock,
+}
 
 
 class DecoderBatch(BlockBatch, Protocol):
@@ -107,6 +113,7 @@ class DecoderStack(nn.Module):
                 assert isinstance(attention, DecoderAttention) and isinstance(lender, DecoderAttention)
                 attention.borrow_from(lender)
         share_indexers(attentions)
+        share_shortcuts(blocks)
         self.distance_bias: DistanceBias | None = None
         if encoder.num_distance_buckets:
             usual = [attention for attention in attentions if isinstance(attention, DecoderAttention)]

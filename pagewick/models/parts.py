@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 #   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
 #               such inputs, and h is multiplied by a number of the layer's.
+#   shortcut:   as sequential; a layer with experts beside its MLP leaves their output, experts(norm(h)) with the norm
+#               of the MLP, to the next layer, which has none and adds it behind its own MLP
 #   altup:      the token has several streams, from which the layer predicts new ones; h is the first of these. As
 #               sandwich, but h = (h + norm(attention(n)) + n + norm(projections(n))) / sqrt(2) with n = norm(h). The
 #               layer corrects all streams by the difference that it makes, and adds its own input to the others.
 Block = Literal[
-    "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup"
+    "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup",
+    "shortcut",
 ]  # fmt: skip
 # An activation with learned numbers.
 XIELU: Final = "xielu"
@@ -49,6 +52,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "extended": _SANDWICH,
     "altup": _SANDWICH,
+    "shortcut": _NORMS,
 }
 
 
@@ -177,7 +181,7 @@ class LayerConfig:
     has_output_norm: False: the MLP's output is added as it is, in a post_mlp block. gated_norms: the names, among
     GATED_NORMS, of norms with a gate of norm.gate_rank behind them.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
-    in an extended block. block: how the parts of this layer follow each other; None: as in all others.
+    in an extended or a shortcut block. block: how the parts of this layer follow each other; None: as in all others.
     """
 
     attention: AttentionConfig | MlaConfig | StateConfig | None

@@ -119,6 +119,7 @@ ARCHITECTURES: Final = {
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
     "AXK1ForCausalLM": "pagewick.models.deepseek:read_axk1",
     "AXK2ForCausalLM": "pagewick.models.axk2:read_axk2",
+    "LongcatFlashForCausalLM": "pagewick.models.longcat:read_longcat_flash",
     "YoutuForCausalLM": "pagewick.models.deepseek:read_youtu",
     "MiniCPM3ForCausalLM": "pagewick.models.minicpm:read_minicpm3",
     "GPT2ForCausalLM": "pagewick.models.gpt2:read_gpt2",

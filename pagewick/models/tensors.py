@@ -90,6 +90,8 @@ class _Table:
                     yield from self._model_norm(f"{path}.{name}")
             if config.block == "extended":
                 yield from self._extension(path, layer)
+            elif layer.experts is not None:
+                yield from self._experts(f"{path}.mixture", layer.experts)
             if config.altup is not None:
                 yield from self._altup(path, config.altup)
         if config.encoder is None or config.encoder.has_final_norm:
@@ -263,7 +265,7 @@ class _Table:
             yield from self._layer_input(f"{path}.layer_input", inputs)
 
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
-        experts, hidden = whole(config.num_experts), whole(self.config.hidden_size)
+        experts, hidden = whole(config.num_experts + config.num_identities), whole(self.config.hidden_size)
         yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
         if config.router_norm_eps is not None:
             yield from self._norm(f"{path}.router_norm", self.config.hidden_size)

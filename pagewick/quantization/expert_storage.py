@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.expert_routing import Routing
-from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput
-from pagewick.kernels.reference_moe import weighed
+from pagewick.kernels.options import NO_BIASES, Identities, MoeBiases, SharedOutput
+from pagewick.kernels.reference_moe import products_or_inputs, weighed, with_weights
 from pagewick.quantization.share import Share
 
 # Pinned memory is allocated in powers of two; a piece for at least this number of tensors wastes little of it.
@@ -29,6 +29,7 @@ class MoeOptions(TypedDict, total=False):
     activation: str
     biases: MoeBiases
     shared: SharedOutput | None
+    identities: Identities | None
 
 
 class ExpertMemory(ABC):
@@ -86,13 +87,17 @@ class ExpertStorage(nn.Module, ExpertMemory):
         Default: one operation after the other.
         """
         biases = options.get("biases", NO_BIASES)
-        expert_ids, weights = kernels.route(logits, routing, biases.router, biases.scales)
+        identities = options.get("identities")
+        chosen_ids, weights = kernels.route(logits, routing, biases.router, biases.scales)
+        expert_ids = with_weights(chosen_ids, identities, self.num_experts)
         x, weights = weighed(x, weights, routing)
         first = self.linear(x, expert_ids, biases.gate_up)
         is_gated = self.share.num_rows == 2 * down.share.num_columns
         activate = kernels.gated_activation if is_gated else kernels.activation
         activated = activate(first, options.get("activation", "silu"))
-        return kernels.combine(down.linear(activated, expert_ids, biases.down), weights, options.get("shared"))
+        products = down.linear(activated, expert_ids, biases.down)
+        products = products_or_inputs(products, chosen_ids, identities, self.num_experts)
+        return kernels.combine(products, weights, options.get("shared"))
 
 
 def host_tensors(count: int, shape: torch.Size, dtype: torch.dtype, *, is_pinned: bool) -> list[Tensor]:

@@ -62,7 +62,7 @@ _DOTTED_ENDINGS: Final = {part: tuple(f".{ending}" for ending in endings) for pa
 # Weights that stay as they are: norms, routers, tables of positions, heads of labels and other small ones, and
 # encoders of images.
 _UNQUANTIZED: Final = re.compile(
-    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj))?|shared_expert_gate|ssm_conv1d)\.weight$"
+    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate(\.wg)?|router(\.(layer|proj|classifier))?|shared_expert_gate|ssm_conv1d)\.weight$"
     r"|(^|\.)indexer\.(weights_)?proj\.weight$"
     r"|(^|\.)(wpe|embed_positions|position_embd|token_types)\.weight$"
     r"|^(score|cls\.output)\.weight$"

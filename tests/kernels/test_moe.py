@@ -22,7 +22,7 @@ from pagewick.expert_routing import Routing
 from pagewick.kernels import reference
 from pagewick.kernels.cpu import moe
 from pagewick.kernels.matrix import Experts
-from pagewick.kernels.options import MoeBiases, SharedOutput
+from pagewick.kernels.options import Identities, MoeBiases, SharedOutput
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
 
@@ -498,6 +498,43 @@ def test_weights_of_inputs(native: NativeKernels, dtype: torch.dtype, top_k: int
     assert torch.equal(layer.fused(**alone)[0], out[17])
     native.set_num_threads(2)
     assert torch.equal(layer.fused(**inputs), out)
+    native.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_added", [True, False])
+def test_experts_that_return_their_input(native: NativeKernels, dtype: torch.dtype, is_added: bool) -> None:
+    """The last 4 of 9; some tokens choose no others. On all ranks but one they add nothing."""
+    layer = Layer(dtype, 5, 3, 64, 31, True)
+    x, _, shared, gate = layer.inputs(300).values()
+    logits, bias = random(300, 9), random(9) / 10
+    logits[:40, :5] -= 20.0
+    logits[:40, 5:] += 5.0
+    identities = Identities(4, x if is_added else None)
+
+    def fused(tokens: slice) -> Tensor:
+        given = identities._replace(rows=x[tokens] if is_added else None)
+        return dispatched.fused_moe(
+            x[tokens], logits[tokens], layer.gate_up, layer.down, layer.routing,
+            biases=MoeBiases(bias, *layer.biases), shared=SharedOutput(shared[tokens], gate[tokens]), identities=given,
+        )  # fmt: skip
+
+    out = fused(slice(None))
+    ids, weights = reference.route(logits, layer.routing, bias)
+    is_identity = ids >= 5
+    assert is_identity[:40].all() and is_identity.any(1).sum() < 300
+    inner = products(x, layer.weights[0], ids.masked_fill(is_identity, 0), layer.biases[0])
+    first, up = inner.chunk(2, dim=-1)
+    y = products(first * first.sigmoid() * up, layer.weights[1], ids.masked_fill(is_identity, 0), layer.biases[1])
+    rows = torch.where(is_identity[:, :, None], x.double()[:, None] * is_added, y.view(300, 3, -1))
+    expected = (weights.double()[:, :, None] * rows).sum(1) + gate.double().sigmoid()[:, None] * shared.double()
+    # As in test_a_whole_layer.
+    error = (3 * ROUNDING[dtype] + 2e-6) * expected.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, rtol=ROUNDING[dtype], atol=error)
+    for token in (0, 39, 40, 299):
+        assert torch.equal(fused(slice(token, token + 1))[0], out[token])
+    native.set_num_threads(3)
+    assert torch.equal(fused(slice(None)), out)
     native.set_num_threads(1)
 
 

@@ -12,7 +12,7 @@ from pagewick import kernels as dispatched
 from pagewick.expert_routing import Routing
 from pagewick.kernels import reference
 from pagewick.kernels.matrix import Experts
-from pagewick.kernels.options import MoeBiases, SharedOutput, StoredExperts
+from pagewick.kernels.options import Identities, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.quantized import QuantizedExperts, QuantizedMatrix
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.block_rows import LAYOUTS, random_rows
@@ -107,6 +107,18 @@ def test_a_whole_layer_has_the_bits_of_its_operations(
             )
             assert torch.equal(found, expected)
         native_bytes.set_num_threads(1)
+
+
+def test_experts_that_return_their_input(native_bytes: NativeKernels) -> None:
+    """Rows of x are quantized also where those before them belong to no product."""
+    gate_up, down = weight_of("Q8_0", 6, 512, 256), weight_of("Q4_K", 6, 256, 256)
+    x, logits, routing = random(9, 256) / 16, random(9, 8), Routing(top_k=2, renormalize=True)
+    logits[:7, :6] -= 20.0
+    found = native_bytes.fused_moe(x, logits, gate_up, down, routing, identities=Identities(2, x))
+    ids, weights = native_bytes.route(logits, routing)
+    activated = native_bytes.gated_activation(gate_up.linear(x, ids.clamp(max=5)), "silu")
+    rows = torch.where((ids >= 6).view(-1, 1), x.repeat_interleave(2, 0), down.linear(activated, ids.clamp(max=5)))
+    assert torch.equal(found, native_bytes.combine(rows, weights))
 
 
 def test_a_whole_layer_is_recorded(native_bytes: NativeKernels) -> None:

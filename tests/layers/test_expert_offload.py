@@ -212,6 +212,13 @@ def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         OffloadedExperts(config, gate_up, down)
 
 
+def test_experts_without_weights_are_refused() -> None:
+    config = MoeConfig(num_experts=6, intermediate_size=8, routing=Routing(top_k=2), num_identities=3)
+    assert config.num_offloaded(0, 1) == 0
+    with pytest.raises(ConfigError, match="some experts have no weights; leave it out"):
+        config.num_offloaded(1, 1)
+
+
 @pytest.mark.parametrize("num_offloaded", [1, 8, 9, 40])
 @pytest.mark.parametrize("size", [1, 3, 37, 64])
 def test_memory_beside_a_gpu_is_pinned(num_offloaded: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from pagewick.kernels.cpu.matrix import packed_shape
 from pagewick.kernels.cpu.quantized import FORMATS, LAYOUTS
 from pagewick.kernels.cpu.structs import CombineArgs, FusedMoeArgs, GroupedLinearArgs, GroupScore, RouteArgs, Scoring
-from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
-from pagewick.kernels.reference_moe import is_gated, weighed
+from pagewick.kernels.options import NO_BIASES, Identities, MoeBiases, SharedOutput, StoredExperts
+from pagewick.kernels.reference_moe import is_gated, products_or_inputs, weighed, with_weights
 
 _ROUTE = Operation("route", RouteArgs)
 _GROUPED_LINEAR = Operation("grouped_linear", GroupedLinearArgs)
@@ -84,18 +84,22 @@ def fused_moe(
     activation: str = "silu",
     biases: MoeBiases = NO_BIASES,
     shared: SharedOutput | None = None,
+    identities: Identities | None = None,
 ) -> Tensor:
     """reference.fused_moe as a single operation. Raises ValueError as it does."""
     gated = is_gated(gate_up, down)
     if not (gate_up.is_packed and down.is_packed):
         # A rank may have no share of the experts. Its result must still have the same bits in any batch.
-        expert_ids, weights = route(logits, routing, biases.router, biases.scales)
+        chosen_ids, weights = route(logits, routing, biases.router, biases.scales)
+        expert_ids = with_weights(chosen_ids, identities, gate_up.num_experts)
         x, weights = weighed(x, weights, routing)
         function = reference.gated_activation if gated else reference.activation
         activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
-        return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
+        products = grouped_linear(activated, down, expert_ids, biases.down)
+        return combine(products_or_inputs(products, chosen_ids, identities, gate_up.num_experts), weights, shared)
     num_tokens, hidden_size = x.shape
-    num_experts, intermediate_size = logits.shape[1], down.num_columns
+    num_identities, inputs_returned = identities or (0, None)
+    num_experts, intermediate_size = logits.shape[1] - num_identities, down.num_columns
     if len(logits) != num_tokens or gate_up.num_experts != num_experts or down.num_experts != num_experts:
         raise ValueError(
             f"x {list(x.shape)}, logits {list(logits.shape)} and weights of {gate_up.num_experts} and "
@@ -111,11 +115,15 @@ def fused_moe(
     out = empty(x.shape, x.dtype)
     x, logits = as_rows(x)[0], as_rows(logits)[0]
     shared = None if shared is None else SharedOutput(as_rows(shared.output)[0], shared.gate)
+    if inputs_returned is not None:
+        if inputs_returned.shape != out.shape or inputs_returned.dtype != out.dtype:
+            raise ValueError(f"the inputs that experts return are not {out.dtype} {list(out.shape)}")
+        inputs_returned = as_rows(inputs_returned)[0]
     args = FusedMoeArgs(
         route=_route_args(logits, routing, biases.router, biases.scales, expert_ids, weights),
         gate_up=linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
         down=linear_args(activated, down, biases.down, expert_ids, second, None),
-        combine=_combine_args(second, weights, shared, out, num_tokens),
+        combine=_combine_args(second, weights, shared, out, num_tokens, inputs_returned),
         activated=activated.data_ptr(), weighed=address(inputs), num_tokens=num_tokens, chunk=chunk,
         activation=ACTIVATION_KINDS[activation], is_gated=gated,
     )  # fmt: skip
@@ -186,7 +194,14 @@ def linear_args(
     )  # fmt: skip
 
 
-def _combine_args(y: Tensor, weights: Tensor, shared: SharedOutput | None, out: Tensor, num_tokens: int) -> CombineArgs:
+def _combine_args(
+    y: Tensor,
+    weights: Tensor,
+    shared: SharedOutput | None,
+    out: Tensor,
+    num_tokens: int,
+    identity: Tensor | None = None,
+) -> CombineArgs:
     output, gate = shared or (None, None)
     if y.dtype not in DTYPES or weights.dtype != torch.float32 or not weights.is_contiguous():
         raise ValueError(f"no native sum of {y.dtype} with contiguous torch.float32 weights")
@@ -198,6 +213,8 @@ def _combine_args(y: Tensor, weights: Tensor, shared: SharedOutput | None, out: 
         raise ValueError(f"the gate of shared must be contiguous torch.float32 [{num_tokens}]")
     return CombineArgs(
         y=y.data_ptr(), places=None, weights=weights.data_ptr(), shared=address(output), shared_gate=address(gate),
-        out=out.data_ptr(), num_tokens=weights.shape[0], top_k=weights.shape[1], hidden_size=y.shape[1],
-        shared_stride=0 if output is None else output.stride(0), dtype=DTYPES[y.dtype],
+        identity=address(identity), out=out.data_ptr(), num_tokens=weights.shape[0], top_k=weights.shape[1],
+        hidden_size=y.shape[1], shared_stride=0 if output is None else output.stride(0),
+        identity_stride=0 if identity is None else identity.stride(0), num_products=weights.numel(),
+        dtype=DTYPES[y.dtype],
     )  # fmt: skip

@@ -217,8 +217,9 @@ class AddLowRankArgs(Structure):
 
 @laid_out
 class CombineArgs(Structure):
-    y: Address; places: Address; weights: Address; shared: Address; shared_gate: Address; out: Address
-    num_tokens: Int64; top_k: Int64; hidden_size: Int64; shared_stride: Int64; dtype: Int32
+    y: Address; places: Address; weights: Address; shared: Address; shared_gate: Address; identity: Address
+    out: Address; num_tokens: Int64; top_k: Int64; hidden_size: Int64; shared_stride: Int64; identity_stride: Int64
+    num_products: Int64; dtype: Int32
 
 @laid_out
 class FusedMoeArgs(Structure):

@@ -11,8 +11,8 @@ from torch import Tensor
 from pagewick.expert_routing import Routing
 from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.dispatch import Function
-from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
-from pagewick.kernels.reference_moe import is_gated, weighed
+from pagewick.kernels.options import NO_BIASES, Identities, MoeBiases, SharedOutput, StoredExperts
+from pagewick.kernels.reference_moe import is_gated, products_or_inputs, weighed, with_weights
 from pagewick.kernels.triton import BACKEND
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.grouping import GROUPS, Grouping, group
@@ -71,16 +71,19 @@ def fused_moe(
     activation: str = "silu",
     biases: MoeBiases = NO_BIASES,
     shared: SharedOutput | None = None,
+    identities: Identities | None = None,
 ) -> Tensor:
     """reference.fused_moe. Choices are sorted once for both products."""
     activate = _operation("gated_activation" if is_gated(gate_up, down) else "activation")
-    expert_ids, weights = _operation("route")(logits, routing, biases.router, biases.scales)
+    chosen_ids, weights = _operation("route")(logits, routing, biases.router, biases.scales)
+    expert_ids = with_weights(chosen_ids, identities, gate_up.num_experts)
     x, weights = weighed(x, weights, routing)
     kind = kind_for_choices(expert_ids.numel(), gate_up.num_experts, x.dtype)
     # Tiles of a kind have as many rows for both products.
     grouping = None if kind == ROWS else group(expert_ids, gate_up.num_experts, tile_of(kind, PLAIN).rows)
     activated = activate(_grouped_linear(x, gate_up, expert_ids, biases.gate_up, None, grouping), activation)
     products = _grouped_linear(activated, down, expert_ids, biases.down, None, grouping)
+    products = products_or_inputs(products, chosen_ids, identities, gate_up.num_experts)
     result: Tensor = _operation("combine")(products, weights, shared)
     return result
 

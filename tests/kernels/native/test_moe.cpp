@@ -192,6 +192,7 @@ class Layer {
     run("combine", combine(results, weights, out));
     check_combined(out, results, weights);
     require(out == fused, "all at once gives other bits than the parts");
+    check_identities(ids, results, weights);
     check_bad_id(ids);
   }
 
@@ -216,8 +217,8 @@ class Layer {
   }
 
   pagewick::CombineArgs combine(const Tensor& results, const Tensor& weights, const Tensor& out) const {
-    return {results.data(), nullptr, weights.floats(), shared_.data(), shared_gate_.floats(), out.data(), num_tokens_,
-            kTopK, hidden_, hidden_, dtype_};
+    return {results.data(), nullptr, weights.floats(), shared_.data(), shared_gate_.floats(), nullptr, out.data(),
+            num_tokens_, kTopK, hidden_, hidden_, hidden_, num_choices(), dtype_};
   }
 
   Tensor run_grouped(const Experts& experts, const Tensor& x, const Array<int32_t>& ids) const {
@@ -279,18 +280,33 @@ class Layer {
       }
   }
 
-  Tensor run_fused() const {
+  // The last two experts return their input.
+  void check_identities(const Array<int32_t>& ids, const Tensor& results, const Tensor& weights) const {
+    const Tensor fused = tensor_on_all_threads([&] { return run_fused(2); });
+    Tensor rows(dtype_, num_choices() * hidden_);
+    for (int64_t choice = 0; choice < num_choices(); ++choice)
+      for (int64_t i = 0; i < hidden_; ++i)
+        rows.set_bits(choice * hidden_ + i, ids[choice] < kExperts - 2 ? results.bits(choice * hidden_ + i)
+                                                                       : x_.bits(choice / kTopK * hidden_ + i));
+    const Tensor out(dtype_, num_tokens_ * hidden_);
+    run("combine", combine(rows, weights, out));
+    require(out == fused, "experts that return their input give other bits");
+  }
+
+  Tensor run_fused(int64_t num_identities = 0) const {
     const int64_t chunk = std::min(kChunk, num_tokens_), choices = chunk * kTopK;
     const Array<int32_t> ids(choices);
     const Tensor weights(DType::kFloat32, choices), activated(dtype_, choices * inner_);
     const Tensor inner(dtype_, choices * 2 * inner_), results(dtype_, choices * hidden_);
     Tensor out(dtype_, num_tokens_ * hidden_);
-    run("fused_moe", pagewick::FusedMoeArgs{route(ids, weights, num_tokens_),
-                                            grouped(gate_up_, x_, ids.data(), inner, nullptr),
-                                            grouped(down_, activated, ids.data(), results, nullptr),
-                                            combine(results, weights, out), activated.data(), nullptr, num_tokens_,
-                                            chunk,
-                                            pagewick::Activation::kSilu, 1});
+    pagewick::FusedMoeArgs args{route(ids, weights, num_tokens_),
+                                grouped(gate_up_, x_, ids.data(), inner, nullptr),
+                                grouped(down_, activated, ids.data(), results, nullptr),
+                                combine(results, weights, out), activated.data(), nullptr, num_tokens_, chunk,
+                                pagewick::Activation::kSilu, 1};
+    args.gate_up.num_experts -= num_identities, args.down.num_experts -= num_identities;
+    if (num_identities > 0) args.combine.identity = x_.data();
+    run("fused_moe", args);
     return out;
   }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from pagewick.expert_routing import Routing
 from pagewick.kernels import reference
 from pagewick.kernels.block_formats import unpack
-from pagewick.kernels.options import MoeBiases, SharedOutput, StoredExperts
+from pagewick.kernels.options import Identities, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.triton.layouts import pack_rows, packed_shape
 from tests.deep import IS_DEEP
 from tests.kernels.block_rows import random_rows
@@ -115,6 +115,15 @@ def test_a_layer_of_experts(num_tokens: int, dtype: torch.dtype, is_gated: bool,
     expected = reference.fused_moe(x, logits, gate_up, down, routing, **options)
     found = fused_moe(x, logits, gate_up, down, routing, **options)
     assert_close(found, expected, absolute=1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_experts_that_return_their_input(is_added: bool) -> None:
+    gate_up, down = plain_experts(66, 64, torch.float32), plain_experts(64, 33, torch.float32)
+    x, logits = random(11, 64), random(11, E + 3, seed=5)
+    options: Any = {"identities": Identities(3, x if is_added else None)}
+    expected = reference.fused_moe(x, logits, gate_up, down, Routing(top_k=3), **options)
+    assert_close(fused_moe(x, logits, gate_up, down, Routing(top_k=3), **options), expected, absolute=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
 from tests.models.variants.variant import COMMON, Variant, rope
 
 LATENT: dict[str, Any] = {
@@ -25,10 +28,24 @@ GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
 INDEXER = {"index_n_heads": 14, "index_head_dim": 18, "index_topk": 20}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
+LONGCAT: dict[str, Any] = {
+    **LATENT, "num_hidden_layers": None, "num_layers": 2, "intermediate_size": None, "ffn_hidden_size": 72,
+    "head_dim": 8, "n_routed_experts": 7, "zero_expert_num": 5, "moe_topk": 4, "expert_ffn_hidden_size": 20,
+    "routed_scaling_factor": 2.3, **rope(theta=3e3),
+}  # fmt: skip
 # transformers sets the embedding of padding to 0 whenever it loads a file.
 YOUTU = {**LATENT, "pad_token_id": None}
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.1, 5.2]}
 MINICPM3: dict[str, Any] = {**LATENT, "scale_emb": 3, "scale_depth": 1.9, "dim_model_base": 30}
+
+
+@torch.no_grad()
+def _with_small_biases(model: nn.Module) -> None:
+    """Let the scores decide about experts, too: they add up to 1."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.mul_(0.2)
+
 
 VARIANTS = {
     "deepseek-v2-lite": Variant(
@@ -100,6 +117,15 @@ VARIANTS = {
     ),
     "a.x-k2-groups": Variant(
         "AXK2", {**V3, **INDEXER, "index_topk": 13, "norm_topk_prob": False, "tie_word_embeddings": True}, is_loose=True
+    ),
+    "longcat-flash": Variant("LongcatFlash", LONGCAT, is_loose=True, patch=_with_small_biases),
+    "longcat-flash-bias": Variant(
+        "LongcatFlash",
+        {
+            **LONGCAT, "zero_expert_num": 0, "moe_topk": 2, "attention_bias": True, "tie_word_embeddings": True,
+            **rope("yarn", 100.0, **YARN, mscale=1.2, mscale_all_dim=0.6),
+        },
+        is_loose=True, patch=_with_small_biases,
     ),
     "youtu": Variant("Youtu", {**YOUTU, **rope(theta=1.6e6), "tie_word_embeddings": True}, is_loose=True),
     "youtu-untied": Variant(

@@ -120,7 +120,8 @@ QuantizedLinearArgs quantized_product(const GroupedLinearArgs& args, int64_t exp
 Prepared quantize(const QuantizedKernels& quantized, const GroupedLinearArgs& args, const Groups& groups,
                   bool is_grouped) {
   const int64_t choices_per_row = args.is_per_choice || is_grouped ? 1 : args.top_k;
-  const int64_t num_rows = groups.num_choices / choices_per_row;
+  // Not all rows of x need belong to one of these choices.
+  const int64_t num_rows = is_grouped ? groups.num_choices : args.num_tokens * args.top_k / choices_per_row;
   const int64_t row_bytes = quantized.row_bytes(args.format, args.in_features);
   char* const rows =
       static_cast<char*>(thread_scratch(Scratch::kPrepared, static_cast<size_t>(num_rows * row_bytes)));
@@ -249,6 +250,8 @@ FusedMoeArgs chunk_of(const FusedMoeArgs& args, int64_t first, int64_t count) {
   combine.out = at(combine.out, first * combine.hidden_size, combine.dtype);
   if (combine.shared != nullptr) combine.shared = at(combine.shared, first * combine.shared_stride, combine.dtype);
   if (combine.shared_gate != nullptr) combine.shared_gate += first;
+  if (combine.identity != nullptr)
+    combine.identity = at(combine.identity, first * combine.identity_stride, combine.dtype);
   return part;
 }
 
@@ -279,10 +282,15 @@ Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args) {
     const int64_t num_choices = part.route.num_tokens * part.route.top_k;
     Groups groups;
     if (!group_choices(part.route.expert_ids, num_choices, part.route.num_experts, groups)) return kBadRow;
-    multiply_groups(kernels, part.gate_up, groups, false);
-    activation(kernels, {part.gate_up.grouped, args.activated, num_choices, part.down.in_features,
-                         part.gate_up.out_features, part.gate_up.dtype, args.activation, args.is_gated});
-    multiply_groups(kernels, part.down, groups, true);
+    // The choices of experts that return their input have the last places.
+    groups.num_choices = part.combine.num_products = groups.starts[part.gate_up.num_experts];
+    while (groups.num_used > 0 && groups.experts[groups.num_used - 1] >= part.gate_up.num_experts) --groups.num_used;
+    if (groups.num_used > 0) {
+      multiply_groups(kernels, part.gate_up, groups, false);
+      activation(kernels, {part.gate_up.grouped, args.activated, groups.num_choices, part.down.in_features,
+                           part.gate_up.out_features, part.gate_up.dtype, args.activation, args.is_gated});
+      multiply_groups(kernels, part.down, groups, true);
+    }
     part.combine.places = groups.places;
     combine(kernels, part.combine);
   }

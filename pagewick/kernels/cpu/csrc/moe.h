@@ -70,25 +70,30 @@ struct AddLowRankArgs {
 };
 
 // out[t] = sum over i of weights[t][i] * y[t * top_k + i], plus sigmoid(shared_gate[t]) * shared[t]: in fp32 and in
-// this order, rounded once.
+// this order, rounded once. Choices whose place is num_products or greater have no row of y: they are those of experts
+// that return identity[t].
 struct CombineArgs {
   const void* y;             // [num_tokens * top_k, hidden_size]
   const int32_t* places;     // [num_tokens * top_k], rows of y by choice; null: the choices in order
   const float* weights;      // [num_tokens, top_k]
   const void* shared;        // [num_tokens, hidden_size], rows shared_stride elements apart, or null
   const float* shared_gate;  // [num_tokens], or null: 1 in place of the sigmoid
+  const void* identity;      // [num_tokens, hidden_size], rows identity_stride elements apart, or null: zeros
   void* out;                 // [num_tokens, hidden_size]
   int64_t num_tokens;
   int64_t top_k;
   int64_t hidden_size;
   int64_t shared_stride;
-  DType dtype;  // of y, shared and out
+  int64_t identity_stride;
+  int64_t num_products;
+  DType dtype;  // of y, shared, identity and out
 };
 
 // Runs all experts of a layer, `chunk` tokens at a time: route, gate_up, activation, down, combine. In the arguments of
-// these parts, x, logits, shared, shared_gate and out cover all tokens, while expert_ids, weights and the `grouped`
+// these parts, x, logits, shared, shared_gate, identity and out cover all tokens, while expert_ids, weights and the `grouped`
 // results have room for the tokens of a chunk. The fields through which one part hands its results to the next, and the
-// numbers of tokens, are filled in when the operation runs.
+// numbers of tokens, are filled in when the operation runs. route may know more experts than gate_up and down: those
+// with the greatest ids return combine.identity.
 struct FusedMoeArgs {
   RouteArgs route;
   GroupedLinearArgs gate_up;

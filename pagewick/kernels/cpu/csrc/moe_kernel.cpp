@@ -163,12 +163,16 @@ void combine_token(const CombineArgs& args, int64_t token) {
   const T* const shared =
       args.shared == nullptr ? nullptr : static_cast<const T*>(args.shared) + token * args.shared_stride;
   const Vec gate = args.shared_gate == nullptr ? set1(1.0f) : sigmoid(set1(args.shared_gate[token]));
+  const T* const identity =
+      args.identity == nullptr ? nullptr : static_cast<const T*>(args.identity) + token * args.identity_stride;
   T* const out = static_cast<T*>(args.out) + token * args.hidden_size;
   for_vectors(0, args.hidden_size, [&](int64_t i, auto count) {
     Vec sum = zero();
     for (int64_t choice = token * args.top_k; choice < (token + 1) * args.top_k; ++choice) {
       const int64_t row = args.places == nullptr ? choice : args.places[choice];
-      const T* const y = static_cast<const T*>(args.y) + row * args.hidden_size;
+      const bool is_product = row < args.num_products;
+      if (!is_product && identity == nullptr) continue;
+      const T* const y = is_product ? static_cast<const T*>(args.y) + row * args.hidden_size : identity;
       sum = madd(set1(weights[choice - token * args.top_k]), load_count(y + i, count()), sum);
     }
     if (shared != nullptr) sum = madd(gate, load_count(shared + i, count()), sum);
