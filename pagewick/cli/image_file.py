@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pagewick.errors import ConfigError
+from pagewick.images.headers import FORMAT_NAMES, format_of
 
 # Far above any photo; the file is in memory several times on its way to the model.
 MAX_BYTES = 64 * 2**20
-# First bytes of a file -> its media type. A WebP file has its size at "....".
-_BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
-_KINDS = "PNG, JPEG, WebP or GIF"
 
 
 def image_part(path: str | Path) -> dict[str, Any]:
@@ -29,18 +27,13 @@ def image_part(path: str | Path) -> dict[str, Any]:
         raise ConfigError("the name of a file cannot contain the character U+0000") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; scale the image down first")
-    kind = _kind_of(data)
+    kind = format_of(data)
     if kind is None:
-        raise ConfigError(f"{path} is not an image: it must be a file of the format {_KINDS}")
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}}
+        raise ConfigError(f"{path} is not an image: it must be a file of the format {FORMAT_NAMES}")
+    address = f"data:{kind.media_type};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": address}}
 
 
 def with_images(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message. Images come before the text, as the models were trained."""
     return [*images, {"type": "text", "text": text}] if images else text
-
-
-def _kind_of(data: bytes) -> str | None:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)

@@ -39,6 +39,26 @@ class Format(Enum):
     GIF = "GIF"
     BMP = "BMP"
 
+    @property
+    def media_type(self) -> str:
+        return f"image/{self.value.lower()}"
+
+
+# How their files begin: (offset, bytes) pairs, all of which a file has.
+_BEGINNINGS: tuple[tuple[Format, tuple[tuple[int, bytes], ...]], ...] = (
+    (Format.PNG, ((0, b"\x89PNG\r\n\x1a\n"),)),
+    (Format.JPEG, ((0, b"\xff\xd8\xff"),)),
+    (Format.WEBP, ((0, b"RIFF"), (8, b"WEBP"))),
+    (Format.GIF, ((0, b"GIF87a"),)),
+    (Format.GIF, ((0, b"GIF89a"),)),
+    (Format.BMP, ((0, b"BM"),)),
+)
+_NAMES = [one.value for one in Format]
+# The formats, as errors list them.
+FORMAT_NAMES = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
+# The first bytes of a file that say which format it has.
+NUM_BEGINNING_BYTES = 12
+
 
 class Header(NamedTuple):
     """Sizes in pixels, as they are stored: the orientation in EXIF may exchange height and width."""
@@ -72,7 +92,11 @@ def read_header(data: bytes) -> Header:
 
     Raises UnsupportedError for another format, and InvalidRequestError for a damaged header.
     """
-    found = _format_of(data)
+    found = format_of(data)
+    if found is None:
+        name = next((name for start, mark, name in _OTHERS if data[start : start + len(mark)] == mark), None)
+        kind = "an unknown format" if name is None else f"the format {name}"
+        raise UnsupportedError(f"its file has {kind}; send one of {', '.join(_NAMES)}")
     try:
         height, width = _READERS[found](data)
     except (struct.error, IndexError):
@@ -82,21 +106,12 @@ def read_header(data: bytes) -> Header:
     return Header(found, height, width)
 
 
-def _format_of(data: bytes) -> Format:
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return Format.PNG
-    if data.startswith(b"\xff\xd8\xff"):
-        return Format.JPEG
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return Format.WEBP
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return Format.GIF
-    if data.startswith(b"BM"):
-        return Format.BMP
-    known = ", ".join(one.value for one in Format)
-    name = next((name for start, mark, name in _OTHERS if data[start : start + len(mark)] == mark), None)
-    kind = "an unknown format" if name is None else f"the format {name}"
-    raise UnsupportedError(f"its file has {kind}; send one of {known}")
+def format_of(data: bytes) -> Format | None:
+    """Return the format of a file with these first bytes, NUM_BEGINNING_BYTES or more; None if it is not read."""
+    for kind, marks in _BEGINNINGS:
+        if all(data[start : start + len(mark)] == mark for start, mark in marks):
+            return kind
+    return None
 
 
 def _png(data: bytes) -> tuple[int, int]:

@@ -24,6 +24,7 @@ FILES = {
     "b.jpg": (b"\xff\xd8\xff\xe0rest", "jpeg"),
     "c.webp": (b"RIFF\1\2\3\4WEBPrest", "webp"),
     "d.gif": (b"GIF89arest", "gif"),
+    "d.bmp": (b"BMrest", "bmp"),
     # The beginning of a file counts, and not its name.
     "e.png": (b"\xff\xd8\xffrest", "jpeg"),
 }
@@ -49,7 +50,7 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
 def test_images_go_with_each_prompt_as_a_chat(opened: list[FakeLLM], images: dict[str, Any]) -> None:
     arguments = [part for name in FILES for part in ("--image", name)]
     result = run("complete", *arguments, "-p", "what?")
-    assert (result.exit_code, result.stdout) == (0, "*****WHAT?\n"), result.output
+    assert (result.exit_code, result.stdout) == (0, "******WHAT?\n"), result.output
     assert opened[0].calls[0][:2] == ("stream", [{"role": "user", "content": [*images.values(), TEXT]}])
     result = run("complete", "--chat", "--image", "a.png", "-p", "what?", "-p", "who?")
     assert result.stdout == "> what?\n*WHAT?\n\n> who?\n*WHO?\n\n"
@@ -63,7 +64,7 @@ def test_images_go_with_each_prompt_as_a_chat(opened: list[FakeLLM], images: dic
     ("name", "words"),
     [
         ("none.png", "cannot read none.png: No such file or directory"),
-        ("text.png", "text.png is not an image: it must be a file of the format PNG, JPEG, WebP or GIF"),
+        ("text.png", "text.png is not an image: it must be a file of the format PNG, JPEG, WebP, GIF or BMP"),
         ("empty.png", "empty.png is not an image"),
         ("large.png", "large.png is larger than 64 MiB; scale the image down first"),
         ("~no-such-user/x.png", "there is no such home directory"),

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.images.headers import Format
 from pagewick.server.api.messages import ChatMessage
 
 READS_TEXT_ONLY = "this model reads text only"
 # Media types in the words of the APIs.
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+IMAGE_TYPES = tuple(one.media_type for one in Format)
 # Chat templates write images of these roles only.
 IMAGE_ROLES = ("user", "tool")
 _PARTS = ("text", "refusal", "image_url")

@@ -11,7 +11,7 @@ const QUALITY = 0.9;
 const MAX_IMAGES = 16;
 // The browser decodes every other kind of image into pixels. SVG is a text.
 const IMAGE = /^image\/(?!svg)/;
-const ADDRESS = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$/;
+const ADDRESS = /^data:image\/(?:png|jpeg|webp|gif|bmp);base64,[A-Za-z0-9+/]+={0,2}$/;
 
 export function isImage({ type }) {
   return IMAGE.test(type);

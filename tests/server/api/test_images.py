@@ -229,7 +229,7 @@ def test_images_of_anthropics_api_become_those_of_chats(api: ImageApi) -> None:
 
 
 def test_an_image_may_be_all_of_a_message_of_anthropics_api(api: ImageApi) -> None:
-    for media_type in ("image/png", "image/jpeg", "image/webp", "image/gif"):
+    for media_type in ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"):
         block = {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": "AAAA"}}
         ok(api.post(MESSAGES, messages=[user(block)], max_tokens=9))
         url = f"data:{media_type};base64,AAAA"

@@ -265,6 +265,7 @@ def test_the_last_message_of_the_assistant_goes_on() -> None:
         (b"\xff\xd8\xff\xe0", "jpeg"),
         (b"RIFF\x10\0\0\0WEBP", "webp"),
         (b"GIF89a", "gif"),
+        (b"BM", "bmp"),
     ],
 )
 def test_the_type_of_an_image_is_read_off_its_file(file: bytes, media_type: str) -> None:

@@ -45,7 +45,7 @@ class ToolUseBlockParam(Struct, tag_field="type", tag="tool_use"):
 
 
 class ImageSource(Struct, kw_only=True):
-    """type: base64 only. media_type: image/png, image/jpeg, image/webp or image/gif. data: the file in base64."""
+    """type: base64 only. media_type: one of IMAGE_TYPES. data: the file in base64."""
 
     type: str | None = None
     media_type: str | None = None

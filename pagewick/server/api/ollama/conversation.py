@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -10,10 +11,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.images.headers import FORMAT_NAMES, NUM_BEGINNING_BYTES, format_of
 from pagewick.server.api.images import IMAGE_ROLES, READS_TEXT_ONLY, checked_url, data_url, image_part
-
-# How files of images begin, in base64; Ollama's clients do not name their types.
-_TYPES_BY_BEGINNING = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg", "UklGR": "image/webp", "R0lGOD": "image/gif"}
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -130,9 +129,13 @@ def _with_images(message: OllamaMessage, where: str, *, reads_images: bool) -> l
 def _address(image: str, where: str) -> str:
     if image.startswith("data:"):
         return checked_url(image, where)
-    found = (media_type for beginning, media_type in _TYPES_BY_BEGINNING.items() if image.startswith(beginning))
-    media_type = next(found, None)
-    if media_type is None:
-        message = f"{where} must be the file of an image in base64, in the format PNG, JPEG, WebP or GIF"
+    # Ollama's clients do not name the types of images.
+    beginning = image[: NUM_BEGINNING_BYTES // 3 * 4].translate({ord("-"): "+", ord("_"): "/"})
+    try:
+        kind = format_of(base64.b64decode(beginning))
+    except ValueError:
+        kind = None
+    if kind is None:
+        message = f"{where} must be the file of an image in base64, in the format {FORMAT_NAMES}"
         raise InvalidRequestError(message, param=where)
-    return data_url(media_type, image)
+    return data_url(kind.media_type, image)
