@@ -47,10 +47,13 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
         if request.pooling:
             message = f"{limit} However, the prompt has {num_prompt_tokens}. Shorten it, or set truncate_prompt_tokens."
             raise ContextLengthError(message, param="prompt")
+        if num_prompt_tokens >= info.max_model_len:
+            message = f"{limit} However, the prompt has {num_prompt_tokens}, which leaves no room for a response."
+            raise ContextLengthError(f"{message} Shorten the prompt.", param="messages")
         raise ContextLengthError(
             f"{limit} However, you requested {num_prompt_tokens + num_output_tokens} tokens ({num_prompt_tokens} in "
             f"the prompt, {num_output_tokens} in the completion). Shorten the prompt or lower max_tokens.",
-            param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
+            param="max_tokens",
         )
     if request.adapter and request.adapter not in info.adapters:
         known = ", ".join(info.adapters) or "none"

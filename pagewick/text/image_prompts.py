@@ -240,12 +240,18 @@ class ImageReader:
             raise InvalidRequestError(message, param=param)
         num_tokens = len(token_ids) - len(images) + sum(one.num_tokens for one in images)
         if num_tokens + num_output_tokens > max_len:
+            limit = f"This model's maximum context length is {max_len} tokens."
+            if num_tokens >= max_len:
+                raise ContextLengthError(
+                    f"{limit} However, the prompt has {num_tokens} with its images, which leaves no room for a "
+                    "response. Shorten the prompt, or send fewer or smaller images.",
+                    param=param,
+                )
             raise ContextLengthError(
-                f"This model's maximum context length is {max_len} tokens. However, you requested "
-                f"{num_tokens + num_output_tokens} tokens ({num_tokens} in the prompt with its images, "
-                f"{num_output_tokens} in the completion). Shorten the prompt, send fewer or smaller images, or lower "
-                "max_tokens.",
-                param="max_tokens" if num_tokens < max_len else param,
+                f"{limit} However, you requested {num_tokens + num_output_tokens} tokens ({num_tokens} in the prompt "
+                f"with its images, {num_output_tokens} in the completion). Shorten the prompt, send fewer "
+                "or smaller images, or lower max_tokens.",
+                param="max_tokens",
             )
         whole: list[int] = []
         placed: list[PlacedImage] = []

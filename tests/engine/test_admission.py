@@ -49,9 +49,10 @@ def test_what_is_too_long_is_refused_with_the_numbers(
     num_prompt_tokens: int, max_tokens: int | None, param: str
 ) -> None:
     asked = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
-    with pytest.raises(
-        ContextLengthError, match=rf"length is 10 tokens.* {asked} tokens \({num_prompt_tokens} in"
-    ) as info:
+    numbers = rf"you requested {asked} tokens \({num_prompt_tokens} in .* or lower max_tokens\."
+    if param == "messages":  # the prompt alone is too long
+        numbers = rf"the prompt has {num_prompt_tokens}, which leaves no room for a response\. Shorten the prompt\.$"
+    with pytest.raises(ContextLengthError, match=rf"^This .* length is 10 tokens\. However, {numbers}") as info:
         check_request(request([0] * num_prompt_tokens, max_tokens=max_tokens), INFO)
     assert (info.value.param, info.value.code) == (param, "context_length_exceeded")
 
