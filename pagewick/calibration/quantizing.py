@@ -145,7 +145,8 @@ class _Work:
                     gram = inputs.gram()
                     gram = gram if factors is None else gram / factors / factors.unsqueeze(1)
                 elif self._recipe.method != "rtn":
-                    remark = f"rounded to nearest: {inputs.num_rows} tokens of the text use it, and {LEAST_ROWS} must"
+                    remark = f"by rounding to nearest, because {inputs.num_rows} tokens of the text use it; "
+                    remark += f"{LEAST_ROWS} must"
                     tensors.remarks |= {tensors.name(path): remark for path in point.weights}
                 self._quantize_point(point, tensors, gram, factors)
             elif factors is not None:
@@ -183,7 +184,7 @@ class _Work:
             Reader(tensors.weight(path), of_path) for path, of_path in wanted.items() if of_path.num_rows >= LEAST_ROWS
         ]
         if fold.absorber is None:
-            tensors.remarks |= {tensors.name(path): f"not scaled: {fold.reason}" for path in wanted}
+            tensors.remarks |= {tensors.name(path): f"without AWQ's factors, because {fold.reason}" for path in wanted}
         if fold.absorber is None or not readers:
             return None
         # Weights that stay as they are must not be rounded once more.

@@ -57,12 +57,12 @@ class Fold:
 
 _BOTH_SIDES = "a product reads both sides of the norm before it"
 _NO_NORM = "no norm with a weight comes before it"
-_NO_GATE = "its inputs come from an activation without a gate"
-_NOT_GROWING = "its inputs come from an activation that does not grow with the gate's other half"
+_NO_GATE = "the inputs come from an activation without a gate"
+_NOT_GROWING = "the inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
 _NOT_LINEAR = frozenset({"clamped_swish", "silu_within7", "silu_within16"})
 _STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
-_NOT_LINEAR_BEFORE = "its inputs are not linear in what comes before"
+_NOT_LINEAR_BEFORE = "the inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
 Stage = tuple[Fold, ...]
 """Folds whose inputs are known as soon as the weights of earlier stages are quantized."""
@@ -203,9 +203,9 @@ def _attention_output(config: AttentionConfig | MlaConfig | StateConfig) -> Stag
         return (Fold(points, RowsAbsorber("self_attn.kv_b_proj", rows, has_bias=False)),)
     size, num_kv_heads = config.output_dim, config.num_kv_heads
     if config.qkv_limit is not None:
-        return (Fold(points, None, "its inputs come from values that are limited"),)
+        return (Fold(points, None, "the inputs come from values that are limited"),)
     if num_kv_heads < num_heads:
-        return (Fold(points, None, "several heads share the values that its inputs come from"),)
+        return (Fold(points, None, "several heads share the values that the inputs come from"),)
     name, first, stride = {
         "parts": ("v_proj", 0, size),
         "fused": ("qkv_proj", (num_heads + num_kv_heads) * size, size),
@@ -247,7 +247,7 @@ def _latent_outputs(config: MlpConfig | MoeConfig) -> list[Stage]:
     """The projection behind the sum of the experts' latents."""
     if isinstance(config, MlpConfig) or config.latent_size is None:
         return []
-    return [(Fold((Point(("mlp.fc2_latent_proj",)),), None, "several experts make its inputs"),)]
+    return [(Fold((Point(("mlp.fc2_latent_proj",)),), None, "several experts make the inputs"),)]
 
 
 def _mlp_outputs(config: MlpConfig | MoeConfig) -> Stage:

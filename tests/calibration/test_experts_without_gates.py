@@ -78,8 +78,8 @@ def test_every_linear_layer_is_quantized(
             assert (after - before).square().mean() / (before - states[0]).square().mean() < 2e-3
             states = [before]
     assert {f"{linear.name}.weight" for result in results.values() for linear in result.linears} == names
-    reasons = {name.rsplit(".", 1)[1]: reason for name, reason in results[2].remarks.items() if "scaled" in reason}
-    expected = {"down_proj": "not scaled: its inputs come from an activation without a gate"}
+    reasons = {name.rsplit(".", 1)[1]: reason for name, reason in results[2].remarks.items() if "factors" in reason}
+    expected = {"down_proj": "without AWQ's factors, because the inputs come from an activation without a gate"}
     if latent_size is not None:
-        expected["fc2_latent_proj"] = "not scaled: several experts make its inputs"
+        expected["fc2_latent_proj"] = "without AWQ's factors, because several experts make the inputs"
     assert reasons == (expected if method == "awq" else {})

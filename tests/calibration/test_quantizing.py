@@ -236,7 +236,7 @@ def test_experts_with_few_tokens_are_rounded_to_nearest(tmp_path: Path) -> None:
             weight = source.get(f"{name}.weight").float()
             is_nearest = torch.equal(linears[name].levels, round_to_nearest(weight, recipe).levels)
             assert is_nearest == (name in remarks)
-    assert all("tokens of the text use it, and 64 must" in remark for remark in remarks.values())
+    assert all("tokens of the text use it; 64 must" in remark for remark in remarks.values())
 
 
 def test_awq_rounds_to_nearest_without_compensation(tmp_path: Path) -> None:
@@ -256,8 +256,11 @@ def test_awq_says_which_weights_cannot_be_scaled(tmp_path: Path) -> None:
     write("starcoder2-3b", tmp_path)
     results = quantized(tmp_path, text(100), Recipe(method="awq", group_size=-1, symmetric=False))
     assert results[0].remarks == {
-        "model.layers.0.self_attn.o_proj": "not scaled: several heads share the values that its inputs come from",
-        "model.layers.0.mlp.c_proj": "not scaled: its inputs come from an activation without a gate",
+        f"model.layers.0.{name}": f"without AWQ's factors, because {reason}"
+        for name, reason in (
+            ("self_attn.o_proj", "several heads share the values that the inputs come from"),
+            ("mlp.c_proj", "the inputs come from an activation without a gate"),
+        )
     }
     of_name = {linear.name: linear for linear in results[0].linears}
     assert of_name["model.layers.0.mlp.c_proj"].input_scale is None

@@ -125,9 +125,9 @@ class Calibration:
             for kind, by_reason in found.items():
                 for name, reason in json.loads(texts[kind]).items():
                     by_reason.setdefault(reason, []).append(name)
-        heads = {_UNQUANTIZED: "not quantized", _REMARKS: "not with all that the method does"}
+        verbs = {_UNQUANTIZED: "not quantized:", _REMARKS: "quantized"}
         return [
-            f"{heads[kind]}: {name_some(names)}: {reason}"
+            f"{name_some(names)} {'is' if len(names) == 1 else 'are'} {verbs[kind]} {reason}"
             for kind, by_reason in found.items()
             for reason, names in by_reason.items()
         ]
