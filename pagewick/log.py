@@ -102,6 +102,11 @@ def child_environment() -> dict[str, str]:
     return variables
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an error, whose further lines say what to do, in one line."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
 def printable(text: str) -> str:
     """Escape control characters, including line breaks (a line feed becomes \\n)."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -215,3 +215,9 @@ def test_rust_log_sets_the_level(monkeypatch: pytest.MonkeyPatch, rust_log: str,
     monkeypatch.setenv(log.LEVEL_VARIABLE, level)
     log.set_up()
     assert logging.getLevelName(logging.getLogger("pagewick").level) == expected
+
+
+def test_the_lines_of_an_error_become_one() -> None:
+    assert log.one_line(ValueError("not found: config.json\n  Pagewick reads it\n")) == (
+        "not found: config.json; Pagewick reads it"
+    )

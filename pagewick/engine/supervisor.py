@@ -25,7 +25,7 @@ from pagewick.engine.open_requests import Take
 from pagewick.engine.stats_sums import add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
 from pagewick.errors import EngineDeadError, InvalidRequestError, ModelLoadError
-from pagewick.log import get_logger
+from pagewick.log import get_logger, one_line
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 # Upper limit of the time that clients are told to wait: the engine may be back sooner than expected.
@@ -260,7 +260,7 @@ class Supervisor:
                 self._num_failed_starts += 1
                 delay_s = self._delays.take()
                 self._next_start_at = time.monotonic() + delay_s
-                _logger.error("the engine could not be started, next try in %.1f s: %s", delay_s, error)
+                _logger.error("the engine could not be started, next try in %.1f s: %s", delay_s, one_line(error))
                 self._tell()
                 continue
             self._load_s = time.monotonic() - started_at
@@ -280,7 +280,7 @@ class Supervisor:
                     await client.change_adapter(name, path, replaces=True)
             except (InvalidRequestError, ModelLoadError) as error:
                 # All other requests can be served.
-                _logger.error("the LoRA adapter %s could not be loaded again: %s", name, error)
+                _logger.error("the LoRA adapter %s could not be loaded again: %s", name, one_line(error))
 
     async def _check_same_model(self, client: EngineClient) -> None:
         changed = [name for name in _LASTING if getattr(client.info, name) != getattr(self.info, name)]

@@ -265,7 +265,8 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
 async def _answer_method(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     # This names the route as it stands in the table: nothing that the client wrote is repeated.
-    allowed = (error.headers or {}).get("Allow", "")
+    *others, last = sorted((error.headers or {}).get("Allow", "").replace(" ", "").split(","))
+    allowed = f"{', '.join(others)} or {last}" if others else last
     message = f"{handler_of(request.scope)} does not take this method; send the request with {allowed}"
     return await _answer_error(request, HTTPException(405, message, headers=error.headers))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pagewick.errors import ConfigError
-from pagewick.log import get_logger
+from pagewick.log import get_logger, one_line
 from pagewick.server.settings import ServerSettings
 
 # The variables of vLLM and llama.cpp are read as well, so that a deployment that moves here stays locked.
@@ -56,7 +56,7 @@ class ApiKeys:
         try:
             self.reload()
         except ConfigError as error:
-            _logger.error("the API keys stay as they are: %s", error)
+            _logger.error("the API keys stay as they are: %s", one_line(error))
         else:
             _logger.info("read the API keys again")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pagewick.child_processes import module_command
 from pagewick.engine.supervisor import Delays, Timing
 from pagewick.errors import EngineDeadError
-from pagewick.log import child_environment, get_logger
+from pagewick.log import child_environment, get_logger, one_line
 from pagewick.server.hub.connection import Connection
 from pagewick.server.hub.counts import SharedCounts
 from pagewick.server.hub.liveness import until_hung
@@ -79,7 +79,7 @@ class Member:
                 if not self.started.done():
                     self.started.set_exception(error)
                     return
-                _logger.error("%s could not be started: %s", self._name, error)
+                _logger.error("%s could not be started: %s", self._name, one_line(error))
             delay_s = delays.take(time.monotonic() - began)
             await first_done(self._closing.wait(), asyncio.sleep(delay_s))
 

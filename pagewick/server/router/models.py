@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from pagewick.errors import ConfigError
-from pagewick.log import get_logger
+from pagewick.log import get_logger, one_line
 from pagewick.server.api.responses import ModelCard, ModelStatus
 from pagewick.server.api.served_models import LATEST, ServedModels
 from pagewick.server.errors import ApiError
@@ -52,7 +52,7 @@ class RoutedModels:
         except ConfigError as error:
             if not self._sources:
                 raise
-            _logger.error("the known models are served on: %s", error)
+            _logger.error("the known models are served on: %s", one_line(error))
             return
         self._forget(self._sources.keys() - {entry.name for entry in entries})
         for entry in entries:

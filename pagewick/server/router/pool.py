@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from pagewick.errors import EngineDeadError, NotEnoughMemoryError
-from pagewick.log import get_logger
+from pagewick.log import get_logger, one_line
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 
@@ -234,7 +234,7 @@ class ModelPool(Generic[_Loaded]):
                     self._let_all_go_on()
         # Any exception: the requests that wait for the model must get it, and other models go on.
         except Exception as error:
-            _logger.error("%s could not be loaded: %s", model.name, error)
+            _logger.error("%s could not be loaded: %s", model.name, one_line(error))
             self._fail(model, error)
             return
         if model.loaded is None:
