@@ -28,7 +28,7 @@ from pagewick.engine.messages import EngineStats, ImageInput, RequestOptions
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, AtEachStart, Supervisor
-from pagewick.errors import EngineDeadError, InvalidRequestError
+from pagewick.errors import ArgumentError, EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.local_models import local_adapter, with_local_models
 from pagewick.lora_request import LoRARequest
@@ -60,6 +60,12 @@ async def start_engine(config: EngineConfig, *, hang_timeout_s: float, tool_call
 
 class AsyncEngine(AsyncPooledCalls):
     """An engine process with its tokenizer and chat template. Created by `start`."""
+
+    def __new__(cls, *args: object, **named: object) -> Self:
+        """Raises ArgumentError for the arguments of `start`, or none: __init__ cannot wait for a process."""
+        if len(args) < 2 and "client" not in named:
+            raise ArgumentError("AsyncEngine is started by `engine = await AsyncEngine.start(model)`")
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class LLM(PooledCalls):
         thinking_budget: int | None = None,
         **how: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Respond to one conversation or many; parameters as in `generate`.
+        """Respond to one conversation or many, or to none: [] gives []. Parameters as in `generate`.
 
         messages: plain data in OpenAI's form; images as text/content_parts.py says. how: options for rendering, such as
         chat_template_kwargs={"enable_thinking": False}. split_reasoning: put thoughts into each choice's `reasoning`

@@ -59,6 +59,7 @@ class Job:
     params: SamplingParams
     options: RequestOptions | None
     fields: PlanFields
+    name: str | None = None  # for errors, in place of the prompt's number
 
 
 class OfflineRunner:
@@ -96,7 +97,10 @@ class OfflineRunner:
                     requests.append(self._make_request(job))
                     self._add(requests[-1])
                 except InvalidRequestError as error:
-                    error.add_note(f"(prompt {number} of {len(jobs)})")
+                    if job.name is not None:
+                        error.args = (f"{job.name}: {error}",)
+                    else:
+                        error.add_note(f"(prompt {number} of {len(jobs)})")
                     raise
             outputs = [request.output for request in requests]
             # Do not look at every request in every step: there may be a hundred thousand.

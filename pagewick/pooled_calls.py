@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagewick.api_arguments import Prompt, all_prompts, refuse_images, request_arguments
 from pagewick.engine.model_info import ModelInfo
+from pagewick.errors import ContextLengthError
 from pagewick.offline import EncodedPrompt, Job, OnStep
 from pagewick.offline_jobs import Adapters, JobMaker, Options
 from pagewick.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
@@ -107,11 +110,18 @@ class PooledCalls(ABC):
         self._check_open()
         pairs, scoring = scoring_of(self._pairs, self.info.num_labels, self.info.label_activation)
         max_len = self.info.max_model_len
-        encoded = [
-            EncodedPrompt(None, pairs.encode(pair, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens))
-            for pair in pairs_of(text_1, text_2, instruction)
-        ]
+        encoded: list[EncodedPrompt] = []
+        names = itertools.repeat("text_2") if isinstance(text_2, str) else map("text_2[{}]".format, itertools.count())
+        named_pairs = list(zip(names, pairs_of(text_1, text_2, instruction), strict=False))
+        for name, pair in named_pairs:
+            try:
+                token_ids = pairs.encode(pair, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens)
+            except ContextLengthError as error:
+                error.args = (f"{name}: {error}",)
+                raise
+            encoded.append(EncodedPrompt(None, token_ids))
         jobs = self._jobs(encoded, scoring, options, priority, lora_request)
+        jobs = [replace(job, name=name) for job, (name, _) in zip(jobs, named_pairs, strict=True)]
         return [ScoringRequestOutput.of(output, scoring) for output in self._run(jobs, use_tqdm)]
 
     def _encoded(self, prompts: Prompt | Sequence[Prompt], limit: int | None) -> list[EncodedPrompt]:

@@ -732,3 +732,9 @@ def test_tools_are_checked_beside_the_event_loop_and_known_ones_do_not_wait(monk
         assert len(threads) == 2 and threading.get_ident() not in threads
 
     run(body)
+
+
+def test_the_constructor_names_the_way_to_start() -> None:
+    for arguments in ((), ("some/model",)):
+        with pytest.raises(ArgumentError, match=r"await AsyncEngine\.start\(model\)"):
+            AsyncEngine(*arguments)  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ def test_a_prompt_has_five_forms(open_llm: Open, tokenizer: Tokenizer) -> None:
     for form in forms:
         (output,) = llm.generate(form)
         assert (output.prompt_token_ids, output.outputs[0].text) == (ids, "HELLO"), form
-    assert llm.generate([]) == []
+    assert llm.generate([]) == llm.chat([]) == []
     (output,) = llm.generate({"prompt": "any text", "prompt_token_ids": ids, "multi_modal_data": None})
     assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == ("any text", ids, "HELLO")
 

@@ -101,6 +101,17 @@ def test_truncation_cuts_the_document_as_the_model_card_does(llm: LLM, num_left:
     assert whole.prompt_token_ids == card_prompt(QUERY, "a")
 
 
+@pytest.mark.parametrize("num_sentences", [200, 5000])  # 5,000 are too long whatever their tokens are
+def test_a_document_that_does_not_fit_is_named(llm: LLM, num_sentences: int) -> None:
+    document = "Gravity is a force. " * num_sentences
+    with pytest.raises(ContextLengthError, match=r"^text_2\[1\]: This model's maximum context length is 512 tokens"):
+        llm.score(QUERY, ["b", document])
+    with pytest.raises(ContextLengthError, match=r"^text_2: This model's"):
+        llm.score(QUERY, document)
+    with pytest.raises(InvalidRequestError, match=r"^text_2 is an empty list; give at least one text$"):
+        llm.score(QUERY, [])
+
+
 def test_minus_1_cuts_to_the_context(llm: LLM) -> None:
     document = "Gravity is a force. " * 200
     with pytest.raises(ContextLengthError, match="maximum context length is 512 tokens"):

@@ -178,7 +178,9 @@ def pairs_of(
 
 def _texts(name: str, given: object) -> list[str]:
     texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list | tuple) or not texts:
+    if isinstance(texts, list | tuple) and not texts:
+        raise InvalidRequestError(f"{name} is an empty list; give at least one text", param=name)
+    if not isinstance(texts, list | tuple):
         raise InvalidRequestError(f"{name} must be a text or a list of texts", param=name)
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:
