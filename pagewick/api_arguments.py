@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -58,10 +59,23 @@ _PARTNERS: Mapping[str, tuple[Callable[[EngineConfig], bool], str]] = {
         "--quantization and --quantized-cache",
     ),
 }
+_FLAG = re.compile("--[a-z][a-z0-9-]*")
 
 
 def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
-    """Make a config from a model's name and options, or return the config given. Raises ArgumentError, ConfigError."""
+    """Make a config from a model's name and options, or return the config given.
+
+    Raises ArgumentError, and ConfigError, which names options as arguments and not as flags.
+    """
+    try:
+        return _config_of(model, options)
+    except ConfigError as error:
+        names = {flag_of(name): name for name in (*(one.name for one in fields(EngineConfig)), *options)}
+        error.args = (_FLAG.sub(lambda match: names.get(match[0], match[0]), str(error)),)
+        raise
+
+
+def _config_of(model: Model, options: Mapping[str, Any]) -> EngineConfig:
     if isinstance(model, EngineConfig):
         if options:
             raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")

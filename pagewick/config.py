@@ -38,6 +38,8 @@ SIZES = (
     "quantized_cache_size",
     "max_grammar_size",
 )
+# Those of them that take a number without a unit: the one of vLLM, which is in GiB there.
+SIZES_WITHOUT_UNIT = ("swap_space",)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
 MAX_THREADS = 1024
@@ -196,7 +198,7 @@ class EngineConfig:
             change("weight_file", None)
         for name in SIZES:
             if isinstance(value := getattr(self, name), str):
-                change(name, parse_bytes(value))
+                change(name, parse_bytes(value, needs_unit=name not in SIZES_WITHOUT_UNIT))
         change("lora_modules", named_paths("lora_modules", self.lora_modules or ()))
         if self.lora_modules or self.lora is not None:
             change("enable_lora", True)

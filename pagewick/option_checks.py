@@ -18,11 +18,19 @@ _MAY_BE_0 = (
 )  # fmt: skip
 
 
-def parse_bytes(text: str | int) -> int:
-    """Parse a size such as `4GiB`, `512M` or a number of bytes; units are powers of 1024. Raises ConfigError."""
+def parse_bytes(text: str | int, *, needs_unit: bool = True) -> int:
+    """Parse a size such as `4GiB` or `512M`; units are powers of 1024, and B is a byte. An int is a number of bytes.
+
+    needs_unit: refuse a text without a unit, other than 0, which people write for GiB as well as for bytes.
+    Raises ConfigError.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
     if match is None or (not match[2] and "." in match[1]):
-        raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
+        raise ConfigError(f"{text!r} is not a size; write a number and a unit, for example 4GiB or 512M")
+    if needs_unit and isinstance(text, str) and not match[2] and not re.search("[bB]", text) and int(match[1]):
+        # A number as large as this one was meant as bytes, a smaller one as GiB.
+        unit = "GiB" if int(match[1]) < 2**20 else "B"
+        raise ConfigError(f"{match[1]} has no unit; write {match[1]}{unit}")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

@@ -29,12 +29,13 @@ MAY_BE_NONE = {
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (0, 0), (123, 123), ("123", 123), ("5b", 5), ("1k", 2**10), ("1K", 2**10), ("1KB", 2**10), ("1KiB", 2**10),
+        (0, 0), (123, 123), ("0", 0), ("123B", 123), ("5b", 5),
+        ("1k", 2**10), ("1K", 2**10), ("1KB", 2**10), ("1KiB", 2**10),
         ("512M", 2**29), ("512 MiB", 2**29), (" 4GiB ", 2**32), ("4gib", 2**32), ("1.5g", 3 * 2**29), ("2T", 2**41),
         ("0.5k", 512),
     ],
 )  # fmt: skip
-def test_sizes_are_bytes_with_or_without_a_unit(text: str | int, expected: int) -> None:
+def test_sizes_are_texts_with_a_unit_or_numbers_of_bytes(text: str | int, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
@@ -44,6 +45,16 @@ def test_sizes_are_bytes_with_or_without_a_unit(text: str | int, expected: int) 
 def test_what_is_no_size_is_an_error_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"not a size.*4GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(("text", "example"), [("4", "4GiB"), (" 24 ", "24GiB"), ("4294967296", "4294967296B")])
+def test_a_text_without_a_unit_is_an_error_with_an_example(text: str, example: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{text.strip()} has no unit; write {example}$"):
+        parse_bytes(text)
+    assert parse_bytes(text, needs_unit=False) == int(text)
+    with pytest.raises(ConfigError, match="has no unit"):
+        EngineConfig(kv_cache_memory=text)  # type: ignore[arg-type]
+    assert EngineConfig(kv_cache_memory=int(text)).kv_cache_memory == int(text)
 
 
 def config_with(**options: Any) -> EngineConfig:
@@ -59,7 +70,8 @@ def test_the_defaults_are_valid_and_every_option_explains_itself() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, [1]])
 def test_whole_numbers_must_be_above_zero(name: str, value: Any) -> None:
     if (name, value) == ("kv_cache_memory", "8"):
-        assert EngineConfig(kv_cache_memory=value).kv_cache_memory == 8
+        with pytest.raises(ConfigError, match="8 has no unit; write 8GiB"):
+            config_with(kv_cache_memory=value)
         return
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be a whole number above 0; got"):
         config_with(**{name: value})
@@ -101,6 +113,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "fp8_kvcache": (True, "fp8_e4m3"),
     "d": ("0,1,2", 3),
     "device_ids": ("0", 1),
+    "kv_cache_memory_bytes": ("7", 7),
     "kvcache_mem_gpu": (7, 7 * 2**20),
     "mem": (7, 7 * 2**20),
     "kvmem": (7, 7 * 2**20),

@@ -26,7 +26,7 @@ from pagewick.cli.serving.given import GivenFlags
 from pagewick.cli.sources import consistent, source_of, sources_of
 from pagewick.cli.typed_flags import check_typed, read_typed_flags, refuse_beside_url, with_effect
 from pagewick.cli.variables import warn_of_misspelt
-from pagewick.config import SECTIONS, SIZES, EngineConfig
+from pagewick.config import SECTIONS, SIZES, SIZES_WITHOUT_UNIT, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, SHORT_FLAGS, spare_id
 from pagewick.sampling_params import SamplingParams
@@ -78,6 +78,7 @@ ENGINE_FLAGS = FieldFlags(
     "engine_",
     SECTIONS,
     sizes=SIZES,
+    sizes_without_unit=SIZES_WITHOUT_UNIT,
     aliases=ALIASES,
     short=SHORT_FLAGS,
     # vLLM has this setting only as a variable.
@@ -269,7 +270,8 @@ class EngineCommand(Command):
             seed = {} if config.seed is None or is_server else {"seed": config.seed}
             arguments["sampling"] = SAMPLING_FLAGS.values(ctx) | seed
             # The constructor checks the values; the model's own defaults are not known yet.
-            SamplingParams(**arguments["sampling"])
+            with SAMPLING_FLAGS.named_in_errors(ctx):
+                SamplingParams(**arguments["sampling"])
         if is_server:
             given_settings = settings | SERVER_FLAGS.values(ctx)
             made = ServerSettings.for_model(config.model, **given_settings)

@@ -31,7 +31,7 @@ from pagewick.cli.benchmarking.workload import Workload, run_workload
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
-from pagewick.errors import EngineError
+from pagewick.errors import ConfigError, EngineError
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -289,7 +289,10 @@ def _bench_engine(
     with closing(open_engine(config, shape=shape, max_num_seqs=workloads[-1].concurrency)) as engine:
         model = msgspec.to_builtins(engine.info)
         room = engine.info.max_model_len - workloads[-1].input_len
-        if 0 < room < workloads[-1].output_len:
+        if room <= 0:
+            where = f"leaves no room for --output-len in the context of {engine.info.max_model_len} tokens"
+            raise ConfigError(f"--input-len {workloads[-1].input_len} {where}; lower it, or raise --max-model-len")
+        if room < workloads[-1].output_len:
             click.echo(f"note: responses have {room:,} tokens, then the context is full", err=True)
             workloads[:] = [replace(workload, output_len=room) for workload in workloads]
         for workload in workloads:

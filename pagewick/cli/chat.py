@@ -205,7 +205,7 @@ def _show_response(console: Console, display: ResponseDisplay, conversation: Con
         text = str(failure)
         if isinstance(failure, ContextLengthError):
             text = (
-                f"The conversation no longer fits, and the message was not sent. {failure}\n"
+                f"{failure}\nThe conversation no longer fits the context, and your last message is not a part of it. "
                 "/undo takes back the last exchange, /reset starts a new conversation."
             )
         console.print(harmless(text), style="red", markup=False, emoji=False)

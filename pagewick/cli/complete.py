@@ -14,7 +14,7 @@ import click
 from pagewick.cli.arguments import ENGINE_FLAGS, SAMPLING_FLAGS, EngineCommand
 from pagewick.cli.sources import give_way, sources_of
 from pagewick.cli.terminal_text import shown_on
-from pagewick.cli.text_input import STDIN, opened_text
+from pagewick.cli.text_input import STDIN, is_decoded, opened_text
 from pagewick.cli.typed_flags import typed_flags
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import RequestOptions
@@ -94,6 +94,8 @@ def command(
     texts = [text.strip() for text in prompts.split("|")] if prompts is not None else []
     texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
     texts = [text for text in texts if text]
+    if not all(map(is_decoded, texts)):
+        raise click.UsageError("a prompt is not UTF-8; convert it first, or give it in a file with --file.")
     given = [name for name, value in (("--prompts or -p", texts), ("--file", file), ("--batch", batch)) if value]
     if not given and " " in config.model:
         raise click.UsageError(f"{config.model[:80]!r} stands where a model does; a prompt comes after -p.")
@@ -109,7 +111,7 @@ def command(
         return
     if file is None and batch is None:
         contents = _contents(texts, images, is_chat=chat)
-        _complete_texts(config, texts, contents, sampling, as_json=as_json)
+        _complete_texts(config, texts, contents, sampling, as_json=as_json, has_images=bool(images))
         return
     from pagewick.cli.completing.files import run_batch_file, run_prompt_file, unescaped
 
@@ -136,7 +138,9 @@ def _check_flags(typed: Collection[str], *, file: str | None, batch: str | None,
         raise click.UsageError("--separator needs --file.")
     if "output" in typed and file is None and batch is None:
         raise click.UsageError("--output needs --file or --batch; redirect stdout instead.")
-    if "images" in typed and (file is not None or batch is not None):
+    if "images" in typed and file is not None:
+        raise click.UsageError("--image goes with --prompts or -p; the prompts of --file have no images.")
+    if "images" in typed and batch is not None:
         raise click.UsageError("--image goes with --prompts or -p; the lines of --batch have images of their own.")
     if "resume" in typed and (batch is None or output is None):
         raise click.UsageError("--resume needs --batch and --output.")
@@ -171,7 +175,13 @@ def _contents(texts: list[str], images: Collection[Path], *, is_chat: bool) -> l
 
 
 def _complete_texts(
-    config: EngineConfig, texts: list[str], contents: list[Any] | None, sampling: dict[str, Any], *, as_json: bool
+    config: EngineConfig,
+    texts: list[str],
+    contents: list[Any] | None,
+    sampling: dict[str, Any],
+    *,
+    as_json: bool,
+    has_images: bool,
 ) -> None:
     """Stream the response to a single prompt; complete several in one batch, and show a progress bar on a terminal.
 
@@ -182,6 +192,8 @@ def _complete_texts(
     conversations = [[{"role": "user", "content": content}] for content in contents or ()]
     options = RequestOptions(lowers_max_tokens=True)
     with LLM(config=config) as llm:
+        if has_images and llm.info.image_token_id is None:
+            raise ConfigError(_no_images(config))
         params = replace(llm.get_default_sampling_params(), **sampling)
         if len(texts) == 1 and not as_json and params.n == 1:
             for piece in llm.stream(conversations[0] if conversations else texts[0], params, options=options):
@@ -199,6 +211,12 @@ def _complete_texts(
         else:
             lines = [f"> {text}", *(choice.text.strip() for choice in output.outputs), ""]
         click.echo(shown_on(sys.stdout, "\n".join(lines)))
+
+
+def _no_images(config: EngineConfig) -> str:
+    if config.language_model_only:
+        return "--language-model-only leaves out the part of the model that sees; leave out this flag, or --image"
+    return f"{config.model} reads text only; leave out --image, or name a model that reads images"
 
 
 def _json_lines(text: str, output: RequestOutput) -> Iterator[str]:

@@ -6,7 +6,8 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 
 from pagewick.cli.completion import completer_of
 from pagewick.cli.typed_flags import typed_flags
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.option_checks import parse_bytes
 
 # Another name -> the field, and the function that converts a value given under that name to the field's value.
@@ -59,13 +60,16 @@ class Flag(click.Option):
 
 
 class Size(click.ParamType["int"]):
-    """A number of bytes, written with a unit: 4GiB."""
+    """A number of bytes, written with a unit: 4GiB. needs_unit: as for parse_bytes."""
 
     name = "size"
 
+    def __init__(self, *, needs_unit: bool = True) -> None:
+        self._needs_unit = needs_unit
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_bytes(value)
+            return parse_bytes(value, needs_unit=self._needs_unit)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -75,15 +79,16 @@ class FieldFlags:
     """The flags of a dataclass whose fields have a `help` in their metadata.
 
     prefix: comes before the options' names in click's flat name space. sections: headings of the help, each with its
-    first field. sizes: the fields that are bytes. aliases: other names of fields, which become hidden flags. short:
-    short flags of fields and of their other names. variables: field -> environment variables, where these are not only
-    the usual one.
+    first field. sizes: the fields that are bytes. sizes_without_unit: those of them that need no unit. aliases: other
+    names of fields, which become hidden flags. short: short flags of fields and of their other names. variables: field
+    -> environment variables, where these are not only the usual one.
     """
 
     kind: type[Any]
     prefix: str
     sections: Mapping[str, str]
     sizes: Collection[str] = ()
+    sizes_without_unit: Collection[str] = ()
     aliases: Aliases = field(default_factory=dict)
     short: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variables: Mapping[str, list[str]] = field(default_factory=dict)
@@ -141,6 +146,17 @@ class FieldFlags:
         own = {name.removeprefix(self.prefix): flag for name, flag in typed_flags(ctx).items() if self.owns(name)}
         return {self.aliases.get(name, (name, None))[0]: flag for name, flag in own.items()}
 
+    @contextmanager
+    def named_in_errors(self, ctx: click.Context) -> Iterator[None]:
+        """Let an InvalidRequestError about a field begin with its flag, as it was typed."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            name = error.param
+            if name is not None and name in {one.name for one in fields(self.kind)} and str(error).startswith(name):
+                error.args = (self.typed(ctx).get(name, flag_of(name)) + str(error).removeprefix(name),)
+            raise
+
     def field_of(self, option: click.Parameter) -> str | None:
         """Return the field that an option sets; None if it belongs to another group."""
         if option.name is None or not self.owns(option.name):
@@ -180,7 +196,7 @@ class FieldFlags:
     def _value_type(self, name: str, hint: Any) -> Any:
         """Return the click type of a field: int for `int | None`, str for a tuple of strings, Size for a size."""
         if name in self.sizes:
-            return Size()
+            return Size(needs_unit=name not in self.sizes_without_unit)
         if _is_many(hint):
             return typing.get_args(hint)[0]
         if isinstance(hint, types.UnionType):

@@ -1,4 +1,4 @@
-"""Writing a file that takes the place of an earlier one as a whole, or not at all."""
+"""Writing a file as a whole, or not at all, also in place of an earlier one."""
 
 from __future__ import annotations
 
@@ -26,4 +26,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file. If that fails, an earlier file stays as it was, and nothing of a new one remains. Raises OSError.
+
+    A pipe or a device stays what it is.
+    """
+    target = path.resolve()
+    if target.is_file():
+        with replacing(target) as file:
+            os.fchmod(file.fileno(), target.stat().st_mode)
+            file.write(content)
+        return
+    is_new = not target.exists()
+    try:
+        target.write_bytes(content)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                target.unlink()
         raise

@@ -158,4 +158,6 @@ def error_parts(body: bytes) -> tuple[str, str | None]:
             code = error.get("code") if isinstance(error.get("code"), str) else None
         elif isinstance(error, str):
             text = error
+    # Pagewick ends a message with the code for programs that look for it there.
+    text = text.removesuffix(f" ({code})")
     return harmless(text[:MAX_ERROR_CHARS]), code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Self
 
 from pagewick.config import EngineConfig
@@ -23,6 +24,7 @@ class FakeLLM:
 
     opened: list[FakeLLM]
     max_chars = 200
+    info = SimpleNamespace(image_token_id=3)
 
     def __init__(self, *, config: EngineConfig) -> None:
         self.config = config

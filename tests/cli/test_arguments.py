@@ -19,6 +19,7 @@ from pagewick.cli import cli
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import SECTIONS, EngineConfig
+from pagewick.config import SIZES as SIZE_OPTIONS
 from pagewick.demo import MODEL_DIR
 from pagewick.errors import ConfigError
 from pagewick.other_names import ALIASES
@@ -97,8 +98,14 @@ def as_flags(config: EngineConfig) -> list[str]:
         elif isinstance(value, tuple):
             flags += [f"--{name}", *value] if value else []
         elif value is not None:
-            flags += [f"--{name}", str(value)]
+            flags += [f"--{name}", as_text(option.name, value)]
     return flags
+
+
+def as_text(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value}B" if name in SIZE_OPTIONS else str(value)
 
 
 @given(config=CONFIGS)
@@ -106,7 +113,7 @@ def as_flags(config: EngineConfig) -> list[str]:
 def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
     assert config_of(*as_flags(config)) == config
     environment = {
-        f"PAGEWICK_{option.name.upper()}": " ".join(value) if isinstance(value, tuple) else str(value)
+        f"PAGEWICK_{option.name.upper()}": as_text(option.name, value)
         for option in fields(EngineConfig)
         if (value := getattr(config, option.name)) not in (None, ())
     }
@@ -119,11 +126,22 @@ def test_vllm_s_variable_asks_for_the_same_bits_in_every_batch() -> None:
     assert not config_of("--no-batch-invariant", environment={"VLLM_BATCH_INVARIANT": "1"}).batch_invariant
 
 
-@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000B", 1000), ("1.5k", 1536)]
+)
 def test_sizes_are_given_with_units(text: str, size: int) -> None:
     assert config_of("--kv-cache-memory", text).kv_cache_memory == size
     assert config_of("--kv-cache-disk", "/kv", "--kv-cache-disk-size", text).kv_cache_disk_size == size
     assert config_of(environment={"PAGEWICK_KV_CACHE_MEMORY": text}).kv_cache_memory == size
+
+
+def test_only_swap_space_is_a_number_without_a_unit() -> None:
+    message = "Invalid value for '--kv-cache-memory': 4 has no unit; write 4GiB"
+    result, _ = call("--kv-cache-memory", "4")
+    assert result.exit_code == 2 and message in result.stderr
+    assert config_of("--kv-cache-memory-bytes", "4096").kv_cache_memory == 4096
+    assert config_of("--swap-space", "4").swap_space == 4 * 2**30
+    assert config_of("--swap-space", "0").swap_space == 0
 
 
 def test_every_size_is_shown_with_a_unit() -> None:
@@ -200,7 +218,7 @@ def test_the_model_is_given_as_an_argument_or_a_flag(arguments: list[str]) -> No
         (["--dtype", "int3"], "--dtype must be one of auto, float32"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be a whole number above 0"),
         (["--temperature", "3"], "temperature must be a number from 0 to 2"),
-        (["--top-p", "0"], "top_p must be above 0"),
+        (["--top-p", "0"], "--top-p must be above 0"),
         (["--stop", ""], "none of them empty"),
     ],
 )
@@ -268,11 +286,12 @@ def test_a_flag_without_its_partner_is_refused(arguments: list[str], complaint: 
     [{"spec_tokens": 3}, {"kv_cache_disk_size": "1GiB"}, {"quantized_cache_size": 5}, {"draft": 5, "quant": "q8_0"}],
 )
 def test_an_option_without_its_partner_is_refused(options: dict[str, Any]) -> None:
-    flag = "--" + next(iter(options)).replace("_", "-")
-    with pytest.raises(ConfigError, match=f"{flag} has no effect without"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(options))} has no effect without"):
         engine_config("some/model", options)
     with pytest.raises(ConfigError, match="has no effect without"):
         engine_config(EngineConfig.from_options(model="some/model", **options), {})
+    with pytest.raises(ConfigError, match=r"^max_model_len must be a whole number above 0; got 'x'"):
+        engine_config("some/model", {"max_model_len": "x"})
     partners = {"speculative_method": "ngram", "kv_cache_disk": "/kv", "quantization": "q4_k_m"}
     options = {name: value for name, value in options.items() if name != "quant"}
     config = engine_config("some/model", {**options, **partners})

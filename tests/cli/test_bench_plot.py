@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,8 +16,11 @@ from rich.console import Console
 
 from pagewick.cli import cli
 from pagewick.cli.benchmarking.measurement import RequestTiming, Runs, Summary
-from pagewick.cli.benchmarking.plot import Level, _round_up, panels_of, print_plot, svg_of
+from pagewick.cli.benchmarking.plot import Level, _round_up, panels_of, print_plot, svg_of, write_svg
+from pagewick.cli.benchmarking.saved import save_report
+from pagewick.cli.benchmarking.tables import print_rates, print_runs
 from pagewick.cli.benchmarking.workload import Workload
+from pagewick.errors import ConfigError
 from tests.cli.stand_in_server import StandInServer
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -112,3 +117,26 @@ def test_a_rate_has_no_curve_over_concurrency() -> None:
     result = bench("--plot", "-", "--request-rate", "3", "--url", "http://127.0.0.1:9/v1")
     assert result.exit_code == 2
     assert "--request-rate ignores their number" in " ".join(result.stderr.split())
+
+
+def test_a_report_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        for write in (lambda path: save_report(path, {}), lambda path: write_svg(path, "", [level(1, 20.0)])):
+            with pytest.raises(ConfigError, match=r"cannot write .*: File too large"):
+                write(tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_tables_show_every_number_on_any_terminal(width: int) -> None:
+    output = io.StringIO()
+    print_runs(Console(file=output, width=width), "a title", level(1, 20.0, 25.0).results)
+    text = output.getvalue()
+    assert "…" not in text and "20.0 /s" in text and "0.800" in text
+    output = io.StringIO()
+    print_rates(Console(file=output, width=width), "m", {"decode": {"median": 1234.5, "low": 1.0, "high": 2345.6}})
+    assert "…" not in output.getvalue() and "1,234.5" in output.getvalue() and "2,345.6" in output.getvalue()

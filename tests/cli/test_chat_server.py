@@ -13,7 +13,7 @@ from pagewick.cli import cli
 from pagewick.cli.chatting.conversation import Conversation
 from pagewick.cli.chatting.remote_model import RemoteModel
 from pagewick.cli.chatting.settings import ChatSettings
-from pagewick.cli.server_address import ServerAddress, api_key_from
+from pagewick.cli.server_address import ServerAddress, api_key_from, error_of
 from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, QueueFullError
 from tests.cli.stand_in_server import ODD_CHUNKS, StandInServer, chat_chunk, events, usage_chunk
 
@@ -169,3 +169,8 @@ def test_the_api_key_comes_from_the_environment() -> None:
     for name, complaint in (("EMPTY", "EMPTY, which is not set"), ("BAD", "characters that no API key has")):
         with pytest.raises(ConfigError, match=complaint):
             api_key_from(name, both)
+
+
+def test_the_code_at_the_end_of_a_message_is_for_programs() -> None:
+    error = {"message": "too long (context_length_exceeded)", "code": "context_length_exceeded"}
+    assert str(error_of(400, json.dumps({"error": error}).encode())) == "the server says: too long"

@@ -110,7 +110,7 @@ def test_sampling_flags_change_the_models_defaults(opened: list[FakeLLM]) -> Non
         (["--file", "x", "--output", "y", "--resume"], "--resume needs --batch"),
         (["--batch", "x", "--chat"], "--chat has no meaning with --batch"),
         (["-p", "x", "--n", "0"], "0 is not in the range"),
-        (["-p", "x", "--max-tokens", "-1"], "max_tokens must be"),
+        (["-p", "x", "--max-tokens", "-1"], "--max-tokens must be"),
         (["-p", "x", "--max-tokens", "many"], "'many' is not a valid integer"),
     ],
 )
@@ -243,3 +243,9 @@ def test_variables_that_contradict_each_other_are_named(monkeypatch: pytest.Monk
     monkeypatch.setenv("PAGEWICK_BATCH", "y")
     message = "--file and --batch cannot be combined; give one of them (from PAGEWICK_FILE, PAGEWICK_BATCH)."
     assert message in " ".join(complete().stderr.split())
+
+
+def test_a_prompt_in_another_encoding_is_refused(opened: list[FakeLLM]) -> None:
+    result = CliRunner().invoke(cli, ["complete", "-p", "caf\udce9"], prog_name="pagewick")
+    assert result.exit_code == 2 and "a prompt is not UTF-8; convert it first" in " ".join(result.stderr.split())
+    assert opened == []

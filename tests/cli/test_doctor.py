@@ -136,6 +136,7 @@ def test_a_model_that_does_not_fit(machine: pytest.MonkeyPatch) -> None:
         ([BUILTIN_MODEL, "--tensor-parallel-size", "3"], 1, "sizes that work: 1, 2, 4"),
         ([BUILTIN_MODEL, "--max-model-len", "9999"], 1, "longer than the model's context of 2048"),
         ([BUILTIN_MODEL, "--memory", "much"], 2, "'much' is not a size"),
+        ([BUILTIN_MODEL, "--memory", "5"], 2, "5 has no unit; write 5GiB"),
         ([BUILTIN_MODEL, "--dtype", "int3"], 2, "int3"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,11 +84,24 @@ def test_what_is_no_image_is_said(opened: list[FakeLLM], images: object, name: s
 
 def test_an_image_needs_a_prompt_on_the_command_line(opened: list[FakeLLM], images: object) -> None:
     Path("lines").write_text("{}")
-    for way in ("--file", "--batch"):
+    for way, words in (("--file", "the prompts of --file have no images"), ("--batch", "the lines of --batch have")):
         result = run("complete", way, "lines", "--image", "a.png")
-        assert result.exit_code == 2 and "--image goes with --prompts or -p" in result.stderr
+        assert result.exit_code == 2 and f"--image goes with --prompts or -p; {words}" in result.stderr
     assert run("complete", "--image", "a.png").exit_code == 2
     assert opened == []
+
+
+def test_a_model_without_images_is_named_with_the_flag(
+    opened: list[FakeLLM], images: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLLM, "info", SimpleNamespace(image_token_id=None))
+    for flags, words in (
+        (("some/model",), "some/model reads text only; leave out --image, or name a model that reads images"),
+        (("--language-model-only",), "--language-model-only leaves out the part of the model that sees"),
+    ):
+        result = run("complete", *flags, "--image", "a.png", "-p", "x")
+        assert (result.exit_code, result.stdout) == (1, "") and words in result.stderr
+    assert run("complete", "--chat", "-p", "x").exit_code == 0
 
 
 @pytest.fixture

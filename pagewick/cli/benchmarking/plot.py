@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pagewick.cli.benchmarking.measurement import METRICS, Metric, Runs
+from pagewick.cli.replacing_file import write_whole
 from pagewick.cli.terminal_text import harmless
 from pagewick.errors import ConfigError
 
@@ -80,7 +81,7 @@ def print_plot(console: Console, levels: Sequence[Level]) -> None:
 def write_svg(path: Path, title: str, levels: Sequence[Level]) -> None:
     """Write the curves to a file. Raises ConfigError if that fails."""
     try:
-        path.write_text(svg_of(title, levels), encoding="utf-8")
+        write_whole(path, svg_of(title, levels).encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --plot") from None
 

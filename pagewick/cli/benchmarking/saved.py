@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pagewick
-from pagewick.cli.replacing_file import replacing
+from pagewick.cli.replacing_file import write_whole
 from pagewick.errors import ConfigError
 
 FORMAT = 1
@@ -17,16 +16,10 @@ WARNING = "Not the same run: the machine may have been faster or slower then."
 
 
 def save_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report. Raises ConfigError if that fails; an earlier report then stays as it was."""
+    """Write a report. Raises ConfigError if that fails; an earlier report then stays, and no new file remains."""
     content = json.dumps({"format": FORMAT, "pagewick": pagewick.__version__, **report}, indent=2) + "\n"
-    target = path.resolve()
     try:
-        if target.is_file():
-            with replacing(target) as file:
-                os.fchmod(file.fileno(), target.stat().st_mode)
-                file.write(content.encode())
-        else:  # a pipe or a device, which stays, or nothing yet
-            target.write_text(content, encoding="utf-8")
+        write_whole(path, content.encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --save") from None
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from pagewick.cli.benchmarking.measurement import METRICS, Metric, Runs, Spread, paired_ratios
 from pagewick.cli.terminal_text import harmless
 
+_BETTER = "better"
+_ANY_WIDTH = 10**6
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _TIMES = (
     ("until the first token", "time_to_first_token"),
@@ -22,52 +25,60 @@ _TIMES = (
 
 def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
     """Print the numbers of all side by side, the ratios, the distributions of times, and the errors."""
-    console.print(_overview(title, results))
+    _print_overview(console, title, results)
     for result in results:
-        console.print(_times(result))
+        _print_times(console, result)
     for result in results:
         _print_remarks(console, result)
 
 
 def print_rates(console: Console, title: str, results: Mapping[str, Mapping[str, float]]) -> None:
     """Print the tokens per second of fixed measurements: name -> median, low and high."""
-    table = Table(title=title)
-    table.add_column("measurement")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("lowest - highest", justify="right")
-    for name, rates in results.items():
-        table.add_row(name, f"{rates['median']:,.1f}", f"{rates['low']:,.1f} - {rates['high']:,.1f}")
-    console.print(table)
+    rows = [
+        [name, f"{rates['median']:,.1f}", f"{rates['low']:,.1f} - {rates['high']:,.1f}"]
+        for name, rates in results.items()
+    ]
+    _print_table(console, title, ["measurement", "tokens/s", "lowest - highest"], rows)
 
 
-def _overview(title: str, results: Sequence[Runs]) -> Table:
-    first, *others = results
-    # The title is a Text because a model's name may look like rich's markup.
+def _print_table(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; where it would be too wide to show whole words, print a line for each cell."""
+    # Texts, because a model's name may look like rich's markup.
     table = Table(title=Text(harmless(title)))
-    table.add_column("median of rounds (lowest - highest)")
-    if others:
-        table.add_column("better")
-    for result in results:
-        table.add_column(Text(result.label), justify="right")
-    for other in others:
-        table.add_column(Text(f"{first.label} / {other.label}"), justify="right")
+    for name in names:
+        table.add_column(Text(name), justify="left" if name in (names[0], _BETTER) else "right")
+    for row in rows:
+        table.add_row(*row)
+    widest = console.options.update(max_width=_ANY_WIDTH)
+    if Measurement.get(console, widest, table).minimum <= console.width:
+        console.print(table)
+        return
+    console.print(Text(harmless(title)), soft_wrap=True)
+    for first, *cells in rows:
+        console.print(Text(first), soft_wrap=True)
+        for name, cell in zip(names[1:], cells, strict=True):
+            console.print(Text(f"  {name}: {cell}"), soft_wrap=True)
+
+
+def _print_overview(console: Console, title: str, results: Sequence[Runs]) -> None:
+    first, *others = results
+    names = ["median of rounds (lowest - highest)", *([_BETTER] if others else [])]
+    names += [result.label for result in results] + [f"{first.label} / {other.label}" for other in others]
+    rows = []
     for metric in METRICS:
         cells = [_number(metric, result.spread(*metric.path)) for result in results]
         ratios = [_ratio(paired_ratios(first.rounds, other.rounds, metric)) for other in others]
         better = ["higher" if metric.is_rate else "lower"] if others else []
-        table.add_row(metric.name, *better, *cells, *ratios)
-    return table
+        rows.append([metric.name, *better, *cells, *ratios])
+    _print_table(console, title, names, rows)
 
 
-def _times(result: Runs) -> Table:
-    table = Table(title=Text(f"{result.label}: milliseconds, median of rounds"))
-    table.add_column("time")
-    for name in _STATISTICS:
-        table.add_column(name, justify="right")
+def _print_times(console: Console, result: Runs) -> None:
+    rows = []
     for title, name in _TIMES:
         spreads = [result.spread(name, statistic) for statistic in _STATISTICS]
-        table.add_row(title, *("-" if one is None else f"{one.median * 1000:,.1f}" for one in spreads))
-    return table
+        rows.append([title, *("-" if one is None else f"{one.median * 1000:,.1f}" for one in spreads)])
+    _print_table(console, f"{result.label}: milliseconds, median of rounds", ["time", *_STATISTICS], rows)
 
 
 def _print_remarks(console: Console, result: Runs) -> None:

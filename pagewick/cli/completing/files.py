@@ -29,6 +29,7 @@ from pagewick.cli.completing.batch_lines import (
 )
 from pagewick.cli.completing.batch_run import opened_responder, run_batch
 from pagewick.cli.completing.output_file import OutputFile
+from pagewick.cli.server_address import error_parts
 from pagewick.cli.text_input import count_lines, opened_text
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
@@ -99,7 +100,7 @@ def run_batch_file(
 def text_block(request: BatchLine, result: BatchResult) -> bytes:
     """Return the prompt and its responses as text."""
     if result.error is not None:
-        texts = [f"error: {result.error}"]
+        texts = [f"error: {_mistake(result)}"]
     else:
         texts = [_text_and_thoughts(choice)[0].strip() for choice in _body(result)["choices"]]
     return "\n".join([f"> {_prompt(request)}", *texts, "", ""]).encode("utf-8", "replace")
@@ -109,7 +110,7 @@ def json_lines(request: BatchLine, result: BatchResult) -> bytes:
     """Return a line of JSON for each response, or one with the error."""
     prompt = _prompt(request)
     if result.error is not None:
-        return _json_line({"prompt": prompt, "error": result.error})
+        return _json_line({"prompt": prompt, "error": _mistake(result)})
     body = _body(result)
     lines = []
     for index, choice in enumerate(body["choices"]):
@@ -204,6 +205,12 @@ def _body(result: BatchResult) -> dict[str, Any]:
     assert not isinstance(result, BatchMistake), "a mistake has no body"
     body: dict[str, Any] = json.loads(result.body)
     return body
+
+
+def _mistake(result: BatchResult) -> str:
+    """Return an error for people, without the code at its end."""
+    text = result.error or ""
+    return text if isinstance(result, BatchMistake) else error_parts(result.body)[0] or text
 
 
 def _text_and_thoughts(choice: Mapping[str, Any]) -> tuple[str, str]:
