@@ -31,6 +31,17 @@ _TEKKEN_WORDS: Final = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}
 _GPT4O_WORDS: Final = (
     rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|{_AFTER}"
 )
+_CJK_RUNS: Final = (
+    r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+"
+    r"|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+"
+    r"|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
+)
+_YOUTU: Final = (
+    _CJK_RUNS,
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}|{_AFTER}",
+)
+# Threes of digits, counted from the end of a number.
+_TINY_AYA: Final = (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O_WORDS)
 _UPPER_NOT_HAN: Final = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]"
 _LOWER_NOT_HAN: Final = rf"[{_LOWER[1:-1]}&&[^\p{{Han}}]]"
 _KIMI_WORDS: Final = (
@@ -129,6 +140,8 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "kimi-k2": PreTokenizer((_KIMI_WORDS,)),
     "tekken": PreTokenizer((_TEKKEN_WORDS,), ignores_merges=True, begins_with_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer(_TINY_AYA)),
+    "youtu": PreTokenizer(_YOUTU, ignores_merges=True),
     "falcon": PreTokenizer(_FALCON),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
     "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
