@@ -28,9 +28,9 @@ def parse_bytes(text: str | int, *, needs_unit: bool = True) -> int:
     if match is None or (not match[2] and "." in match[1]):
         raise ConfigError(f"{text!r} is not a size; write a number and a unit, for example 4GiB or 512M")
     if needs_unit and isinstance(text, str) and not match[2] and not re.search("[bB]", text) and int(match[1]):
-        # A number as large as this one was meant as bytes, a smaller one as GiB.
-        unit = "GiB" if int(match[1]) < 2**20 else "B"
-        raise ConfigError(f"{match[1]} has no unit; write {match[1]}{unit}")
+        # A number as large as this one was meant as bytes.
+        units = ("GiB", "MiB", "B") if int(match[1]) < 2**10 else ("B",)
+        raise ConfigError(f"{match[1]} has no unit; write {' or '.join(match[1] + unit for unit in units)}")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pagewick.errors import ConfigError
 
 
-def _bytes(value: str) -> int | str:
+def in_bytes(value: str) -> int | str:
     """In vLLM, a number without a unit is in bytes."""
     return int(value) if str(value).isdecimal() else value
 
@@ -145,7 +145,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "num_gpu_blocks_override": ("num_kv_blocks", None),
     "num_blocks": ("num_kv_blocks", None),
     "mem_fraction_static": ("gpu_memory_utilization", None),
-    "kv_cache_memory_bytes": ("kv_cache_memory", _bytes),
+    "kv_cache_memory_bytes": ("kv_cache_memory", in_bytes),
     "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
     "mem": ("kv_cache_memory", _mebibytes),
     "kvmem": ("kv_cache_memory", _mebibytes),

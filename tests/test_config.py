@@ -47,7 +47,9 @@ def test_what_is_no_size_is_an_error_with_an_example(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("text", "example"), [("4", "4GiB"), (" 24 ", "24GiB"), ("4294967296", "4294967296B")])
+@pytest.mark.parametrize(
+    ("text", "example"), [("4", "4GiB or 4MiB or 4B"), (" 24 ", "24GiB or 24MiB or 24B"), ("65536", "65536B")]
+)
 def test_a_text_without_a_unit_is_an_error_with_an_example(text: str, example: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{text.strip()} has no unit; write {example}$"):
         parse_bytes(text)

@@ -9,7 +9,7 @@ from typing import Any
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError
 from pagewick.option_checks import check_choice, flag_of, parse_bytes
-from pagewick.other_names import opposite, unless_negative
+from pagewick.other_names import in_bytes, opposite, unless_negative
 
 LOG_FORMATS = ("text", "json")
 PREFIX_CACHE_SCOPES = ("global", "key")
@@ -209,7 +209,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "disable_reasoning": ("thinking", opposite),
     "chat_template_file": ("chat_template", None),
     "otlp_traces_endpoint": ("otlp_endpoint", None),
-    "h11_max_incomplete_event_size": ("max_header_size", None),
+    "h11_max_incomplete_event_size": ("max_header_size", in_bytes),
     "sse_ping_interval": ("sse_keep_alive_interval", None),
     "timeout_keep_alive": ("keep_alive_timeout", None),
     "enable_log_requests": ("log_requests", None),

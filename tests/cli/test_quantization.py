@@ -119,7 +119,7 @@ def test_doctor_chooses_what_fits_and_says_why() -> None:
     found = plan(BUILTIN_MODEL, "--quantization", "auto")
     assert "--quantization" not in found["command"]
     needed = {mix: plan(BUILTIN_MODEL, "-q", mix)["plan"]["weights"] for mix in ("q6_k", "q8_0")}
-    memory = str(int((needed["q6_k"] + needed["q8_0"]) / 2 / 0.75))
+    memory = f"{int((needed['q6_k'] + needed['q8_0']) / 2 / 0.75)}B"
     found = plan(BUILTIN_MODEL, "-q", "auto", "--memory", memory)
     (reason,) = (finding["text"] for finding in found["findings"] if finding["subject"] == "quantization")
     assert re.fullmatch(

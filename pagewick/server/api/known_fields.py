@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
@@ -39,11 +39,8 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "function_call": ("none", "auto"),
         "functions": ([],),
         "include_reasoning": (True,),
-        "input": (),
         "max_completion_tokens": (),
-        "messages": (),
         "parallel_tool_calls": (True,),
-        "prompt": (),
         "reasoning_budget": (-1,),
         "reasoning_effort": ("none",),
         "reasoning_format": ("none", "auto"),
@@ -56,6 +53,9 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "tools": ([],),
         "top_logprobs": (0,),
     },
+    "is not a field of this route: send it to /v1/embeddings or /v1/responses": {"input": ()},
+    "is not a field of this route: send it to /v1/chat/completions": {"messages": ()},
+    "is not a field of this route: send it to /v1/completions": {"prompt": ()},
     "is not supported here": {
         # OpenAI's.
         "moderation": (),
@@ -133,6 +133,14 @@ IN_PARTS = {
 }
 OPENAI_FIELDS = KnownFields(
     UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__), IN_PARTS, INSIDE
+)
+# Routes that make the prompt of a chat get the chat's own body, in which these fields change no token of a prompt.
+_NOT_OF_PROMPTS = frozenset({
+    "include_reasoning", "max_completion_tokens", "parallel_tool_calls", "reasoning_budget", "reasoning_format",
+    "record_conversation", "thinking_budget", "thinking_token_budget", "top_logprobs",
+})  # fmt: skip
+PROMPT_FIELDS = replace(
+    OPENAI_FIELDS, unsupported={name: one for name, one in UNSUPPORTED.items() if name not in _NOT_OF_PROMPTS}
 )
 
 

@@ -211,9 +211,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """prompt: a text, several, token ids, or several lists of them. suffix: generate the text up to the suffix.
 
     max_tokens: upper limit of new tokens, by default 16. logprobs: alternatives of each token to report.
+    max_completion_tokens: as in chats, since clients send one body to both routes; it wins over the other names.
     """
 
     prompt: str | list[str | int | list[int]]
+    max_completion_tokens: int | None = None
     suffix: str | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -235,7 +237,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def names(self) -> dict[str, str]:
         """Return TextRequest.names."""
-        return {"messages": "prompt", **super().names()}
+        names = {"messages": "prompt", **super().names()}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises InvalidRequestError or ContextLengthError."""
@@ -260,7 +265,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def prompts_request(self, max_model_len: int) -> PromptsRequest:
         """Make the core's request. With echo it needs the prompt's log-probabilities. Raises as `prompts` does."""
-        given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": self.num_new_tokens}
+        limit = self.num_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": limit}
         shown: dict[str, int] = {}
         if self.echo and self.num_logprobs is not None:
             given["prompt_logprobs"] = max(self.num_logprobs, self.prompt_logprobs or 0)

@@ -23,7 +23,7 @@ from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOpt
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.images import check_parts
 from pagewick.server.api.json_response import json_response
-from pagewick.server.api.known_fields import OPENAI_FIELDS
+from pagewick.server.api.known_fields import PROMPT_FIELDS
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.request_fields import one_of
@@ -118,7 +118,7 @@ class DetokenizeRequest(Struct, kw_only=True):
     model: str | None = None
 
 
-_OF_TEXTS = Operation(tag="Texts and tokens", known=OPENAI_FIELDS, errors=(404, 429))
+_OF_TEXTS = Operation(tag="Texts and tokens", known=PROMPT_FIELDS, errors=(404, 429))
 
 _Body = TypeVar("_Body", TokenizeRequest, DetokenizeRequest, ApplyTemplateRequest)
 
@@ -182,7 +182,7 @@ class TextApi:
 
     async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
         raw = await read_body(request, self._settings, reads_images=self._reads_images)
-        body, ignored = decode_request(raw, kind, strict=self._settings.strict)
+        body, ignored = decode_request(raw, kind, strict=self._settings.strict, known=PROMPT_FIELDS)
         self._models.check(body.model, self._engine.info)
         return body, ignored
 

@@ -171,9 +171,13 @@ def test_values_are_checked_once(path: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(request_maker, "check_options", see_options)
     monkeypatch.setattr(ThinkingBudget, "check", see_budget)
-    asked = {"lines": [{"who": "user", "what": "hi"}], "messages": HELLO, "prompt": "hi", "cache_salt": "s"}
+    asked: dict[str, Any] = {
+        TALK: {"lines": [{"who": "user", "what": "hi"}]},
+        CHAT: {"messages": HELLO},
+        "/v1/completions": {"prompt": "hi"},
+    }[path]
     budget = {"thinking_budget": 7} if path == CHAT else {}
-    assert served().post(path, **asked, **budget).status_code == 200
+    assert served().post(path, cache_salt="s", **asked, **budget).status_code == 200
     salt = None if path == TALK else "s"
     assert checked == [RequestOptions(cache_salt=salt), *budget.values()]
 

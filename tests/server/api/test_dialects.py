@@ -124,6 +124,7 @@ def test_logit_bias_that_cannot_be(path: str, bias: Any) -> None:
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 3}, 3),
         (COMPLETIONS, {"n_predict": 7}, 7),
         (COMPLETIONS, {"n_predict": -1}, None),
+        (COMPLETIONS, {"max_tokens": 7, "max_completion_tokens": 3}, 3),
         (COMPLETIONS, {}, 16),
     ],
 )
@@ -259,20 +260,26 @@ def test_refusals_name_the_missing_feature(name: str, value: Any, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "value"),
+    ("path", "name", "advice"),
     [
-        (COMPLETIONS, "max_completion_tokens", 3),
-        (COMPLETIONS, "messages", HELLO),
-        (COMPLETIONS, "reasoning_effort", "high"),
-        (COMPLETIONS, "parallel_tool_calls", False),
-        (CHAT, "prompt", "hi"),
-        (CHAT, "input", "hi"),
+        (COMPLETIONS, "messages", ": send it to /v1/chat/completions"),
+        (COMPLETIONS, "reasoning_effort", "; leave it out"),
+        (COMPLETIONS, "parallel_tool_calls", "; leave it out"),
+        (CHAT, "prompt", ": send it to /v1/completions"),
+        (CHAT, "input", ": send it to /v1/embeddings or /v1/responses"),
     ],
 )
-def test_fields_of_another_route_are_refused(path: str, name: str, value: Any) -> None:
-    assert (
-        error_of(ask(Api(), path, **{name: value}))["message"] == f"{name} is not a field of this route; leave it out"
-    )
+def test_fields_of_another_route_are_refused(path: str, name: str, advice: str) -> None:
+    message = error_of(ask(Api(), path, **{name: "x"}))["message"]
+    assert message == f"{name} is not a field of this route{advice}"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template"])
+def test_the_prompt_of_a_chat_is_made_from_its_own_body(path: str) -> None:
+    fields = {"max_completion_tokens": 3, "parallel_tool_calls": False, "thinking_budget": 5, "top_logprobs": 2}
+    response = Api().post(path, messages=HELLO, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-pagewick-ignored"].split(", ") == list(fields)
 
 
 def test_a_refusal_that_names_another_way_gives_no_other_advice() -> None:
