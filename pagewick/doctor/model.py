@@ -192,7 +192,8 @@ def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
         counts[tensor.role] += tensor.num_elements
     idle = float(counts["vision"]) + (0.0 if model.tie_word_embeddings else counts["embedding"])
     if model.mixtures:
-        idle += counts["expert"] * (1 - model.mixtures[0].routing.top_k / model.mixtures[0].num_experts)
+        mixture = model.mixtures[0]
+        idle += counts["expert"] * (1 - mixture.routing.top_k / (mixture.num_experts + mixture.num_identities))
     return round(sum(counts.values()) - idle)
 
 

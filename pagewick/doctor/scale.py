@@ -167,8 +167,9 @@ def _step(
     kind, gpus, nodes = cluster.kind, cluster.num_gpus, cluster.num_nodes
     met = copied = each = 0.0
     if model.mixtures:
-        total, chosen = model.mixtures[0].num_experts, model.mixtures[0].routing.top_k
-        met, each = total * (1 - (1 - chosen / total) ** count), weights.expert / total
+        mixture = model.mixtures[0]
+        total, chance = mixture.num_experts, mixture.routing.top_k / (mixture.num_experts + mixture.num_identities)
+        met, each = total * (1 - (1 - chance) ** count), weights.expert / total
         copied = met * offloaded
     # All-reduces, and the logits' shares in float32.
     reduced = _num_all_reduces(model) * count * model.hidden_size * DTYPE_BYTES[dtype]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.images.entries import Entries
+from pagewick.images.entries import FIX, Entries
 from pagewick.images.settings import ImageSettings, View
 from pagewick.images.tiles import MAX_TILES, tiles_of
 
@@ -82,6 +82,7 @@ def read_numbers_of_tiles(entries: Entries) -> tuple[int, int]:
     fewest, most = entries.count("min_patches", 1), entries.count("max_patches", 12)
     if not fewest <= most <= MAX_TILES:
         raise ModelLoadError(
-            f"min_patches in {entries.source} is {fewest}, and max_patches {most}; Pagewick knows 1 to {MAX_TILES}"
+            f"min_patches in {entries.source} is {fewest}, and max_patches {most}; Pagewick knows 1 to {MAX_TILES}; "
+            f"{FIX}"
         )
     return fewest, most

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.images.entries import BICUBIC, SettingsFiles
+from pagewick.images.entries import BICUBIC, FIX, SettingsFiles
 from pagewick.images.settings import MAX_ASPECT_RATIO, MAX_IMAGES, Box, ImageSettings, View
 from pagewick.images.tiles import MAX_TILES
 
@@ -16,6 +16,8 @@ PROCESSORS = tuple(f"MiniCPMV4_6ImageProcessor{suffix}" for suffix in ("", "Fast
 _HALF = (0.5, 0.5, 0.5)
 # All filters of Pillow's.
 _FILTERS = tuple(range(6))
+# Upper limit for the side of the square that has as many pixels as a picture; published models have 448.
+_MAX_SIDE = 2**14
 # Patches along a side of the square that becomes a token.
 _MERGED = {"16x": 4, "4x": 2}
 # The texts around pictures are those of the published tokenizers; each is one token, but the number of an image.
@@ -45,8 +47,11 @@ class MiniCPMSettings(ImageSettings):
         most_slices = entries.count("max_slice_nums", 9)
         if most_slices > MAX_TILES:
             raise ModelLoadError(
-                f"max_slice_nums in {entries.source} is {most_slices}; Pagewick knows at most {MAX_TILES}"
+                f"max_slice_nums in {entries.source} is {most_slices}; Pagewick knows at most {MAX_TILES}; {FIX}"
             )
+        if side > _MAX_SIDE:
+            message = f"scale_resolution in {entries.source} is {side}; Pagewick knows at most {_MAX_SIDE}; {FIX}"
+            raise ModelLoadError(message)
         return cls(
             patch_size=entries.count("patch_size", 14),
             merge_size=_MERGED[entries.values.get("downsample_mode") or "16x"],

@@ -140,7 +140,7 @@ class ImageSettings(ABC):
         return replace(self, max_pixels=limit, min_pixels=min(self.min_pixels, limit))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the resized image, multiples of token_side.
+        """Return the height and width of the resized image, multiples of token_side (LightOnOCR: of resize_step).
 
         Raises InvalidRequestError for an image that is too narrow.
         """
@@ -156,7 +156,7 @@ class ImageSettings(ABC):
     def views(self, height: int, width: int) -> tuple[View, ...]:
         """Return the pictures that the model gets of an image, in their order. Raises InvalidRequestError as `resized`.
 
-        The sides of each are multiples of token_side.
+        The sides of each are multiples, too.
         """
         return (View.whole(self.resized(height, width)),)
 

@@ -142,10 +142,11 @@ def products_or_inputs(products: Tensor, expert_ids: Tensor, identities: Identit
     """Return products [T * A, H] with the token's row, or zeros, in place of those of experts without weights."""
     if identities is None:
         return products
-    rows = torch.zeros_like(products)
-    if identities.rows is not None:
-        rows = identities.rows.repeat_interleave(expert_ids.shape[1], dim=0)
-    return torch.where((expert_ids >= num_experts).view(-1, 1), rows, products)
+    of_tokens = products.view(*expert_ids.shape, -1)
+    is_identity = (expert_ids >= num_experts).unsqueeze(2)
+    if identities.rows is None:
+        return of_tokens.masked_fill(is_identity, 0).flatten(0, 1)
+    return torch.where(is_identity, identities.rows.unsqueeze(1), of_tokens).flatten(0, 1)
 
 
 def is_gated(gate_up: StoredExperts, down: StoredExperts) -> bool:

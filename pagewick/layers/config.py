@@ -212,6 +212,9 @@ class MoeConfig:
         )
         # Latents, too, are the inputs of experts and the sum of their outputs.
         outputs = top_k * hidden_size if self.latent_size is None else (top_k + 2) * self.latent_size
+        if self.num_identities:
+            # The products of experts with weights, and these with inputs in place of the others.
+            outputs += top_k * hidden_size
         if self.routing.weighs_inputs:
             outputs += top_k * (self.latent_size or hidden_size)
         return -(-inner // num_ranks) + outputs

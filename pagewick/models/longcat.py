@@ -45,6 +45,9 @@ _ONLY: Final[dict[str, Any]] = {
     "norm_topk_prob": False,
 }
 
+# Each of their names is a part of an expression.
+_MAX_IDENTITIES: Final = 4096
+
 
 def read_longcat_flash(entries: Entries) -> ModelConfig:
     entries = entries.renamed(_ALIASES).filled(_DEFAULTS)
@@ -75,7 +78,10 @@ def read_longcat_flash(entries: Entries) -> ModelConfig:
 
 
 def _read_experts(entries: Entries) -> MoeConfig:
-    num_experts, num_identities = entries.size("n_routed_experts", 512), entries.count("zero_expert_num", 256)
+    num_experts, num_identities = (
+        entries.size("n_routed_experts", 512),
+        entries.count("zero_expert_num", 256, most=_MAX_IDENTITIES),
+    )
     return reading.make_moe(
         {
             "top_k": entries.size("num_experts_per_tok", most=num_experts + num_identities),

@@ -187,10 +187,6 @@ def same_layers(
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
     """Make the config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
     layers = fields["layers"]
-    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeConfig)]
-    if len(mixtures) * max((mixture.num_experts for mixture in mixtures), default=0) > _MAX_EXPERTS:
-        layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
-        raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
     _check_layer_types(entries, layers)
     # Layers with a window never look far; some models rotate them in a way of their own. Some rotate only these.
     rotated = [layer for layer in layers if layer.rope is not None] or layers
@@ -206,6 +202,14 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
         "dtype": read_dtype(entries),
     }
     return ModelConfig(**{**sizes, **fields})
+
+
+def check_number_of_experts(config: ModelConfig) -> None:
+    """Raise ModelLoadError for more experts than any model has: their tensors are listed before any file is read."""
+    mixtures = config.mixtures
+    if len(mixtures) * max((mixture.num_experts for mixture in mixtures), default=0) > _MAX_EXPERTS:
+        layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
+        raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
 
 
 def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:

@@ -14,6 +14,7 @@ from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.encoding import POOLING_ENTRY, POOLINGS, as_encoder, with_dense
 from pagewick.models.entries import Entries
 from pagewick.models.labels import ENDING, read_label_head
+from pagewick.models.reading import check_number_of_experts
 from pagewick.models.rope_entries import override_rope, parse_scaling
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ def read_config(
         # A part that is not loaded may be described in ways that are not known.
         values = {name: value for name, value in values.items() if name != "vision_config"}
     config = _read(architecture, Entries(values))
+    check_number_of_experts(config)
     return config.without_vision() if language_model_only else config
 
 

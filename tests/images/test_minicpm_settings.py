@@ -92,6 +92,7 @@ def test_both_files_may_say_whether_images_have_numbers(
         ({"do_resize": False}, "do_resize"),
         ({"resample": 6}, "resample"),
         ({"downsample_mode": "8x"}, "downsample_mode in .* is '8x'; Pagewick knows '16x', '4x' only"),
+        ({"scale_resolution": 20000}, "scale_resolution in .* is 20000; Pagewick knows at most 16384"),
         ({"max_slice_nums": 61}, "max_slice_nums in .* is 61; Pagewick knows at most 60"),
         ({"scale_resolution": 0}, "scale_resolution in .* must be a whole number from 1"),
     ],

@@ -129,7 +129,7 @@ def test_the_tokens_between_rows_count() -> None:
     num_tokens = len(encoder().place_chat([user]).token_ids)
     assert num_tokens == 20 + 3
     assert len(encoder(num_tokens + 1).place_chat([user]).token_ids) == num_tokens
-    with pytest.raises(InvalidRequestError, match="23 in the prompt with its images"):
+    with pytest.raises(InvalidRequestError, match="the prompt has 23 with its images"):
         encoder(num_tokens).place_chat([user])
     with pytest.raises(InvalidRequestError, match="The images alone have 20"):
         encoder(19).place_chat([user])

@@ -67,7 +67,7 @@ def test_a_step_with_adapters_needs_more(tmp_path: Path) -> None:
     config = read_config(make_checkpoint("llama", tmp_path)[0])
     limits = StepLimits(num_tokens=2048, num_logits=32, context=96, element_bytes=2)
     more = gpu_step_bytes(config, replace(limits, has_adapters=True)) - gpu_step_bytes(config, limits)
-    # 6 heads and 2 KV heads of 16 numbers each, before and after they are rotated.
-    widest = 2 * (6 + 2) * 16
+    # 6 heads and 2 KV heads of 16 numbers each, before and after they are rotated, and the outputs of the heads.
+    widest = (3 * 6 + 2 * 2) * 16
     # For the step and an eighth for gaps, and for the graphs of up to 512 tokens.
     assert more == int(2048 * widest * 2 * 9 / 8) + 512 * widest * 2

@@ -398,6 +398,8 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("a.x-k2", {"layer_types": ["full_attention"] * 3}, ("layer_types",)),
     ("longcat-flash", {"zero_expert_type": "copy"}, ("zero_expert_type", "identity")),
     ("longcat-flash", {"router_bias": True}, ("router_bias",)),
+    ("longcat-flash", {"n_routed_experts": 10**6}, ("1000000 experts in each of",)),
+    ("longcat-flash", {"zero_expert_num": 5000}, ("zero_expert_num", "from 0 to 4096")),
     ("longcat-flash", {"mla_scale_q_lora": False}, ("mla_scale_q_lora",)),
     ("longcat-flash", {"moe_topk": 13}, ("moe_topk", "from 1 to 12")),
     ("longcat-flash", {"qk_head_dim": 24}, ("qk_head_dim", "20")),

@@ -97,8 +97,11 @@ class MiniCPMVisionConfig(MergingConfig):
 
     @property
     def most_pixels(self) -> int:
-        """Published processors make pictures of about 448 x 448 pixels, fewer than this however narrow they are."""
-        return 120 * self.side**2
+        """Published processors make pictures of about 448 x 448 pixels, fewer than this however narrow they are.
+
+        The narrowest have 116 tokens, or 342 where a token has fewer patches.
+        """
+        return (120 if self.merge_size == 4 else 350) * self.side**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
