@@ -95,7 +95,7 @@ def command(
     texts += [_text_of_stdin() if text == STDIN else text for text in prompt]
     texts = [text for text in texts if text]
     if not all(map(is_decoded, texts)):
-        raise click.UsageError("a prompt is not UTF-8; convert it first, or give it in a file with --file.")
+        raise click.UsageError("a prompt is not UTF-8; convert it first.")
     given = [name for name, value in (("--prompts or -p", texts), ("--file", file), ("--batch", batch)) if value]
     if not given and " " in config.model:
         raise click.UsageError(f"{config.model[:80]!r} stands where a model does; a prompt comes after -p.")

@@ -34,17 +34,18 @@ def write_whole(path: Path, content: bytes) -> None:
 
     A pipe or a device stays what it is.
     """
-    target = path.resolve()
-    if target.is_file():
+    if path.is_file():
+        target = path.resolve()
         with replacing(target) as file:
             os.fchmod(file.fileno(), target.stat().st_mode)
             file.write(content)
         return
-    is_new = not target.exists()
+    # The path of a pipe, such as /dev/stdout, leads to a name that does not exist.
+    is_new = not path.exists()
     try:
-        target.write_bytes(content)
+        path.write_bytes(content)
     except BaseException:
         if is_new:
             with suppress(OSError):
-                target.unlink()
+                path.resolve().unlink()
         raise

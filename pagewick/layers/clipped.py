@@ -20,6 +20,9 @@ class ClippedLinear(nn.Module):
     their shares of the input, and the output after it has been added up.
     """
 
+    # A limit may be infinite.
+    takes_infinity = True
+
     def __init__(self, context: LayerContext, linear: Linear, *, is_clipped: bool) -> None:
         super().__init__()
         self.linear = linear

@@ -92,7 +92,7 @@ def load_weights(
         for name in names:
             tensor, route = source.get(name), routes[name]
             try:
-                _check_numbers(tensor)
+                _check_numbers(tensor, takes_infinity=getattr(route.module, "takes_infinity", False))
                 if callable(load := getattr(route.module, "load_in_pieces", None)):
                     load(route.leaf, tensor, route.part, pieces)
                 else:
@@ -132,14 +132,14 @@ def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping
     return routes
 
 
-def _check_numbers(tensor: Tensor) -> None:
+def _check_numbers(tensor: Tensor, *, takes_infinity: bool) -> None:
     """Raise ModelLoadError for a small tensor with a number that makes every result a NaN.
 
-    Minus infinity may be meant: an expert with such a bias is never chosen.
+    Minus infinity may be meant: an expert with such a bias is never chosen. takes_infinity: so may infinity.
     """
     if tensor.numel() > _SMALL or not tensor.is_floating_point() or tensor.element_size() == 1:
         return
-    if bool(tensor.isnan().any() or tensor.isposinf().any()):
+    if bool(tensor.isnan().any() or (not takes_infinity and tensor.isposinf().any())):
         raise ModelLoadError(
             "it holds a NaN or infinity, with which the model would compute nothing else\n"
             "  download the model again; if it was trained or converted here, use an earlier checkpoint"

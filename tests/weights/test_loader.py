@@ -262,3 +262,9 @@ def test_a_small_tensor_that_is_not_finite_is_named(number: float, is_refused: b
     with pytest.raises(ModelLoadError, match=r"cannot load norm\.weight: it holds a NaN or infinity") as refused:
         load_weights(model, MemorySource({"norm.weight": weight}))
     assert "\n  download the model again" in str(refused.value)
+    model["norm"].takes_infinity = True  # type: ignore[assignment]
+    if number == math.inf:
+        load_weights(model, MemorySource({"norm.weight": weight}))
+    else:
+        with pytest.raises(ModelLoadError, match=r"cannot load norm\.weight"):
+            load_weights(model, MemorySource({"norm.weight": weight}))

@@ -78,7 +78,9 @@ def explain_not_used(name: str, error: ModelLoadError) -> None:
 def _fits(model: Path, vision: Path) -> bool:
     try:
         # With the vocabulary, which must have a token that stands for an image.
-        open_gguf(model, vision)
+        checkpoint = open_gguf(model, vision)
+        assert checkpoint.vision is not None, "it was opened with one"
+        _ = checkpoint.config, checkpoint.pieces, checkpoint.vision.processor_files()
     except ModelLoadError as error:
         explain_not_used(vision.name, error)
         return False
