@@ -69,6 +69,17 @@ class TestOnThisDisk:
         assert f"mmproj-BF16.gguf is not used: {other} is not the vision part of {pair.text}" in log.text
         assert "mmproj-F16.gguf is not used: " in log.text
 
+    def test_one_that_lacks_what_its_model_needs_is_left_alone(
+        self, pair: Pair, tmp_path: Path, log: pytest.LogCaptureFixture
+    ) -> None:
+        lacking = {"clip.vision.attention.head_count": None}
+        target = tmp_path / "mmproj-BF16.gguf"
+        lame = rewrite(pair.vision, target, lambda name, numbers: [(name, numbers, "F32")], lacking)
+        assert found_for(pair.text) == str(pair.vision)
+        assert f"{lame.name} is not used: " in log.text and "attention.head_count is missing" in log.text
+        with pytest.raises(ModelLoadError, match=r"attention\.head_count is missing"):
+            WeightBytes.of(with_local_models(EngineConfig(str(pair.text), mmproj=str(lame))), 1)
+
     def test_a_name_stands_for_a_file_beside_the_model(self, pair: Pair, tmp_path: Path) -> None:
         second = tmp_path / "mmproj-other.gguf"
         second.write_bytes(pair.vision.read_bytes())
