@@ -248,7 +248,7 @@ def test_the_largest_picture_of_minicpm_v_by_hand(tmp_path: Path) -> None:
     architecture = "MiniCPMV4_6ForConditionalGeneration"
     config = {"architectures": [architecture], "text_config": text, "vision_config": vision, "image_token_id": 248056}
     model = read_config(config)
-    # What is assumed where the settings are not known.
+    # Without files that have settings, the upper limit of published processors counts.
     assert StepLimits.of(EngineConfig(max_model_len=8192), model).image_pixels == 120 * 56**2
     limits = StepLimits.of(with_largest_picture(EngineConfig(model=str(tmp_path), max_model_len=8192)), model)
     assert limits.image_pixels == 116 * 56**2

@@ -10,31 +10,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from pagewick.errors import ModelLoadError
-from pagewick.models.decoder import Decoder
 from pagewick.models.registry import read_config
 from pagewick.models.vision.merging_config import MergingSiglipConfig
-from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
+from tests.models.plain_images import by_transformers, encoder_of
 from tests.models.test_vision import Pixels, build, image_of
 
 NAME = "command-a-vision"
 PIXELS = Pixels(temporal_patch_size=1)
-
-
-def encoder_of(model: Decoder) -> PatchReader:
-    assert model.visual is not None
-    model.visual.use_pixels(PIXELS)
-    return model.visual
-
-
-def by_transformers(reference: Any, image: Tensor) -> Tensor:
-    normed = (image.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.std)
-    pixels = normed.permute(2, 0, 1).unsqueeze(0).to(reference.dtype)
-    return reference.model.get_image_features(pixels).pooler_output[0]  # type: ignore[no-any-return]
 
 
 def entries_of(**entries: Any) -> dict[str, Any]:
@@ -53,10 +39,10 @@ def vision_of(config: dict[str, Any]) -> MergingSiglipConfig:
 @torch.inference_mode()
 def test_rows_are_those_of_transformers(tmp_path: Path) -> None:
     reference = write_checkpoint(NAME, tmp_path)
-    encoder = encoder_of(build(tmp_path, single_context()))
+    encoder = encoder_of(tmp_path, PIXELS)
     for turn in range(3):
         image = image_of(24, 24).roll(turn, 0)
-        expected, found = by_transformers(reference, image), encoder(image)
+        expected, found = by_transformers(reference, image, PIXELS), encoder(image)
         spread = float(expected.std())
         assert spread > 0.5 and expected.shape == (9, 96) and found.deepstack.shape == (0, 9, 96)
         torch.testing.assert_close(found.rows, expected, atol=4e-5 * spread, rtol=0)
@@ -68,7 +54,7 @@ def test_rows_are_those_of_transformers(tmp_path: Path) -> None:
 def test_files_may_have_older_names(tmp_path: Path) -> None:
     write_checkpoint(NAME, tmp_path)
     image, file = image_of(24, 24), tmp_path / "model.safetensors"
-    expected = encoder_of(build(tmp_path, single_context()))(image).rows
+    expected = encoder_of(tmp_path, PIXELS)(image).rows
     newer = load_file(file)
     assert any(name.startswith("model.vision_tower.") for name in newer)
     older = {
@@ -79,7 +65,7 @@ def test_files_may_have_older_names(tmp_path: Path) -> None:
     }
     # A part that makes one vector of an image, which some files hold, is not used.
     save_file({**older, "vision_tower.vision_model.head.probe": torch.zeros(1, 1, 48)}, file)
-    assert torch.equal(encoder_of(build(tmp_path, single_context()))(image).rows, expected)
+    assert torch.equal(encoder_of(tmp_path, PIXELS)(image).rows, expected)
     save_file({name: tensor for name, tensor in older.items() if "linear_1" not in name}, file)
     with pytest.raises(ModelLoadError, match=r"lacks 2 tensors of this model: .*multi_modal_projector\.linear_1"):
         build(tmp_path, single_context())

@@ -1,4 +1,4 @@
-"""What all encoders of images have in common: their precision in bfloat16, and how ranks share their heads."""
+"""All encoders of images are precise in bfloat16, and their ranks share the heads."""
 
 from __future__ import annotations
 

@@ -9,16 +9,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from pagewick.errors import ModelLoadError
-from pagewick.models.decoder import Decoder
 from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import read_config
 from pagewick.models.vision.config import SiglipConfig
-from pagewick.models.vision.pixels import PatchReader
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, write_checkpoint
+from tests.models.plain_images import by_transformers, encoder_of
 from tests.models.published import PUBLISHED
 from tests.models.test_vision import Pixels, build, image_of
 
@@ -26,18 +24,6 @@ NAME = "gemma-3-multimodal"
 # Pixels of a side, and the patches whose mean is a token.
 SIDE, MERGED = 48, 3
 PIXELS = Pixels(merge_size=MERGED, temporal_patch_size=1)
-
-
-def encoder_of(model: Decoder) -> PatchReader:
-    assert model.visual is not None
-    model.visual.use_pixels(PIXELS)
-    return model.visual
-
-
-def by_transformers(reference: Any, image: Tensor) -> Tensor:
-    normed = (image.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.std)
-    pixels = normed.permute(2, 0, 1).unsqueeze(0).to(reference.dtype)
-    return reference.model.get_image_features(pixels).pooler_output[0]  # type: ignore[no-any-return]
 
 
 def entries_of(**entries: Any) -> dict[str, Any]:
@@ -56,9 +42,9 @@ def vision_of(config: dict[str, Any]) -> SiglipConfig:
 @torch.inference_mode()
 def test_rows_are_those_of_transformers(tmp_path: Path) -> None:
     reference = write_checkpoint(NAME, tmp_path)
-    encoder = encoder_of(build(tmp_path, single_context()))
+    encoder = encoder_of(tmp_path, PIXELS)
     image = image_of(SIDE, SIDE)
-    expected, found = by_transformers(reference, image), encoder(image)
+    expected, found = by_transformers(reference, image, PIXELS), encoder(image)
     spread = float(expected.std())
     assert spread > 0.5 and expected.shape == (16, 48) and found.deepstack.shape == (0, 16, 48)
     torch.testing.assert_close(found.rows, expected, atol=4e-5 * spread, rtol=0)
@@ -74,7 +60,7 @@ def test_names_in_files(tower: str, has_head: bool, tmp_path: Path) -> None:
     """Published files have the first ones; a part of SigLIP's that Gemma does not use may be there."""
     write_checkpoint(NAME, tmp_path)
     image = image_of(SIDE, SIDE)
-    expected = encoder_of(build(tmp_path, single_context()))(image).rows
+    expected = encoder_of(tmp_path, PIXELS)(image).rows
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     assert "vision_tower.post_layernorm.weight" in tensors
@@ -87,7 +73,7 @@ def test_names_in_files(tower: str, has_head: bool, tmp_path: Path) -> None:
         renamed[f"{tower}head.attention.in_proj_bias"] = torch.zeros(3)
         renamed[f"{tower}embeddings.position_ids"] = torch.arange(144)[None]
     save_file(renamed, file)
-    assert torch.equal(encoder_of(build(tmp_path, single_context()))(image).rows, expected)
+    assert torch.equal(encoder_of(tmp_path, PIXELS)(image).rows, expected)
 
 
 def test_a_file_without_the_vision_part_reads_no_images(tmp_path: Path) -> None:

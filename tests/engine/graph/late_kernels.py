@@ -15,7 +15,7 @@ _F32, _I32, _I64 = torch.float32, torch.int32, torch.int64
 
 
 def _like(*arguments: Any, **options: Any) -> Shapes:
-    """Of a result like the first argument."""
+    """Return the shape of a result that is like the first argument."""
     return [(arguments[0].shape, arguments[0].dtype)]
 
 

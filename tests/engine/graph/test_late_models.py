@@ -27,8 +27,8 @@ from tests.models.encoders import ENCODERS, write_encoder
 from tests.models.pooled import pooled
 
 # Their choice of tokens makes the host wait.
-SPARSE = ("deepseek-v3.2", "glm-5.2")
-# Of each kind of attention, of state, of experts and of residual streams.
+SPARSE = ("deepseek-v3.2", "glm-5.2", "a.x-k2", "a.x-k2-groups")
+# They have each kind of attention, of state, of experts and of residual streams.
 SAMPLE = (
     "deepseek-v3", "falcon-h1", "falcon-mamba", "gemma-3n", "gpt-oss", "kimi-linear", "lfm2-moe", "llama4-scout",
     "qwen3.5",
