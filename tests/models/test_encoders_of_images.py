@@ -18,6 +18,7 @@ from pagewick.models.registry import read_config
 from pagewick.models.vision.pixels import PatchReader, PixelSettings
 from tests.layers.ranks import single_context
 from tests.models import (
+    plain_images,
     test_cohere_vision,
     test_gemma4_vision,
     test_idefics3_vision,
@@ -89,6 +90,10 @@ def of_internvl(variant: str) -> Encoder:
     return Encoder(variant, test_intern_vision.by_transformers, pixels, turned(side, 16), image_of(side, side))
 
 
+def whole_by_transformers(pixels: Pixels) -> Callable[[Any, Tensor], Tensor]:
+    return lambda reference, image: plain_images.by_transformers(reference, image, pixels)
+
+
 def of_lfm_3(variant: str) -> Encoder:
     pixels = test_lfm3_vision.SETTINGS[variant]
 
@@ -110,8 +115,8 @@ ENCODERS = {
         *map(of_internvl, test_intern_vision.SIZES),
         *map(of_lfm_3, test_lfm3_vision.SETTINGS),
         Encoder(
-            test_siglip.NAME, test_siglip.by_transformers, test_siglip.PIXELS, turned(test_siglip.SIDE, 4),
-            image_of(test_siglip.SIDE, test_siglip.SIDE),
+            test_siglip.NAME, whole_by_transformers(test_siglip.PIXELS), test_siglip.PIXELS,
+            turned(test_siglip.SIDE, 4), image_of(test_siglip.SIDE, test_siglip.SIDE),
         ),
         Encoder(
             "smolvlm", test_idefics3_vision.by_transformers, test_idefics3_vision.pixels_of("smolvlm"),
@@ -119,8 +124,8 @@ ENCODERS = {
         ),
         # Ranks share both halves of its projector, too.
         Encoder(
-            test_cohere_vision.NAME, test_cohere_vision.by_transformers, test_cohere_vision.PIXELS, turned(24, 16),
-            image_of(24, 24),
+            test_cohere_vision.NAME, whole_by_transformers(test_cohere_vision.PIXELS), test_cohere_vision.PIXELS,
+            turned(24, 16), image_of(24, 24),
         ),
         Encoder(
             "lfm2-vl", test_merging_siglip.by_transformers, Pixels(temporal_patch_size=1),
