@@ -156,6 +156,10 @@ def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
     yield page
     stand_in.go_on()
     faults = watch.take(page.context)
+    for other in page.context.pages:
+        # A test that failed has left it. It would follow the next ones without the database that is cleared below.
+        if other != page:
+            other.close()
     page.unroute_all()
     page.evaluate("sessionStorage.clear()")
     if page.locator("[aria-busy=true], #composer-text:not(:placeholder-shown), .draft-file").count():

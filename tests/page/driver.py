@@ -48,6 +48,12 @@ def conversations(page: Page) -> Locator:
     return page.locator("#conversation-list .conversation-title")
 
 
+def delete(page: Page, title: str) -> None:
+    """Delete the conversation with this title."""
+    page.get_by_role("listitem").filter(has_text=title).hover()
+    page.get_by_role("button", name=f"Delete {title}").click()
+
+
 def version(message: Locator) -> Locator:
     return message.locator(".branch-count [aria-hidden]")
 
@@ -63,6 +69,10 @@ def edit(page: Page, question: Locator, text: str) -> None:
 def again(answer: Locator) -> None:
     answer.hover()
     answer.get_by_role("button", name="Answer again").click()
+
+
+def continue_button(page: Page) -> Locator:
+    return answers(page).last.get_by_role("button", name="Continue")
 
 
 def set_field(page: Page, label: str, value: str) -> None:

@@ -14,6 +14,7 @@ from tests.page.driver import (
     ask,
     ask_and_wait,
     conversations,
+    delete,
     edit,
     questions,
     text_of,
@@ -25,11 +26,6 @@ from tests.page.stand_in import Answer, StandIn
 
 def new_chat(page: Page) -> None:
     page.get_by_role("button", name="New chat").click()
-
-
-def delete(page: Page, title: str) -> None:
-    page.get_by_role("listitem").filter(has_text=title).hover()
-    page.get_by_role("button", name=f"Delete {title}").click()
 
 
 def export(page: Page) -> str:
@@ -229,58 +225,6 @@ def test_a_file_that_is_no_export_changes_nothing(page: Page) -> None:
         expect(page.locator("#toast")).to_contain_text("Nothing was imported.")
         expect(page.locator("#toast")).to_contain_text(complaint)
     expect(conversations(page)).to_have_count(0)
-
-
-def test_two_tabs_show_the_same_conversations(page: Page) -> None:
-    other = page.context.new_page()
-    other.goto(page.url)
-    ask_and_wait(page, "Shared")
-    other.get_by_role("button", name="Shared", exact=True).click()
-    ask_and_wait(other, "From the other tab")
-    expect(questions(page)).to_have_count(2)
-    expect(text_of(answers(page).last)).to_have_text("Hello from the stand-in.")
-    delete(other, "Shared")
-    expect(page.get_by_text("No conversations yet.")).to_be_visible()
-    other.close()
-
-
-def test_two_tabs_that_write_at_once_keep_both_answers(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["First", " whole"], holds_after=1), Answer(["Second", " whole"], holds_after=1)]
-    ask(page, "One")
-    expect(text_of(answers(page).last)).to_have_text("First")
-    other = page.context.new_page()
-    other.goto(page.url)
-    expect(answers(other)).to_have_count(1)
-    ask(other, "Two")
-    expect(text_of(answers(other).last)).to_have_text("Second")
-    stand_in.go_on()
-    wait_until_finished(page)
-    wait_until_finished(other)
-    for has_reloaded in (False, True):
-        for tab in (page, other):
-            if has_reloaded:
-                tab.reload()
-            expect(answers(tab)).to_have_count(2)
-            expect(text_of(answers(tab).first)).to_have_text("First whole")
-            expect(text_of(answers(tab).last)).to_have_text("Second whole")
-            expect(tab.locator(".note")).to_have_count(0)
-    other.close()
-
-
-def test_a_tab_does_not_put_back_an_answer_that_another_tab_continues(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["one"], finish_reason="length"), Answer([" two", " three"], holds_after=1)]
-    ask_and_wait(page, "Count")
-    expect(page.locator(".note")).to_contain_text("limit of its length")
-    other = page.context.new_page()
-    other.goto(page.url)
-    answers(other).last.get_by_role("button", name="Continue").click()
-    expect(text_of(answers(other).last)).to_have_text("one two")
-    expect(page.locator(".note")).to_have_count(0)
-    other.reload()
-    for tab in (page, other):
-        expect(text_of(answers(tab).last)).to_have_text("one two")
-        expect(tab.locator(".note")).to_contain_text("Cut")
-    other.close()
 
 
 def test_without_a_database_the_page_warns_and_works(page: Page) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.page.driver import (
     IS_SENDING,
@@ -12,16 +12,13 @@ from tests.page.driver import (
     answers,
     ask,
     ask_and_wait,
+    continue_button,
     text_of,
     until,
     version,
     wait_until_finished,
 )
 from tests.page.stand_in import USAGE, Answer, StandIn
-
-
-def continue_button(page: Page) -> Locator:
-    return answers(page).last.get_by_role("button", name="Continue")
 
 
 def begin_and_reload(page: Page, stand_in: StandIn) -> None:
@@ -57,35 +54,6 @@ def test_a_reload_says_that_it_cut_the_answer_and_the_model_continues_it(page: P
     expect(text_of(answers(page).last)).to_have_text("Half a sentence, and the rest.")
     expect(answers(page).last.locator(".note")).to_have_count(0)
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('unfinished'))") == []
-
-
-def test_an_answer_that_another_tab_is_writing_is_not_cut(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["Half", " done"], holds_after=1)]
-    ask(page, "Slow")
-    expect(text_of(answers(page).last)).to_have_text("Half")
-    other = page.context.new_page()
-    other.goto(page.url)
-    expect(answers(other)).to_have_count(1)
-    expect(other.get_by_role("combobox", name="Model")).to_be_enabled()
-    expect(other.locator(".note")).to_have_count(0)
-    stand_in.go_on()
-    wait_until_finished(page)
-    expect(text_of(answers(other).last)).to_have_text("Half done")
-    expect(other.locator(".note")).to_have_count(0)
-    other.close()
-
-
-def test_an_answer_is_cut_when_the_tab_that_writes_it_is_closed(page: Page, stand_in: StandIn) -> None:
-    other = page.context.new_page()
-    other.goto(stand_in.url)
-    stand_in.answers = [Answer(["Half", " done"], holds_after=1)]
-    ask(other, "Slow")
-    expect(text_of(answers(other).last)).to_have_text("Half")
-    page.get_by_role("button", name="Slow", exact=True).click()
-    expect(page.locator(".note")).to_have_count(0)
-    other.close()
-    expect(text_of(answers(page).last)).to_have_text("Half")
-    expect(continue_button(page)).to_be_visible()
 
 
 def test_an_unfinished_answer_of_an_older_version_is_cut(page: Page) -> None:

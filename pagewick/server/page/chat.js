@@ -169,7 +169,10 @@ export class Chat {
     Object.assign(node, { finishReason, isStopped, isCut, error, numRequests: (node.numRequests ?? 0) + 1 });
     const abort = new AbortController();
     this.#running.set(conversation.id, { conversation, node, abort });
+    const isSaved = this.library.saveUntold(conversation);
     const isDone = whileWriting(node, async () => {
+      // Not before: another tab that has this lock first takes the response for one whose tab is closed, and marks it as cut.
+      isSaved.then(() => this.library.tell(conversation));
       await this.#generate(conversation, node, { signal: abort.signal, continued });
       // When a page is left, its connections break first.
       if (node.error) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
@@ -179,7 +182,6 @@ export class Chat {
       // The user may have deleted the conversation meanwhile.
       if (this.library.get(conversation.id)) await this.library.save(conversation);
     });
-    this.library.save(conversation);
     this.onShow();
     await isDone;
     if (this.#isLeaving || !this.library.get(conversation.id)) return;

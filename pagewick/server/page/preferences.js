@@ -24,3 +24,10 @@ export function writePreference(name, value) {
     inMemory.set(name, value);
   }
 }
+
+/** Call back with the name of each preference that another tab stores, once this tab can read it. */
+export function watchPreferences(callback) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (newValue !== null && key?.startsWith(PREFIX)) callback(key.slice(PREFIX.length));
+  });
+}

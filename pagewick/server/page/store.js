@@ -1,7 +1,7 @@
 // Stores conversations in the browser: in IndexedDB, or in memory if that is not available.
 
 import { merge, takeMessages } from "./tree.js";
-import { forget, settle } from "./unfinished.js";
+import { forget, settle, whenKept } from "./unfinished.js";
 
 const DATABASE = "pagewick";
 const CONVERSATIONS = "conversations";
@@ -62,16 +62,18 @@ export class Library extends EventTarget {
   async open() {
     try {
       this.#database = await openDatabase();
-      await this.#readAll();
     } catch {
       // Private windows and strict settings forbid databases; main.js tells the user (isLasting).
-      this.#database = null;
     }
+    // Before the conversations are read, so that nothing is missed of what other tabs save meanwhile.
     this.#channel?.addEventListener("message", ({ data }) => this.#followOtherTab(data));
+    whenKept((id) => this.get(id) && !this.writingIn(id) && this.#settle(this.get(id)));
+    await this.#readAll();
   }
 
   async #readAll() {
-    for (const conversation of await this.#database.all()) if (!this.writingIn(conversation.id)) this.#take(conversation);
+    const conversations = await this.#try((database) => database.all());
+    for (const conversation of conversations ?? []) if (!this.writingIn(conversation.id)) this.#take(conversation);
   }
 
   /** Take a conversation from the database, and store again what another tab has replaced by an older copy of it. */
@@ -81,8 +83,13 @@ export class Library extends EventTarget {
     const isBehind = mine !== null && takeMessages(conversation, mine);
     this.#conversations.set(id, conversation);
     if (isBehind) this.keep(conversation);
+    this.#settle(conversation);
+  }
+
+  #settle(conversation) {
+    const { id } = conversation;
     settle(conversation, {
-      read: () => this.#database?.get(id),
+      read: () => this.#try((database) => database.get(id)),
       save: async (stored) => {
         if (this.writingIn(id)) return;
         this.#conversations.set(id, stored);
@@ -102,22 +109,33 @@ export class Library extends EventTarget {
   }
 
   async save(conversation) {
+    await this.saveUntold(conversation);
+    this.tell(conversation);
+  }
+
+  /** Save without a message to other tabs. */
+  async saveUntold(conversation) {
     this.#conversations.set(conversation.id, conversation);
     this.#changed(conversation.id);
-    await this.keep(conversation);
+    await this.#try((database) => database.put(conversation));
   }
 
   /** Save without an event in this tab, for use during a response. */
   async keep(conversation) {
-    await this.#write((database) => database.put(conversation));
-    this.#channel?.postMessage(conversation.id);
+    await this.#try((database) => database.put(conversation));
+    this.tell(conversation);
+  }
+
+  /** Tell other tabs that a conversation has been saved. */
+  tell({ id }) {
+    this.#channel?.postMessage(id);
   }
 
   /** Add many conversations. onProgress(count) is called with the number of those that are saved. */
   async addAll(conversations, onProgress) {
     for (let at = 0; at < conversations.length; at += BATCH) {
       const batch = conversations.slice(at, at + BATCH);
-      await this.#write((database) => database.putAll(batch));
+      await this.#try((database) => database.putAll(batch));
       for (const conversation of batch) this.#conversations.set(conversation.id, conversation);
       onProgress(at + batch.length);
     }
@@ -129,18 +147,22 @@ export class Library extends EventTarget {
     forget(id);
     this.#conversations.delete(id);
     this.#changed(id);
-    await this.#write((database) => database.remove(id));
+    await this.#try((database) => database.remove(id));
     this.#channel?.postMessage(id);
   }
 
-  /** Continue in memory, and report it, after the disk is full or the browser has closed the database. */
-  async #write(change) {
-    if (!this.#database) return;
+  /**
+   * Return the result of a request to the database. Without a database it is undefined. If the disk is full or the browser has closed
+   * the database, report it and continue in memory.
+   */
+  async #try(request) {
+    if (!this.#database) return undefined;
     try {
-      await change(this.#database);
+      return await request(this.#database);
     } catch (error) {
       this.#database = null;
       this.dispatchEvent(new CustomEvent("failure", { detail: error }));
+      return undefined;
     }
   }
 
@@ -149,13 +171,15 @@ export class Library extends EventTarget {
       await this.#readAll();
       return this.#changed(null);
     }
-    const theirs = await this.#database?.get(id);
+    const theirs = await this.#try((database) => database.get(id));
+    // This tab's conversations live on in its memory; nothing says what the other tab has done.
+    if (!this.#database) return;
     const mine = this.get(id);
     const writing = this.writingIn(id);
     if (theirs && mine && writing) merge(mine, theirs, writing);
     else if (theirs) this.#take(theirs);
     else if (!writing) this.#conversations.delete(id);
-    return this.#changed(id);
+    this.#changed(id);
   }
 
   #changed(id) {

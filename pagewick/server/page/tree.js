@@ -115,7 +115,7 @@ export function takeMessages(into, from, writing = null) {
 }
 
 /** Whether a copy of an answer is a later state of it than another copy. */
-function isFurther(one, other) {
+export function isFurther(one, other) {
   const [state, otherState] = [one, other].map(stateOf);
   const at = state.findIndex((value, index) => value !== otherState[index]);
   return at >= 0 && state[at] > otherState[at];
