@@ -45,6 +45,11 @@ class AsyncPrompts:
         return self._prompts.template_source
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the model's chat template reads."""
+        return self._prompts.template_variables
+
+    @property
     def can_infill(self) -> bool:
         """Whether the vocabulary has tokens that ask for the text between two texts."""
         return self._prompts.can_infill

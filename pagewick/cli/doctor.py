@@ -130,7 +130,12 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         for option, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES))
     )
     wishes = Wishes(
-        options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"], options["max_num_seqs"]
+        options["max_model_len"],
+        dtype,
+        kv_cache_dtype,
+        options["tensor_parallel_size"],
+        options["max_num_seqs"],
+        _largest_picture(found),
     )
     asked = EngineConfig(model=model, quantization=options["quantization"])
     mix = asked.for_weights(found.kind, {tensor.dtype for tensor in found.tensors}).quantization
@@ -204,6 +209,20 @@ def _purpose(model: ModelConfig) -> tuple[str, str] | None:
         kind = "scores of pairs of texts" if model.labels.activation else f"{model.labels.num_labels} classes of texts"
         return "labels", f"{kind}; it writes no text"
     return None
+
+
+def _largest_picture(found: Checkpoint) -> int | None:
+    """Return the pixels of the largest picture that the model gets at once; None if no file on this disk says it."""
+    from pagewick.images.settings_files import has_settings, read_settings
+
+    place = Path(found.where)
+    if found.model_config is None or found.model_config.vision is None or not place.is_dir():
+        return None
+    try:
+        return read_settings(place).largest_picture if has_settings(place) else None
+    except PagewickError:
+        # image_findings says what is wrong with it.
+        return None
 
 
 def image_findings(found: Checkpoint) -> list[Finding]:

@@ -40,7 +40,6 @@ from pagewick.engine.step_memory import (
 )
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig
-from pagewick.models.tensor_sizes import DTYPE_BYTES
 from pagewick.parallel.sharding import kv_heads_of_rank
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
@@ -74,13 +73,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The user's decisions; None leaves one to the planner."""
+    """The user's decisions, and what the model's files decide; None leaves one to the planner.
+
+    max_image_pixels: those of the largest picture that the model gets at once.
+    """
 
     max_model_len: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
     tensor_parallel_size: int | None = None
     max_num_seqs: int | None = None
+    max_image_pixels: int | None = None
 
 
 WeightsOf = Callable[[int], int]
@@ -277,16 +280,20 @@ def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> 
     On a CPU, numbers are counted as float32, because matrix products of 16 bits use such buffers. For Qwen3-0.6B this
     gives 141 MiB; measured: 134 MiB.
     """
-    num_tokens, num_sequences = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_num_seqs or MAX_NUM_SEQS
+    num_sequences = wishes.max_num_seqs or MAX_NUM_SEQS
+    if kind == "cuda":
+        config = EngineConfig(
+            max_model_len=wishes.max_model_len,
+            max_num_seqs=num_sequences,
+            max_image_pixels=wishes.max_image_pixels,
+            dtype=dtype,
+        )
+        return gpu_step_bytes(model, StepLimits.of(config, model), wishes.tensor_parallel_size or 1)
+    num_tokens, context = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_model_len or model.max_position_embeddings
     if model.encoder is not None:
         # A step computes whole prompts, and no logits.
-        num_tokens = max(num_tokens, wishes.max_model_len or model.max_position_embeddings)
-        num_sequences = 0
-    context = wishes.max_model_len or model.max_position_embeddings
-    if kind != "cuda":
-        return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES, context=context)
-    limits = StepLimits(num_tokens, num_sequences, context, DTYPE_BYTES[dtype])
-    return gpu_step_bytes(model, limits, wishes.tensor_parallel_size or 1)
+        num_tokens, num_sequences = max(num_tokens, context), 0
+    return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES, context=context)
 
 
 def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:

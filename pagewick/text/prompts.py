@@ -124,8 +124,8 @@ class PromptEncoder:
     reasoning_tags: None for a model without tags. part_formats: the known formats in which it writes tool calls and the
     like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
     call_format: this format. images: None for a model that reads no images.
-    can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, or a budget, which
-    `render_chat` then sets too.
+    template_variables: those that its chat template reads. can_think_by_switch: these have enable_thinking or one with
+    the same meaning, or a budget, which `render_chat` then sets too.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class PromptEncoder:
         self.reasoning_tags = (
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
         )
-        variables = chat_template.variables if chat_template is not None else frozenset[str]()
-        self.can_think_by_switch = not variables.isdisjoint((*THINKING_SWITCHES, BUDGET_VARIABLE))
+        self.template_variables = chat_template.variables if chat_template is not None else frozenset[str]()
+        self.can_think_by_switch = not self.template_variables.isdisjoint((*THINKING_SWITCHES, BUDGET_VARIABLE))
         sources = () if chat_template is None else chat_template.sources
         self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
         self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]

@@ -205,6 +205,19 @@ def test_how_a_model_reads_images(machine: pytest.MonkeyPatch, tmp_path: Path) -
     assert line().startswith("note     images    they are refused, because preprocessor_config.json is missing")
 
 
+def test_a_plan_for_a_gpu_has_room_for_the_largest_picture(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_tiny_vlm(tmp_path)
+    settings = tmp_path / "preprocessor_config.json"
+    entries = json.loads(settings.read_text(encoding="utf-8"))
+
+    def activations(side: int) -> int:
+        settings.write_text(json.dumps({**entries, "max_pixels": side**2, "size": None}), encoding="utf-8")
+        plan = json.loads(run(str(tmp_path), "--json", "--device", "cuda", "--memory", "24GiB").stdout)["plan"]
+        return int(plan["activations"])
+
+    assert activations(64) < activations(128)
+
+
 def test_how_a_model_reads_images_in_rows(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_tiny_mistral(tmp_path)
     (line,) = (line for line in run(str(tmp_path)).stdout.splitlines() if " images " in line)

@@ -14,7 +14,7 @@ import torch
 from pagewick import LLM
 from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.attention.native import NativeBackend, default_block_size
-from pagewick.config import BUILTIN_MODEL, EngineConfig
+from pagewick.config import BUILTIN_MODEL, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import plan as plan_module
 from pagewick.doctor.findings import format_memory
@@ -31,6 +31,7 @@ from pagewick.doctor.plan import (
 )
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
+from pagewick.engine.step_memory import StepLimits, image_bytes
 from pagewick.errors import ConfigError
 from pagewick.layers.context import LayerContext
 from pagewick.models.registry import build_model, read_config
@@ -146,6 +147,16 @@ def test_bytes_per_token_by_hand() -> None:
     assert plan.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2 == 131072
     assert plan.rows[0].num_bytes == 2048 * 131072
     assert make_plan(LLAMA, WEIGHTS, GPU, Wishes(kv_cache_dtype="float32")).kv_bytes_per_token == 262144
+
+
+def test_the_largest_picture_takes_memory_of_a_gpu() -> None:
+    model = read_config(PUBLISHED["Qwen3-VL-8B-Instruct"])
+    blind = make_plan(model.without_vision(), WEIGHTS, GPU, Wishes()).activations
+    for side in (256, 4096):
+        wishes = Wishes(max_image_pixels=side**2)
+        limits = StepLimits(DEFAULT_MAX_NUM_BATCHED_TOKENS, 0, 10**6, 2, image_pixels=side**2)
+        found = make_plan(model, WEIGHTS, GPU, wishes).activations - blind
+        assert found == pytest.approx(image_bytes(model, limits) * 9 / 8, abs=2)
 
 
 def test_windows_by_hand() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from pagewick.async_llm import AsyncEngine
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.core.request import Template, Thinking
@@ -82,6 +83,18 @@ def ignored_names(request: ConversationRequest, model: ThinkingModel) -> list[st
         "reasoning_effort": request.reasoning_effort not in (None, "none"),
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def unread_variables(template: Template, engine: AsyncEngine) -> list[str]:
+    """Return the fields of variables that the model's chat template never reads."""
+    if template.source is not None:
+        return []
+    read = engine.template_variables
+    if engine.reasoning_tags is not None or engine.can_think_by_switch:
+        # A template that reads neither gets them under its own name, or the model a budget of no tokens.
+        read = read.union(SWITCHES)
+    names = [f"chat_template_kwargs.{name}" for name in template.variables if name not in read]
+    return names if "documents" in read or not template.documents else [*names, "documents"]
 
 
 def _budgets(request: ConversationRequest) -> dict[str, int | None]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from pagewick.errors import InvalidRequestError
+from pagewick.server.api.field_errors import field_error
 from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal_of
 from pagewick.server.api.nested_fields import EMPTY, Nested, nested_fields, unknown_inside
 from pagewick.server.core.limits import check_nesting
@@ -23,8 +24,6 @@ from pagewick.server.core.limits import check_nesting
 MAX_NAMED = 16
 # Upper limit of the characters of a name that are shown and compared with the names of fields.
 MAX_NAME_CHARS = 64
-# Upper limit of the characters of a body that an error repeats.
-MAX_QUOTED_CHARS = 200
 
 _OBJECTS = list[dict[str, msgspec.Raw]]
 
@@ -47,7 +46,7 @@ def decode_request(
         request = msgspec.json.decode(body, type=kind)
         ignored = _ignored(values, kind, known)
     except msgspec.ValidationError as error:
-        raise _field_error(error, kind) from None
+        raise field_error(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {_reason(body, error)}") from None
     if strict and ignored:
@@ -133,40 +132,3 @@ def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequest
         shown.append(harmless_name(name) + (f" (did you mean {near[0]}?)" if near else ""))
     message = f"this server takes no unknown fields; leave out: {', '.join(shown)}"
     return InvalidRequestError(message, param=harmless_name(names[0]), code="unknown_parameter")
-
-
-def _field_error(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> InvalidRequestError:
-    """Name the field. msgspec says "Expected `int`, got `str` - at `$.max_tokens`", where `$` is the body."""
-    reason, _, path = str(error).rpartition(" - at `$")
-    if not reason:
-        reason, path = path, ""
-    if len(reason) > MAX_QUOTED_CHARS:
-        reason = reason[:MAX_QUOTED_CHARS] + "..."
-    if reason.startswith(("Invalid enum value", "Invalid value")) and (values := _accepted_values(kind, path)):
-        reason += "; accepted: " + ", ".join(values)
-    param = path.rstrip("`").lstrip(".")
-    if match := re.search(r"missing required field `(\w+)`", reason):
-        param = f"{param}.{match[1]}" if param else match[1]
-        return InvalidRequestError(f"{param} is missing", param=param)
-    message = f"{param}: {reason}" if param else f"the body is not a request: {reason}"
-    return InvalidRequestError(message, param=param or None)
-
-
-def _accepted_values(kind: type[msgspec.Struct], path: str) -> list[str]:
-    """Return the values that the field at a path like `.messages[0].role` accepts; empty if it is not an enum."""
-    places: list[Any] = [msgspec.inspect.type_info(kind)]
-    for name, _ in re.findall(r"\.(\w+)|(\[)", path):
-        places = [inner for place in places for inner in _inside(place, name)]
-    kinds = [place for place in places if isinstance(place, msgspec.inspect.LiteralType)]
-    return [str(value) or '""' for kind in kinds for value in kind.values]
-
-
-def _inside(place: Any, name: str) -> list[Any]:
-    """Return the types that the field of a struct, or the entries of a list if the name is empty, may have."""
-    if name and getattr(place, "tag_field", None) == name:
-        # A struct without fields stands for a kind of object that is refused with a reason of its own.
-        return [msgspec.inspect.LiteralType((place.tag,))] if place.fields else []
-    inner = [field.type for field in getattr(place, "fields", ()) if field.encode_name == name]
-    if not name and isinstance(place, msgspec.inspect.ListType):
-        inner = [place.item_type]
-    return [one for found in inner for one in getattr(found, "types", (found,))]

@@ -23,7 +23,7 @@ from pagewick.server.api.classification import (
     ClassificationResponse,
 )
 from pagewick.server.api.completion_response import CompletionForm, CompletionResponse
-from pagewick.server.api.conversation_fields import ignored_names
+from pagewick.server.api.conversation_fields import ignored_names, unread_variables
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.embeddings import EmbeddingList, EmbeddingRequest, EmbeddingResponse
 from pagewick.server.api.framing import EventFraming
@@ -96,13 +96,15 @@ class OpenAIApi(Dialect):
         body, ignored = await self.read(request, ChatCompletionRequest)
         ignored += check_parts(body.messages, reads_images=self.reads_images)
         ignored += ignored_names(body, self.core.thinking_model)
+        wanted = body.chat_request()
+        ignored += unread_variables(wanted.template, self.core.engine)
 
         def render(generation: Generation) -> ChatResponse:
             return ChatResponse(
                 generation, _chat_form(body), UsageReport(body, [generation]), self._head("chatcmpl", body)
             )
 
-        return await self.answer_chat(request, body.chat_request(), render, ignored)
+        return await self.answer_chat(request, wanted, render, ignored)
 
     @describes(replace(_GENERATING, request=CompletionRequest, response=Completion, chunk=Completion))
     async def completions(self, request: Request) -> Response:

@@ -137,7 +137,7 @@ def test_completions_are_not_split() -> None:
     ("fields", "where", "what"),
     [
         ({"lines": []}, "lines", "say something"),
-        ({"at_most": "few"}, "at_most", "Expected `int"),
+        ({"at_most": "few"}, "at_most", "expected an integer"),
         ({"magic": True}, "magic", "magic is not supported"),
         # The core's word, with the dialect's name of the field.
         ({"warmth": -1.0}, "warmth", "warmth must be"),

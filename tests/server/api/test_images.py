@@ -245,7 +245,7 @@ def test_an_image_may_be_all_of_a_message_of_anthropics_api(api: ImageApi) -> No
         ({"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": "AA"}}, "image/png, image"),
         ({"type": "image", "source": {"type": "base64", "data": "AA"}}, "media_type must be one of"),
         ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, "file in base64"),
-        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": 5}}, "data: Expected `str"),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": 5}}, "expected a string"),
         ({"type": "document", "source": {}}, "reads text and images; messages[1].content[0] has type 'document'"),
     ],
     ids=str,

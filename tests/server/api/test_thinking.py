@@ -239,6 +239,18 @@ def test_a_model_that_does_not_think_is_not_asked_to(monkeypatch: pytest.MonkeyP
     assert ignored_by(api.chat(reasoning_effort="none", thinking_budget=5)) is None
 
 
+def test_variables_that_the_chat_template_never_reads_are_named() -> None:
+    variables = {"chat_template_kwargs": {"color": 1, "thinking": True}}
+    named = "chat_template_kwargs.color"
+    assert Api().chat(**variables).headers["x-pagewick-ignored"] == named
+    both = Api().chat(**variables, documents=[{"text": "Hi"}], shape=1).headers["x-pagewick-ignored"]
+    assert both == f"shape, {named}, documents"
+    assert Api().post("/v1/responses", input="Hi", **variables).headers["x-pagewick-ignored"] == named
+    api = Api(trust_request_chat_template=True)
+    response = api.chat(**variables, documents=[], chat_template="{{ color }}")
+    assert "x-pagewick-ignored" not in response.headers and api.prompt == "1"
+
+
 def test_a_model_without_a_switch_is_kept_from_thinking_by_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagewick.async_llm.AsyncEngine.can_think_by_switch", False)
     api = thinking_api()

@@ -213,7 +213,7 @@ def test_every_choice_constrains_the_response(
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "name"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools[2].function.name", "another tool"),
         ({"tools": TOOLS * 65}, "tools", "at most 128"),
-        ({"tools": "look"}, "tools", "Expected `array"),
+        ({"tools": "look"}, "tools", "expected an array"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "must be"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "must be"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "'x'"),

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.field_errors import field_error
 from pagewick.server.api.images import checked_url, image_part, is_without_effect
 from pagewick.server.api.responses_api.items import decoded_thoughts, new_id
 from pagewick.server.api.responses_api.tools import full_name
@@ -105,9 +106,7 @@ def _checked(item: Item, where: str, reads_images: bool) -> Item:
     try:
         made = msgspec.convert(item, struct)
     except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$")
-        place = where + path.rstrip("`")
-        raise InvalidRequestError(f"{place}: {reason}", param=place) from None
+        raise field_error(error, struct, where) from None
     checked = {"type": kind, **item}
     checked["type"] = kind
     if not getattr(made, "id", None):

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation
+from pagewick.server.api.conversation_fields import unread_variables
 from pagewick.server.api.dialect import Dialect, GeneratedResponse
 from pagewick.server.api.framing import Framing
 from pagewick.server.api.json_response import json_response
@@ -91,7 +92,7 @@ class ResponsesApi(Dialect):
         head = self._head(body)
         keep = partial(self._keep, owner, items) if body.is_stored else None
         return await self.answer_chat(
-            request, chat, partial(_answer, body, head, keep), ignored + self._without_effect(body)
+            request, chat, partial(_answer, body, head, keep), ignored + self._without_effect(body, chat)
         )
 
     @describes(
@@ -108,7 +109,7 @@ class ResponsesApi(Dialect):
         body, ignored = await self.read(request, InputTokensRequest)
         chat, _ = await self._chat_of(RequestContext.of(request).key, body)
         count = await self.admission.run(request, partial(self.core.count_tokens, chat))
-        return json_response(InputTokens(input_tokens=count), ignored + self._without_effect(body))
+        return json_response(InputTokens(input_tokens=count), ignored + self._without_effect(body, chat))
 
     @describes(replace(_STORED, response=ResponseObject))
     async def get(self, request: Request) -> Response:
@@ -172,10 +173,11 @@ class ResponsesApi(Dialect):
             raise _no_response(response_id)
         return stored_of(found)
 
-    def _without_effect(self, body: PromptFields) -> list[str]:
-        """body: one whose items are checked."""
+    def _without_effect(self, body: PromptFields, chat: ChatRequest) -> list[str]:
+        """Return the fields that have no effect. chat: made from the body."""
         model = self.core.thinking_model
         names = body.ignored(can_think=model.has_thoughts or model.has_switch)
+        names += unread_variables(chat.template, self.core.engine)
         return names + (ignored_in(body.input) if isinstance(body.input, list) else [])
 
     def _head(self, body: ResponsesRequest) -> ResponseObject:
