@@ -16,7 +16,8 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(

@@ -11,7 +11,8 @@ from typing import Any, Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import XIELU, HeadNormConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import XIELU, HeadNormConfig, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(("input_layernorm", "attention_layernorm"), ("post_attention_layernorm", "feedforward_layernorm"))

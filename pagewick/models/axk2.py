@@ -17,7 +17,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, latent_model, layers_by_kind, read_experts, sigmoid_routing
 from pagewick.models.deepseek_v32 import read_indexers
 from pagewick.models.entries import Entries
-from pagewick.models.parts import GATED_NORMS, LayerConfig, NameMap
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import GATED_NORMS, LayerConfig
 
 _DEFAULTS: Final = {
     "kv_lora_rank": 128,

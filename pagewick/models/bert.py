@@ -12,7 +12,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense
-from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import EncoderConfig, NormConfig
 
 # An entry of our own, of files whose table of positions begins with the first token's.
 _OFFSET: Final = "position_offset"

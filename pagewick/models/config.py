@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import TILED, DeltaConfig, MambaConfig
+from pagewick.models.name_map import NameMap
 from pagewick.models.old_names import OLD_ARCHITECTURES
 from pagewick.models.parts import (
     AltUpConfig,
@@ -25,7 +26,6 @@ from pagewick.models.parts import (
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    NameMap,
     NormConfig,
 )
 from pagewick.parallel.sharding import check_tensor_parallel

@@ -23,7 +23,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.multimodal import read_text_part
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # The eps of the norms within attention; rms_norm_eps is that of the others.

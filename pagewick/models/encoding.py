@@ -9,7 +9,8 @@ from pagewick.errors import ModelLoadError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
 from pagewick.models.labels import ENDING, LabelDense, LabelHead, read_label_head
-from pagewick.models.parts import AttentionConfig, DenseConfig, EncoderConfig, NameMap
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, DenseConfig, EncoderConfig
 
 # Entries of our own, which say how embeddings are made; the package weights adds them to those of a model's file.
 POOLING_ENTRY: Final = "embedding_pooling"

@@ -13,7 +13,8 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.parts import MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import MlpConfig, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(

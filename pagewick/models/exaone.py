@@ -18,7 +18,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, layers_by_kind, read_experts, sigmoid_routing
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 
 _DEFAULTS: Final = {
     "num_key_value_heads": 32,

@@ -13,7 +13,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import Block, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import Block, MlpConfig, NormConfig
 
 _ENTRIES: Final = {"hidden_act": "activation", "intermediate_size": "ffn_hidden_size"}
 _PARTS: Final = (

@@ -14,7 +14,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mamba_entries import read_mamba
-from pagewick.models.parts import BesideConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import BesideConfig, LayerConfig, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(

@@ -12,7 +12,8 @@ from typing import Any, Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, NormConfig
 from pagewick.models.qwen import sparse_layers
 
 _DEFAULTS: Final[dict[str, Any]] = {

@@ -19,7 +19,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import as_encoder
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.vision.siglip_entries import with_siglip
 
 # Defaults of entries that files leave out, even Google's own.

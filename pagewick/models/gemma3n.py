@@ -18,6 +18,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.gemma4 import LAYER_INPUT_NAMES
 from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     AltUpConfig,
     AttentionConfig,
@@ -25,7 +26,6 @@ from pagewick.models.parts import (
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    NameMap,
     NormConfig,
 )
 

@@ -17,13 +17,13 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_alone, read_text_part
+from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     AttentionConfig,
     HeadNormConfig,
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    NameMap,
     NormConfig,
 )
 from pagewick.models.rope_entries import read_rope

@@ -16,7 +16,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import later_layers
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
-from pagewick.models.parts import Block, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import Block, NormConfig
 from pagewick.models.vision.entries import ReadVision, with_vision
 from pagewick.models.vision.glm_entries import read_glm_ocr_vision, read_glm_vision
 

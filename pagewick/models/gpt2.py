@@ -15,7 +15,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig, NormConfig
 
 GPT2_ENTRIES: Final = {
     "hidden_size": "n_embd",

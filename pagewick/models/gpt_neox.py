@@ -13,7 +13,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import NormConfig
 
 _PARTS: Final = (
     ("model.embed_tokens", "gpt_neox.embed_in"),

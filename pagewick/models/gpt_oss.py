@@ -13,7 +13,8 @@ from typing import Any, Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, NormConfig
 
 _DEFAULTS: Final = {
     "head_dim": 64,

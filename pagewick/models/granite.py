@@ -23,7 +23,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mamba_entries import read_kinds, read_mamba
-from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig, NormConfig
 
 _NAMES: Final = NameMap()
 # Experts are stacked in the file: weights/stacked.py.

@@ -18,7 +18,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, later_layers, layers_by_kind
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, MlpConfig, NormConfig
 
 _HEAD_NORMS: Final = (("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"))
 _NAMES: Final = NameMap(parts=(*_HEAD_NORMS, ("mlp.gate", "mlp.gate.wg"), ("shared_expert", "shared_mlp")))

@@ -13,7 +13,8 @@ from pagewick.layers.state_config import ChannelScanConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 
 _NAMES: Final = NameMap(
     parts=(

@@ -16,7 +16,8 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import deepseek, delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, NormConfig
 
 _NAMES: Final = {
     "max_position_embeddings": "model_max_length", "n_shared_experts": "num_shared_experts",

@@ -17,7 +17,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, layers_by_kind
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "head_dim": 128,

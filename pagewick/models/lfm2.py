@@ -19,7 +19,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.vision.lfm3_entries import with_lfm3_vl
 from pagewick.models.vision.merging_siglip_entries import with_lfm2_vl
 

@@ -14,7 +14,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part, text_entries
-from pagewick.models.parts import NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import NormConfig
 from pagewick.models.vision.merging_siglip_entries import with_idefics3
 
 # Where a file has no entry about rotation at all.

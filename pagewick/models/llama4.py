@@ -20,7 +20,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.multimodal import read_alone, read_text_part
-from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "vocab_size": 202048,

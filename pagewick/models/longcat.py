@@ -19,7 +19,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import latent_model
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, MlpConfig
 
 _ALIASES: Final = {
     "intermediate_size": "ffn_hidden_size",

@@ -13,7 +13,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mamba_entries import read_mamba
-from pagewick.models.parts import LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, NormConfig
 
 _PARTS: Final = (
     ("mamba", "mixer"), ("input_layernorm", "norm"), ("model.norm", "model.norm_f"), ("model", "backbone"),

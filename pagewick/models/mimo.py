@@ -18,7 +18,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import layers_by_kind, sigmoid_routing
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, LayerConfig, NormConfig
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "head_dim": 192,

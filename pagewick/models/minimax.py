@@ -12,7 +12,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, NormConfig
 
 _DEFAULTS: Final = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 196608}
 _NAMES: Final = NameMap(

@@ -16,7 +16,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.mistral4 import read_mistral4_text
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
-from pagewick.models.parts import MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import MlpConfig, NormConfig
 from pagewick.models.vision.pixtral_entries import with_pixtral
 
 # Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.

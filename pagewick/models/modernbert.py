@@ -9,7 +9,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import ENCODER_DTYPE, as_encoder, read_labels
 from pagewick.models.entries import Entries
 from pagewick.models.labels import LabelDense, LabelHead
-from pagewick.models.parts import LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, NormConfig
 
 _NAMES: Final = (
     ("score_dense", "head.dense"),

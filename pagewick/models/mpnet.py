@@ -7,7 +7,7 @@ from typing import Final
 from pagewick.models.bert import NORM_EPS, read_like_bert
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 
 _PREFIX: Final = "mpnet"
 _NAMES: Final = (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 from pagewick.models.vision.tensor_names import ENCODER_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")

@@ -13,7 +13,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, NormConfig
 
 _NAMES: Final = NameMap(parts=(("mlp.up_proj", "mlp.fc1"), ("mlp.down_proj", "mlp.fc2")))
 

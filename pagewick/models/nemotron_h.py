@@ -19,7 +19,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.mamba_entries import read_kinds, read_mamba
-from pagewick.models.parts import LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 
 _MLP: Final = "mlp"
 _MOE: Final = "moe"

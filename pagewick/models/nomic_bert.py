@@ -8,7 +8,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.encoding import ENCODER_DTYPE, as_encoder
 from pagewick.models.entries import Entries
-from pagewick.models.parts import EncoderConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import EncoderConfig, NormConfig
 
 _NAMES: Final = (
     ("model.embed_tokens", "model.embeddings.word_embeddings"),

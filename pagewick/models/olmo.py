@@ -19,7 +19,8 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import AttentionConfig, Block, HeadNormConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, Block, HeadNormConfig, LayerConfig, NormConfig
 
 # The norm behind a state has this eps in every file; rms_norm_eps is that of the others.
 _STATE_NORM_EPS: Final = 1e-5

@@ -311,23 +311,3 @@ class DenseConfig:
     out_features: int
     bias: bool
     activation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameMap:
-    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order.
-
-    A part that is replaced by "" is left out.
-    """
-
-    parts: tuple[tuple[str, str], ...] = ()
-
-    def in_file(self, name: str) -> str:
-        dotted = f".{name}."
-        for ours, theirs in self.parts:
-            dotted = dotted.replace(f".{ours}.", f".{theirs}." if theirs else ".")
-        return dotted[1:-1]
-
-    def bare(self) -> NameMap:
-        """Return the names in a file of the model without its output layer, which transformers calls model."""
-        return NameMap(parts=(*self.parts, ("model", "")))

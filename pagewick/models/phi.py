@@ -19,7 +19,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, LayerConfig, NormConfig
 
 _PHI_NAMES = NameMap(
     parts=(

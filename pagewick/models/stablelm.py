@@ -10,7 +10,8 @@ from __future__ import annotations
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import HeadNormConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import HeadNormConfig, NormConfig
 
 
 def read_stablelm(entries: Entries) -> ModelConfig:

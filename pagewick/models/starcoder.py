@@ -15,7 +15,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
 from pagewick.models.gpt2 import GPT2_ENTRIES, GPT2_MASKS, GPT2_NAMES, read_gpt2_mlp
-from pagewick.models.parts import LayerConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig, NormConfig
 
 _STARCODER2_NAMES: Final = NameMap(parts=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")))
 

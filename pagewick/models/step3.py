@@ -23,7 +23,8 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import later_layers
 from pagewick.models.entries import Entries
 from pagewick.models.multimodal import read_text_part
-from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NameMap, NormConfig
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 
 if TYPE_CHECKING:
     from pagewick.layers.config import MoeConfig

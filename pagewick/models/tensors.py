@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pagewick.layers.config import XIELU_SHAPES, IndexerConfig, MlaConfig
 from pagewick.layers.state_config import StateConfig
 from pagewick.models.config import ModelConfig
+from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
     XIELU,
@@ -24,7 +25,6 @@ from pagewick.models.parts import (
     LayerConfig,
     LayerInputsConfig,
     MlpConfig,
-    NameMap,
 )
 from pagewick.models.state_tensors import state_tensors
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole

@@ -12,7 +12,8 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import RopeConfig
 from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.mistral import _MINISTRAL_ROPE
-from pagewick.models.parts import AttentionConfig, NameMap
+from pagewick.models.name_map import NameMap
+from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
 from tests.models.published import PUBLISHED
 
@@ -255,6 +256,14 @@ def test_names_are_replaced_in_order_and_by_whole_parts() -> None:
     names = NameMap(parts=(("b", "c"), ("a.b", "x"), ("d", "b")))
     assert names.in_file("a.b.weight") == "a.c.weight"
     assert names.in_file("a.d.bb.b") == "a.b.bb.c"
+
+
+def test_parts_of_a_layer_are_for_its_names_only() -> None:
+    """Both halves of a block are one layer of the file, whose number is that of another layer of ours."""
+    names = NameMap(parts=(("layers.2.mlp", "layers.1.two"), ("layers.1.two", "x"), ("layers.12", "y"), ("e", "f")))
+    assert names.in_file("model.layers.2.mlp.e") == "model.layers.1.two.f"
+    assert names.in_file("model.layers.12.mlp.e") == "model.y.mlp.f"
+    assert names.in_file("layers.3.e") == "layers.3.f" and names.in_file("layers.2") == "layers.2"
 
 
 def test_no_family_imports_torch() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import VisionConfig
 from pagewick.models.vision.tensor_names import without_encoders

@@ -11,7 +11,7 @@ from typing import Final
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.entries import MAX_MERGED
 from pagewick.models.vision.merging_config import MergingSiglipConfig

@@ -10,7 +10,7 @@ from typing import Final
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 from pagewick.models.vision.entries import with_axes
 from pagewick.models.vision.merging_config import CanvasMarks, MiniCPMVisionConfig
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, UNUSED, tower_fields

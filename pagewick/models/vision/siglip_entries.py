@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.parts import NameMap
+from pagewick.models.name_map import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import SiglipConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH
