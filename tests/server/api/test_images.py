@@ -263,7 +263,7 @@ def test_routes_without_messages_take_no_images(api: ImageApi) -> None:
     error = error_of(api.post("/v1/completions", prompt="x", image_data=[{"data": PIXEL, "id": 1}]))
     assert error["param"] == "image_data" and "image_url part" in error["message"]
     error = error_of(api.post("/v1/embeddings", input=[PART]))
-    assert error["param"] == "input[0]" and "got `object`" in error["message"]
+    assert error["param"] == "input[0]" and "got an object" in error["message"]
     assert error_of(api.post("/v1/embeddings", messages=[user(PART)]))["param"] == "messages"
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         assert "--max-image-pixels" in error_of(api.chat(**{name: {"max_pixels": 1}}))["message"]

@@ -418,13 +418,13 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) 
     [
         ({"type": "web_search_call", "id": "x"}, "input[1].type"),
         ({"role": "tool", "content": "x"}, "input[1].role"),
-        ({"role": "user"}, "input[1]"),
+        ({"role": "user"}, "input[1].content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[1].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[1].content[0]"),
-        ({"type": "function_call", "call_id": "1", "name": "f"}, "input[1]"),
+        ({"type": "function_call", "call_id": "1", "name": "f"}, "input[1].arguments"),
         ({"type": "reasoning", "encrypted_content": "gAAAAA"}, "input[1].encrypted_content"),
         ({"type": "reasoning", "encrypted_content": "pagewick:é"}, "input[1].encrypted_content"),
-        ({"type": "item_reference"}, "input[1]"),
+        ({"type": "item_reference"}, "input[1].id"),
     ],
     ids=str,
 )
