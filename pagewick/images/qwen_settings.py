@@ -1,4 +1,4 @@
-"""QwenSettings: how Qwen2-VL and all later models of Qwen's want their images. The resampling is bicubic."""
+"""QwenSettings: how Qwen2-VL, all later models of Qwen's and EXAONE 4.5 want their images, resampled bicubically."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pagewick.errors import ModelLoadError
 from pagewick.images.entries import CLIP_MEAN, CLIP_STD, FIX, Entries, SettingsFiles
 from pagewick.images.settings import ImageSettings
 
-# Names of the processor of Qwen2-VL and of all later models; the suffix only says how it is implemented.
+# Names of the processor of Qwen2-VL and of all later models; the suffix only says how it is implemented. Files of
+# EXAONE 4.5 have a name of their own for it, or the first one.
 PROCESSORS = tuple(
     f"{family}ImageProcessor{suffix}"
-    for family in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+    for family in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Exaone4_5_")
     for suffix in ("", "Fast", "Pil")
 )
 # Values of entries that a file leaves out: those of Qwen2-VL's processor in transformers.

@@ -64,10 +64,11 @@ class TransposedLinear(ReplicatedLinear):
 class PatchAttention(torch.nn.Module):
     """Attention among the patches of a sequence, with this rank's heads: [T, size] -> [T, size].
 
-    is_fused: the file has queries, keys and values as one tensor, qkv: all queries, then all keys, then all values;
-    else it has q_proj, k_proj and v_proj. bias: of all products; qkv_bias: of these, if it is another. head_norm_eps:
-    of RMS norms of each head's queries and keys; None: there are none. The ranks' numbers of heads differ by at most
-    one.
+    num_kv_heads: heads of keys and values, each of which serves as many heads of queries as any other; None: every head
+    has its own. is_fused: the file has queries, keys and values as one tensor, qkv: all queries, then all keys, then
+    all values; else it has q_proj, k_proj and v_proj. bias: of all products; qkv_bias: of these, if it is another.
+    head_norm_eps: of RMS norms of each head's queries and keys; None: there are none. The ranks' numbers of heads of
+    queries differ by at most one.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PatchAttention(torch.nn.Module):
         size: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
         is_fused: bool = True,
@@ -85,12 +87,21 @@ class PatchAttention(torch.nn.Module):
         super().__init__()
         self._head_dim = head_dim = size // num_heads
         has_bias = bias if qkv_bias is None else qkv_bias
+        num_kv_heads = num_kv_heads or num_heads
+        key_size = num_kv_heads * head_dim
         start, stop = shard_bounds(size, context.tp_rank, context.tp_size, multiple=head_dim)
+        first_key, last_key = kept_key_heads(num_heads, num_kv_heads, context.tp_rank, context.tp_size)
+        keys = (first_key * head_dim, last_key * head_dim)
         if is_fused:
-            rows = tuple((begin + start, begin + stop) for begin in (0, size, 2 * size))
-            parts = [Part("qkv", 3 * size, rows)]
+            rows = ((start, stop), *((begin + keys[0], begin + keys[1]) for begin in (size, size + key_size)))
+            parts = [Part("qkv", size + 2 * key_size, rows)]
         else:
-            parts = [Part(name, size, ((start, stop),)) for name in ("q_proj", "k_proj", "v_proj")]
+            parts = [Part("q_proj", size, ((start, stop),))]
+            parts += [Part(name, key_size, (keys,)) for name in ("k_proj", "v_proj")]
+        self._widths = [stop - start, *[keys[1] - keys[0]] * 2]
+        self._places = None
+        if num_kv_heads != num_heads:
+            self._places = _key_places(context, num_heads, num_kv_heads)
         self.qkv = Linear(context, prefix, Share(tuple(parts), size, (0, size)), bias=has_bias)
         self.q_norm, self.k_norm = (
             None if head_norm_eps is None else RMSNorm(context, head_dim, head_norm_eps) for _ in range(2)
@@ -103,11 +114,13 @@ class PatchAttention(torch.nn.Module):
 
         cu_seqlens: as in kernels.full_attention.
         """
-        q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).split(self._widths, dim=-1))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q.contiguous()), self.k_norm(k.contiguous())
         if rotation is not None:
             q, k = kernels.rotate_heads(q, rotation), kernels.rotate_heads(k, rotation)
+        if self._places is not None:
+            k, v = k[:, self._places], v[:, self._places]
         return self.proj(kernels.full_attention(q, k, v, cu_seqlens, self._scale).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -165,9 +178,7 @@ class GroupedPatchAttention(torch.nn.Module):
         self._widths = [part.num_kept for part in parts]
         self.q_norm, self.k_norm = RMSNorm(context, head_dim, eps), RMSNorm(context, head_dim, eps)
         self.proj = RowParallelLinear(context, f"{prefix}.proj", size, size, multiple=head_dim)
-        # Each head of queries has its place among the heads of keys that this rank keeps.
-        places = [head // (num_heads // num_kv_heads) - first_key for head in range(first, last)]
-        self._places = torch.tensor(places, device=context.device)
+        self._places = _key_places(context, num_heads, num_kv_heads)
         self._scale = head_dim**-0.5
 
     def forward(self, x: Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> Tensor:
@@ -182,6 +193,14 @@ class GroupedPatchAttention(torch.nn.Module):
         q = kernels.rotate_heads(self.q_norm(q.contiguous()), rotation)
         k = kernels.rotate_heads(self.k_norm(k.contiguous()), rotation)
         return q, k[:, self._places], v[:, self._places]
+
+
+def _key_places(context: LayerContext, num_heads: int, num_kv_heads: int) -> Tensor:
+    """Return the place of each of this rank's heads of queries among the heads of keys that the rank keeps."""
+    first, last = shard_bounds(num_heads, context.tp_rank, context.tp_size)
+    first_key, _ = kept_key_heads(num_heads, num_kv_heads, context.tp_rank, context.tp_size)
+    places = [head // (num_heads // num_kv_heads) - first_key for head in range(first, last)]
+    return torch.tensor(places, device=context.device)
 
 
 class NormedPatchAttention(torch.nn.Module):

@@ -1,25 +1,28 @@
-"""EXAONE 4 and K-EXAONE (ExaoneMoe). Llama, except:
+"""EXAONE 4, EXAONE 4.5, which reads images, and K-EXAONE (ExaoneMoe). Llama, except:
 
 - Queries and keys are normalised per head.
 - With a sliding_window (not 4.0 1.2B), three of four layers have one, and only these are rotated.
-- EXAONE 4: the norms of a layer come after attention and MLP, not before them.
-- K-EXAONE: all layers but the first have experts and a shared one, which are chosen as in DeepSeek-V3. Further tensors
-  of a file, which predict later tokens, are not used.
+- EXAONE 4 and 4.5: the norms of a layer come after attention and MLP, not before them.
+- K-EXAONE: all layers but the first have experts and a shared one, which are chosen as in DeepSeek-V3.
+- EXAONE 4.5 and K-EXAONE: further tensors of a file, which predict later tokens, are not used.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, layers_by_kind, read_experts, sigmoid_routing
-from pagewick.models.entries import Entries
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
+from pagewick.models.vision.entries import read_exaone_vision, with_vision
 
 _DEFAULTS: Final = {
     "num_key_value_heads": 32,
@@ -39,6 +42,21 @@ _LATER_TOKENS: Final = r"mtp\..*"
 def read_exaone4(entries: Entries) -> ModelConfig:
     entries = entries.filled(_DEFAULTS)
     return _read(entries, [reading.read_mlp(entries)] * reading.read_num_layers(entries), block="post_norm")
+
+
+def read_exaone4_5(entries: Entries) -> ModelConfig:
+    text_entries(entries).choice("model_type", ("exaone4", "exaone4_5_text"), "exaone4")
+    config = read_text_part(entries, _read_exaone4_5_text)
+    return with_vision(config, entries, read_exaone_vision, image_token_id=67, has_axes=False)
+
+
+def _read_exaone4_5_text(entries: Entries) -> ModelConfig:
+    num_layers, kinds = reading.read_num_layers(entries), entries.texts("layer_types")
+    num_later = entries.count("num_nextn_predict_layers", 1, most=MAX_LAYERS)
+    if kinds is not None and len(kinds) == num_layers + num_later:
+        # Published files also list the layer that predicts later tokens.
+        entries = entries.replaced({"layer_types": list(kinds[:num_layers])})
+    return replace(read_exaone4(entries), ignored=(_LATER_TOKENS,))
 
 
 def read_exaone_moe(entries: Entries) -> ModelConfig:

@@ -88,6 +88,7 @@ ARCHITECTURES: Final = {
     "Ernie4_5ForCausalLM": "pagewick.models.ernie:read_ernie",
     "Ernie4_5_MoeForCausalLM": "pagewick.models.ernie:read_ernie_moe",
     "Exaone4ForCausalLM": "pagewick.models.exaone:read_exaone4",
+    "Exaone4_5_ForConditionalGeneration": "pagewick.models.exaone:read_exaone4_5",
     "HunYuanDenseV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_dense",
     "HunYuanMoEV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_moe",
     "HYV3ForCausalLM": "pagewick.models.hunyuan:read_hy_v3",

@@ -28,7 +28,7 @@ from pagewick.models.parts import (
 )
 from pagewick.models.state_tensors import state_tensors
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
-from pagewick.models.vision.tensors import Dimension, KeyHeads, Shared, vision_tensors
+from pagewick.models.vision.tensors import AllHeads, Dimension, KeyHeads, Shared, vision_tensors
 from pagewick.parallel.sharding import kept_key_heads, kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
@@ -326,9 +326,12 @@ class _Table:
         return ModelTensor(path, self.names.in_file(path), shape, kept, role)
 
     def _dimension(self, size: Dimension) -> Size:
-        if isinstance(size, KeyHeads):
+        if isinstance(size, KeyHeads | AllHeads):
             start, stop = kept_key_heads(size.num_heads, size.num_kv_heads, self.rank, self.num_ranks)
-            return Size(size.num_kv_heads, stop - start).times(size.unit)
+            keys = Size(size.num_kv_heads, stop - start)
+            if isinstance(size, KeyHeads):
+                return keys.times(size.unit)
+            return self._cut(size.num_heads).plus(keys.times(2)).times(size.unit)
         return self._cut(size.number).times(size.unit) if isinstance(size, Shared) else whole(size)
 
     def _cut(self, size: int) -> Size:

@@ -27,7 +27,7 @@ IMAGE, SIDE = 190, 8
 
 NAMES = (
     "qwen3-vl", "qwen2.5-vl-window", "qwen2-vl", "qwen3.5-multimodal", "qwen3-vl-moe", "qwen3.5-moe-multimodal",
-    "glm-4.1v", "glm-4.5v", "glm-ocr", "lfm3-vl",
+    "glm-4.1v", "glm-4.5v", "glm-ocr", "lfm3-vl", "exaone-4.5",
 )  # fmt: skip
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
@@ -108,7 +108,7 @@ def by_transformers(model: nn.Module, one: Prompt, answer: Sequence[int]) -> tor
         given = dict(processor(arrays, return_tensors="pt"))
         is_image = token_ids == IMAGE
         is_image[:, len(one.token_ids) :] = False
-        if model.config.model_type != "lfm3_vl":
+        if model.config.model_type not in ("lfm3_vl", "exaone4_5"):
             given["mm_token_type_ids"] = is_image.long()
     with torch.inference_mode():
         logits = model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), **given).logits[0]

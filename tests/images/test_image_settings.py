@@ -66,6 +66,7 @@ def reference(directory: Path) -> Any:
     [
         QWEN_2,
         QWEN_3,
+        QWEN_2 | {"max_pixels": 3211264, "image_processor_type": "Exaone4_5_ImageProcessor"},
         QWEN_3 | {"min_pixels": 4000, "max_pixels": None},
         QWEN_2 | {"size": {"shortest_edge": 7, "longest_edge": 11}},
         {"patch_size": 15, "merge_size": 3, "rescale_factor": 0.25, "resample": 3},

@@ -46,7 +46,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_olmo_hybrid(directory, config)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
-    if config["model_type"].startswith(("qwen", "lfm3_vl")) and (vision := config.get("vision_config")):
+    if config["model_type"].startswith(("qwen", "lfm3_vl", "exaone4_5")) and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"],
             "temporal_patch_size": vision["temporal_patch_size"],

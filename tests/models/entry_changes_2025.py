@@ -328,4 +328,5 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.factor": 2.0},
         {"rms_norm_eps": 0.02},
     ],
+    "exaone-4.5": [{"text_config.sliding_window": 21}, {"text_config.rope_parameters.rope_theta": 900.0}],
 }

@@ -108,7 +108,7 @@ ENCODERS = {
     encoder.variant: encoder
     for encoder in (
         *(of_qwen(name, is_shared=False) for name in ("qwen2-vl", "qwen3.5-multimodal")),
-        *map(of_qwen, ("qwen2.5-vl-window", "qwen3-vl", "glm-4.1v", "glm-ocr")),
+        *map(of_qwen, ("qwen2.5-vl-window", "qwen3-vl", "exaone-4.5", "glm-4.1v", "glm-ocr")),
         *map(of_mistral, ("mistral-small-3.1", "pixtral-12b", "lighton-ocr")),
         of_mistral("ministral-3-multimodal", is_shared=True),
         *map(of_gemma_4, test_gemma4_vision.NAMES),

@@ -92,7 +92,7 @@ def compare(found: EncodedImage, expected: EncodedImage, tolerance: float) -> No
     torch.testing.assert_close(found.deepstack, expected.deepstack, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "glm-4.1v", "glm-4.5v", "glm-ocr"])
+@pytest.mark.parametrize("name", [*NAMES, "exaone-4.5", "glm-4.1v", "glm-4.5v", "glm-ocr"])
 @torch.inference_mode()
 def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference = write_checkpoint(name, tmp_path)
@@ -124,7 +124,7 @@ IMAGES = ((3, (24, 56)), (6, (16, 32)))
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal", "glm-4.1v", "glm-4.5v", "glm-ocr"]
+    "name", ["qwen2-vl", "qwen2.5-vl-window", "qwen3.5-multimodal", "exaone-4.5", "glm-4.1v", "glm-4.5v", "glm-ocr"]
 )
 @torch.inference_mode()
 def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
@@ -132,6 +132,8 @@ def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tm
     loaded = Loaded(tmp_path, single_context())
     encoder, vision = encoder_of(loaded.model), loaded.config.vision
     assert vision is not None
+    # Tokens of EXAONE 4.5 have one position each, also those of images.
+    has_axes = name != "exaone-4.5"
     generator = torch.Generator().manual_seed(3)
     ids, rows, positions, expected = [], [], [], []
     for num_tokens, (start, size) in zip((27, 14), IMAGES, strict=True):
@@ -142,13 +144,8 @@ def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tm
         given[start : start + number] = encoder(image).rows
         axes, _ = image_positions(num_tokens, [(start, size[0] // 8, size[1] // 8)])
         patches, grid = patches_of(image)
-        output = reference(
-            input_ids=own[None],
-            pixel_values=patches,
-            image_grid_thw=grid,
-            mm_token_type_ids=(own[None] == vision.image_token_id).int(),
-            use_cache=False,
-        )
+        kinds = {"mm_token_type_ids": (own[None] == vision.image_token_id).int()} if has_axes else {}
+        output = reference(input_ids=own[None], pixel_values=patches, image_grid_thw=grid, use_cache=False, **kinds)
         ids.append(own)
         rows.append(given)
         positions.append(axes)
@@ -159,7 +156,7 @@ def test_a_model_that_sees_images_gives_the_logits_of_transformers(name: str, tm
         num_tokens=(27, 14),
         inputs_embeds=torch.cat(rows),
         embeds_mask=token_ids == vision.image_token_id,
-        positions=torch.from_numpy(np.concatenate(positions, axis=1)),
+        **({"positions": torch.from_numpy(np.concatenate(positions, axis=1))} if has_axes else {}),
     )
     found = loaded.logits(batch)
     torch.testing.assert_close(found, torch.cat(expected), atol=VARIANTS[name].tolerance, rtol=0)

@@ -55,6 +55,8 @@ _TEXT_PARTS: Final = {
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
+    # Its list of layer_types may be longer than that of EXAONE 4, which is otherwise the same.
+    "Exaone4_5_ForConditionalGeneration": "Exaone4_5_ForConditionalGeneration",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

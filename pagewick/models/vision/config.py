@@ -17,7 +17,8 @@ class VisionConfig:
     temporal_patch_size: pictures in a patch; an image is repeated. merge_size: patches along a side of the square that
     becomes one row of the output.
     is_gated: the MLPs of blocks are activation(gate(x)) * up(x). is_rms: norms are RMS norms, else layer norms with a
-    bias. patch_bias: whether the product with a patch has a bias. rope_theta: base of the rotation by a patch's row
+    bias. patch_bias: whether the product with a patch has a bias. num_kv_heads: heads of keys and values, each of which
+    serves several heads of queries; None: every head has its own. rope_theta: base of the rotation by a patch's row
     (first half of the pairs) and column (second half).
     positions_per_side: side of the square of learned positions, which is stretched over the image; None: there are
     none. window: rows of the output along a side of the windows in which patches see each other; None: all patches of
@@ -41,6 +42,7 @@ class VisionConfig:
     is_rms: bool = False
     norm_eps: float = 1e-6
     patch_bias: bool = False
+    num_kv_heads: int | None = None
     rope_theta: float = 10000.0
     positions_per_side: int | None = None
     window: int | None = None

@@ -87,6 +87,7 @@ class VisionBlock(nn.Module):
             f"{prefix}.attn",
             size,
             config.num_heads,
+            num_kv_heads=config.num_kv_heads,
             bias=bias,
             qkv_bias=qkv_bias,
             is_fused=is_fused,

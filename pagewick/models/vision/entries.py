@@ -1,7 +1,7 @@
 """Reads the entry vision_config of config.json, and how three positions turn the heads of the text part. No torch.
 
-Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5; transformers' classes have the defaults of entries that a file leaves out.
-Every function raises ModelLoadError, which names the entry.
+Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and EXAONE 4.5; transformers' classes have the defaults of entries that a file
+leaves out. Every function raises ModelLoadError, which names the entry.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def with_vision(
     image_token_id: int = 151655,
     sections: tuple[int, ...] | None = None,
     is_interleaved: bool | None = None,
+    has_axes: bool = True,
 ) -> ModelConfig:
     """Return the text part's config with the vision part of the file, if the file describes one that can be used.
 
     image_token_id: the family's default. sections: the family's default of mrope_section; None: the file has to give
     them. is_interleaved: whether sections alternate, or follow each other; None: they alternate if there is a default.
+    has_axes: whether a token has three positions.
     """
     vision_entries = entries.child("vision_config")
     if vision_entries is None:
@@ -65,15 +67,15 @@ def with_vision(
             "deepstack_visual_indexes", f"a list of at most num_hidden_layers ({config.num_layers}) blocks"
         )
     places = [(("visual", place), *vision.names) if place != "visual" else vision.names for place in _PLACES]
+    layers = config.layers
+    if has_axes:
+        is_interleaved = sections is not None if is_interleaved is None else is_interleaved
+        text = entries.child("text_config") or entries
+        layers = with_axes(config, text, sections, is_interleaved=is_interleaved)
     return replace(
         config,
         vision=vision,
-        layers=with_axes(
-            config,
-            entries.child("text_config") or entries,
-            sections,
-            is_interleaved=sections is not None if is_interleaved is None else is_interleaved,
-        ),
+        layers=layers,
         names=tuple(NameMap(parts=(*names.parts, *parts)) for names in config.names for parts in places),
         ignored=(*without_encoders(config.ignored), _FREQUENCIES),
     )
@@ -132,6 +134,16 @@ def read_qwen2_5_vl_vision(entries: Entries, image_token_id: int, text_size: int
         full_blocks=(7, 15, 23, 31) if full_blocks is None else full_blocks,
         names=_NAMES_OF_QWEN2_5,
     )
+
+
+def read_exaone_vision(entries: Entries, image_token_id: int, text_size: int) -> VisionConfig:
+    """Qwen2.5-VL's with heads of keys and values that serve several heads of queries."""
+    entries.choice("model_type", ("exaone4_5_vision",), "exaone4_5_vision")
+    vision = read_qwen2_5_vl_vision(entries, image_token_id, text_size)
+    num_kv_heads = entries.size("num_key_value_heads", 8)
+    if vision.num_heads % num_kv_heads:
+        raise entries.wrong("num_key_value_heads", f"a divisor of num_heads ({vision.num_heads})")
+    return replace(vision, num_kv_heads=num_kv_heads)
 
 
 def read_qwen3_vl_vision(entries: Entries, image_token_id: int, text_size: int) -> VisionConfig:

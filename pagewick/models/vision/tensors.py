@@ -34,7 +34,15 @@ class KeyHeads(NamedTuple):
     unit: int
 
 
-Dimension = int | Shared | KeyHeads
+class AllHeads(NamedTuple):
+    """A dimension of all queries, then all keys, then all values; fields and shares are those of KeyHeads."""
+
+    num_heads: int
+    num_kv_heads: int
+    unit: int
+
+
+Dimension = int | Shared | KeyHeads | AllHeads
 """A dimension that every rank keeps whole, or one that is shared out."""
 
 Tensors = Iterator[tuple[str, tuple[Dimension, ...]]]
@@ -257,9 +265,11 @@ def _block(path: str, config: VisionConfig, *, is_fused: bool) -> Tensors:
     size, inner, heads = config.hidden_size, Shared(config.intermediate_size), config.num_heads
     for name in ("norm1", "norm2"):
         yield from _norm(f"{path}.{name}", size, has_bias=not config.is_rms)
-    parts = {"qkv": 3} if is_fused else dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1)
-    for name, number in parts.items():
-        yield from _linear(f"{path}.attn.{name}", Shared(heads, number * config.head_dim), size)
+    if is_fused:
+        yield from _linear(f"{path}.attn.qkv", AllHeads(heads, config.num_kv_heads or heads, config.head_dim), size)
+    else:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield from _linear(f"{path}.attn.{name}", Shared(heads, config.head_dim), size)
     yield from _linear(f"{path}.attn.proj", size, Shared(heads, config.head_dim))
     for name in config.mlp_inputs:
         yield from _linear(f"{path}.mlp.{name}", inner, size)

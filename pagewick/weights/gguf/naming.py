@@ -38,6 +38,7 @@ _SAME: Final = {
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
     "InternLM3ForCausalLM": "LlamaForCausalLM",
     "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
+    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

@@ -1,4 +1,4 @@
-"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4, Command R, R+, R7B and A Vision."""
+"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4 and 4.5, Command R, R+, R7B and A Vision."""
 
 from __future__ import annotations
 
@@ -69,5 +69,22 @@ VARIANTS = {
         "Exaone4",
         {**rope(theta=1e6), "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
         nulls=("sliding_window",),
+    ),
+    # Heads of queries in pairs; windows of 2 x 2 rows of the output, in all blocks but one.
+    "exaone-4.5": Variant(
+        "Exaone4_5_",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {
+                **COMMON, **rope(theta=1e6), "sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 1e-4,
+                "model_type": "exaone4",
+            },
+            "vision_config": {
+                "depth": 3, "hidden_size": 48, "num_heads": 6, "num_key_value_heads": 3, "patch_size": 4,
+                "intermediate_size": 40, "window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 48,
+                **rope("axial", 5e3),
+            },
+            "image_token_id": 190, "video_token_id": 191,
+        },
     ),
 }  # fmt: skip

@@ -372,6 +372,12 @@ def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: st
         ("llama3-rope", "Mistral3ForConditionalGeneration", {"model_type": "mistral", "sliding_window": None}),
         ("qwen3", "LightOnOcrForConditionalGeneration", {}),
         ("command-r7b", "Cohere2VisionForConditionalGeneration", {}),
+        # Four layers, and one that predicts later tokens.
+        (
+            "exaone-4-32b",
+            "Exaone4_5_ForConditionalGeneration",
+            {"layer_types": [*["sliding_attention"] * 3, *["full_attention"] * 2]},
+        ),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_images(
@@ -380,7 +386,8 @@ def test_the_text_part_of_a_model_that_sees_images(
     model = checkpoint_of(variant, tmp_path / "m")
     expected = write(model, tmp_path / "text.gguf", "f32")
     text = {**json.loads((model / "config.json").read_text()), **entries}
-    whole = {"architectures": [architecture], "text_config": text, "vision_config": {}}
+    vision = {"out_hidden_size": text["hidden_size"]}
+    whole = {"architectures": [architecture], "text_config": text, "vision_config": vision}
     whole["tie_word_embeddings"] = text["tie_word_embeddings"]
     (model / "config.json").write_text(json.dumps(whole))
     weights = load_file(model / "model.safetensors")
