@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -111,12 +112,36 @@ def test_text_parts_without_a_description_of_the_encoder_are_as_before(name: str
         ("qwen2-vl", {"mlp_ratio": 0.001}, r"mlp_ratio is 0\.001, and must be a number that makes the MLP"),
         ("qwen2-vl", {"patch_size": 1000}, r"patch_size is 1000, and must be a whole number from 1 to 256"),
         ("qwen2-vl", {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters\.rope_type is 'yarn', and must be"),
+        ("qwen2-vl", {"rope_scaling": {"type": "yarn"}}, r"rope_scaling\.type is 'yarn', and must be 'axial'"),
+        ("qwen2-vl", {"rope_parameters": None, "rope_theta": 1.0}, r"vision_config\.rope_theta is 1\.0, .* above 1"),
+        ("qwen2-vl", {"head_dim": 12}, r"vision_config\.head_dim is 12, and must be 8"),
     ],
 )
 def test_mistakes_are_named(name: str, vision: dict[str, Any], said: str) -> None:
     read_config(entries_of(name))
     with pytest.raises(ModelLoadError, match=said):
         read_config(entries_of(name, **vision))
+
+
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        {"rope_theta": 500.0},
+        {"rope_parameters": {"rope_type": "axial"}, "rope_theta": 500.0},
+        {"rope_parameters": {"rope_theta": 700.0}, "rope_theta": 500.0},
+        {"rope_scaling": {"rope_type": "axial"}, "rope_theta": 500.0},
+        {"rope_parameters": {"rope_theta": 700.0}, "rope_scaling": {"rope_theta": 500.0}},
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen2-vl", "exaone-4.5", "glm-4.1v"])
+def test_the_base_of_the_rotation_may_have_its_old_place(name: str, rotation: dict[str, Any]) -> None:
+    config = entries_of(name)
+    vision = {key: value for key, value in config["vision_config"].items() if key != "rope_parameters"}
+    given = copy.deepcopy(rotation)
+    known = getattr(transformers, f"{VARIANTS[name].config}Config")(vision_config={**vision, **rotation})
+    expected = known.vision_config.rope_parameters["rope_theta"]
+    assert vision_of(read_config({**config, "vision_config": {**vision, **given}})).rope_theta == expected
+    assert expected in (500.0, 700.0)
 
 
 @pytest.mark.parametrize("sections", [[8], [4, 2, 3], [2, 3, 3], [0, 4, 4]])

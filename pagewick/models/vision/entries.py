@@ -201,11 +201,8 @@ def common_fields(
         raise entries.wrong(out, f"the hidden_size of the text part ({text_size})")
     for name in ("in_channels", "in_chans"):
         entries.demand(name, 3, 3, "images have three colours")
-    rope = entries.child("rope_parameters") or Entries({}, "vision_config.rope_parameters")
-    rope.demand("rope_type", "axial", "axial")
-    theta = rope.positive("rope_theta", 10000.0)
-    if theta <= 1.0:
-        raise rope.wrong("rope_theta", "a number above 1")
+    head_dim = width // num_heads
+    entries.demand("head_dim", head_dim, head_dim, "heads share out the width of a patch")
     return {
         "image_token_id": image_token_id,
         "hidden_size": width,
@@ -215,5 +212,17 @@ def common_fields(
         "patch_size": entries.size("patch_size", patch_size, most=MAX_PATCH),
         "temporal_patch_size": entries.size("temporal_patch_size", 2, most=MAX_MERGED),
         "merge_size": entries.size("spatial_merge_size", 2, most=MAX_MERGED),
-        "rope_theta": theta,
+        "rope_theta": _theta(entries),
     }
+
+
+def _theta(entries: Entries) -> float:
+    """Return the base of the rotation, which may have its old place beside the entry that describes the rotation."""
+    rope = entries.child("rope_scaling") or entries.child("rope_parameters") or entries
+    for name in ("rope_type", "type"):
+        rope.demand(name, "axial", "axial")
+    owner = rope if "rope_theta" in rope else entries
+    theta = owner.positive("rope_theta", 10000.0)
+    if theta <= 1.0:
+        raise owner.wrong("rope_theta", "a number above 1")
+    return theta
