@@ -89,6 +89,10 @@ class StandIn:
     def go_on(self) -> None:
         self._may_go_on.set()
 
+    def hold_apart(self) -> None:
+        """Let `go_on` continue later requests only. Earlier ones wait until their clients leave."""
+        self._may_go_on = threading.Event()
+
     def start(self) -> None:
         self._thread.start()
         deadline = time.monotonic() + 20

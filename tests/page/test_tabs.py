@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import Page, expect
+import json
+
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.page.driver import (
     answers,
     ask,
     ask_and_wait,
+    close_settings,
     continue_button,
     conversations,
     delete,
+    open_settings,
     questions,
+    set_field,
     text_of,
     until,
+    version,
     wait_until_finished,
 )
 from tests.page.stand_in import Answer, StandIn
@@ -94,39 +99,6 @@ def test_a_tab_does_not_put_back_an_answer_that_another_tab_continues(page: Page
     other.close()
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_what_a_closing_tab_keeps_is_read_when_it_can_be_seen(page: Page, stand_in: StandIn, is_told: bool) -> None:
-    """Each tab of some browsers has its own copy of localStorage, which may come after the lock of the closed tab."""
-    stand_in.answers = [Answer(["one", " two", " three"], holds_after=2)]
-    other = page.context.new_page()
-    other.goto(page.url)
-    ask(other, "Count")
-    expect(text_of(answers(other).last)).to_have_text("one two")
-    page.get_by_role("button", name="Count", exact=True).click()
-    page.evaluate("""() => {
-      const { getItem } = Storage.prototype;
-      const isHidden = (name) => name.startsWith("pagewick.unfinished.");
-      Storage.prototype.getItem = function (name) { return isHidden(name) ? null : getItem.call(this, name); };
-      window.showKept = () => {
-        Storage.prototype.getItem = getItem;
-        const [key] = Object.keys(localStorage).filter(isHidden);
-        dispatchEvent(new StorageEvent("storage", { key, newValue: localStorage.getItem(key) }));
-      };
-    }""")
-    other.close()
-    expect(page.locator(".note")).to_contain_text("Cut")
-    expect(answers(page).last).not_to_contain_text("two")
-    if is_told:
-        page.evaluate("showKept()")
-    else:
-        page.reload()
-    expect(text_of(answers(page).last)).to_have_text("one two")
-    expect(page.locator(".note")).to_contain_text("Cut")
-    assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('unfinished'))") == []
-    page.reload()
-    expect(text_of(answers(page).last)).to_have_text("one two")
-
-
 def test_a_tab_keeps_its_conversations_when_the_browser_closes_the_database(page: Page) -> None:
     ask_and_wait(page, "First")
     other = page.context.new_page()
@@ -183,14 +155,104 @@ def test_an_answer_is_not_cut_while_its_tab_waits_for_the_lock(page: Page, stand
     other.close()
 
 
-def test_an_answer_is_cut_when_the_tab_that_writes_it_is_closed(page: Page, stand_in: StandIn) -> None:
+def test_renaming_keeps_what_another_tab_writes_meanwhile(page: Page) -> None:
+    ask_and_wait(page, "First")
+    other = page.context.new_page()
+    other.goto(page.url)
+    page.get_by_role("listitem").filter(has_text="First").hover()
+    page.get_by_role("button", name="Rename First").click()
+    ask_and_wait(other, "Second")
+    expect(answers(page)).to_have_count(2)
+    other.close()
+    page.get_by_role("textbox", name="Title").fill("Renamed")
+    page.keyboard.press("Enter")
+    expect(conversations(page)).to_have_text(["Renamed"])
+    for has_reloaded in (False, True):
+        if has_reloaded:
+            page.reload()
+        expect(answers(page)).to_have_count(2)
+
+
+def test_an_editor_stays_while_another_tab_writes(page: Page) -> None:
+    ask_and_wait(page, "First")
+    other = page.context.new_page()
+    other.goto(page.url)
+    question, answer = questions(page).first, answers(page).first
+    for message, name in ((question, "Edit the message"), (answer, "Edit the answer")):
+        message.hover()
+        message.get_by_role("button", name=name).click()
+        message.get_by_role("textbox", name=name).fill("Typed")
+    ask_and_wait(other, "Second")
+    expect(answers(page)).to_have_count(2)
+    other.close()
+    answer.get_by_role("button", name="Save as a version").click()
+    expect(version(answer)).to_have_text("2/2")
+    question.get_by_role("button", name="Send").click()
+    wait_until_finished(page)
+    expect(version(question)).to_have_text("2/2")
+    expect(questions(page).locator(".bubble")).to_have_text(["Typed"])
+
+
+def test_settings_stay_after_an_import_in_another_tab(page: Page, stand_in: StandIn) -> None:
+    ask_and_wait(page, "First")
+    other = page.context.new_page()
+    other.goto(stand_in.url)
+    one = {"title": "Imported", "nodes": [{"id": "a", "parentId": None, "role": "user", "content": "q"}]}
+    text = json.dumps({"format": "pagewick-conversations", "version": 1, "conversations": [one]})
+    file = FilePayload(name="c.json", mimeType="application/json", buffer=text.encode())
+    other.set_input_files("#import-file", file)
+    expect(conversations(page)).to_have_count(2)
+    other.close()
+    open_settings(page)
+    page.get_by_label("This conversation").check()
+    set_field(page, "System prompt", "Be brief.")
+    close_settings(page)
+    page.get_by_role("button", name="Imported", exact=True).click()
+    page.get_by_role("button", name="First", exact=True).click()
+    ask_and_wait(page, "Second")
+    assert stand_in.bodies[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_deleting_ends_the_answer_of_another_tab(page: Page, stand_in: StandIn) -> None:
     other = page.context.new_page()
     other.goto(stand_in.url)
     stand_in.answers = [Answer(["Half", " done"], holds_after=1)]
     ask(other, "Slow")
     expect(text_of(answers(other).last)).to_have_text("Half")
-    page.get_by_role("button", name="Slow", exact=True).click()
-    expect(page.locator(".note")).to_have_count(0)
+    delete(page, "Slow")
+    until(lambda: stand_in.num_left == 1)
+    for tab in (page, other):
+        expect(tab.get_by_text("No conversations yet.")).to_be_visible()
+        tab.reload()
+        expect(tab.get_by_text("No conversations yet.")).to_be_visible()
     other.close()
+
+
+def test_an_answer_that_is_begun_again_is_not_cut(page: Page, stand_in: StandIn) -> None:
+    """Another tab waits for the lock during the first request, and reads the answer when the second one has begun."""
+    stand_in.answers = [Answer(["Half", " done"], holds_after=1), Answer([" more", " done"], holds_after=1)]
+    other = page.context.new_page()
+    other.goto(stand_in.url)
+    other.evaluate("""() => {
+      const { request } = LockManager.prototype;
+      LockManager.prototype.request = function (name, task) {
+        LockManager.prototype.request = request;
+        return request.call(this, name, async () => {
+          await new Promise((resolve) => { window.goOn = resolve; });
+          return task();
+        });
+      };
+    }""")
+    ask(page, "Slow")
     expect(text_of(answers(page).last)).to_have_text("Half")
-    expect(continue_button(page)).to_be_visible()
+    other.get_by_role("button", name="Slow", exact=True).click()
+    page.get_by_role("button", name="Stop").click()
+    until(lambda: other.evaluate("'goOn' in window"))
+    continue_button(page).click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    other.evaluate("goOn()")
+    expect(text_of(answers(page).last)).to_have_text("Half more")
+    expect(other.locator(".note")).to_have_count(0)
+    stand_in.go_on()
+    expect(text_of(answers(other).last)).to_have_text("Half more done")
+    other.close()

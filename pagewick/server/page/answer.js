@@ -35,6 +35,12 @@ export class AnswerView {
       this.body, this.results.element, this.waiting, this.notes, element("div", { class: "foot" }, this.foot, this.stats));
   }
 
+  /** Show another copy of the answer. */
+  adopt(node) {
+    this.node = node;
+    this.results.node = node;
+  }
+
   /** Update only the parts and their speed. This is called often while the response is generated. */
   updateText(isWriting) {
     const hasParts = this.parts.update(this.node, isWriting);

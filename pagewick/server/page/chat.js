@@ -40,6 +40,7 @@ export class Chat {
     library.addEventListener("change", ({ detail: id }) => this.#follow(id));
     addEventListener("pagehide", () => {
       this.#isLeaving = this.#running.size > 0;
+      if (!library.isLasting) return;
       for (const { conversation, node } of this.#running.values()) keepNow(conversation, node);
     });
     // The browser has kept the page as it was when the user left it, but not its connections.
@@ -64,7 +65,7 @@ export class Chat {
       return;
     }
     this.conversation.settings = texts;
-    this.library.keep(this.conversation);
+    this.library.save(this.conversation);
   }
 
   /** Show another conversation. null or an unknown id starts a new one. */
@@ -178,7 +179,7 @@ export class Chat {
       if (node.error) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
       if (this.#isLeaving) return;
       this.#running.delete(conversation.id);
-      forget(conversation.id);
+      forget(conversation.id, node.id);
       // The user may have deleted the conversation meanwhile.
       if (this.library.get(conversation.id)) await this.library.save(conversation);
     });
@@ -231,12 +232,13 @@ export class Chat {
     return [content || !node.calls ? `Answer: ${text}` : "", spokenCalls(node)].filter(Boolean).join(" ");
   }
 
-  /** Update the screen after another tab has changed or removed this conversation. */
+  /** Update the screen after another tab has changed or removed this conversation (null: perhaps this one). */
   #follow(id) {
-    if (id !== this.conversation?.id) return;
-    const stored = this.library.get(id);
+    if (id !== null && !this.library.get(id)) this.stop(id);
+    if (!this.conversation || (id !== null && id !== this.conversation.id)) return;
+    const stored = this.library.get(this.conversation.id);
     if (stored === this.conversation) return;
-    const running = this.#running.get(id);
+    const running = this.#running.get(this.conversation.id);
     if (running && stored) merge(this.conversation, stored, running.node);
     else this.conversation = stored;
     this.onShow();

@@ -173,13 +173,18 @@ async function connect() {
   return showModel();
 }
 
-function rename(conversation, title) {
+function rename(id, title) {
+  // Other tabs may have changed or deleted it since the list was shown.
+  const conversation = library.get(id);
+  if (!conversation) return;
   Object.assign(conversation, { title, isNamed: true });
   library.save(conversation);
   show();
 }
 
-async function remove(conversation) {
+async function remove(id) {
+  const conversation = library.get(id);
+  if (!conversation) return;
   const isShown = conversation === chat.conversation;
   chat.stop(conversation.id);
   await library.remove(conversation.id);

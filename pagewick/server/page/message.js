@@ -15,6 +15,11 @@ export class QuestionView {
       element("h2", { class: "visually-hidden" }, "You"), ...(node.files ?? []).map((file) => fileView(file)), this.body, this.foot);
   }
 
+  /** Show another copy of the message. */
+  adopt(node) {
+    this.node = node;
+  }
+
   update({ siblings, isBusy }) {
     const button = iconButton("copy", "Copy the message", () => copy(this.node.content, button));
     this.foot.replaceChildren(

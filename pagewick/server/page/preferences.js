@@ -25,6 +25,15 @@ export function writePreference(name, value) {
   }
 }
 
+/** Return the names of the stored preferences that begin with a prefix. */
+export function namesOfPreferences(prefix) {
+  try {
+    return Object.keys(localStorage).filter((name) => name.startsWith(PREFIX + prefix)).map((name) => name.slice(PREFIX.length));
+  } catch {
+    return [];
+  }
+}
+
 /** Call back with the name of each preference that another tab stores, once this tab can read it. */
 export function watchPreferences(callback) {
   addEventListener("storage", ({ key, newValue }) => {

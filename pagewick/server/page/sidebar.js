@@ -15,7 +15,7 @@ export class Sidebar {
   #renaming = null;
   #limit = PAGE;
 
-  /** actions: {open(id), create(), rename(conversation, title), remove(conversation)}. */
+  /** actions: {open(id), create(), rename(id, title), remove(id)}. */
   constructor(library, actions) {
     this.library = library;
     this.actions = actions;
@@ -129,7 +129,7 @@ export class Sidebar {
     const item = element("li", { "data-id": id }, open);
     item.append(
       iconButton("pencil", `Rename ${title}`, () => this.#startRenaming(conversation, item), { class: "icon-button small" }),
-      iconButton("trash", `Delete ${title}`, () => this.actions.remove(conversation), { class: "icon-button small" }),
+      iconButton("trash", `Delete ${title}`, () => this.actions.remove(id), { class: "icon-button small" }),
     );
     return item;
   }
@@ -142,7 +142,7 @@ export class Sidebar {
       if (this.#renaming !== box) return;
       this.#renaming = null;
       const title = box.value.trim();
-      if (isKept && title) this.actions.rename(conversation, title);
+      if (isKept && title) this.actions.rename(conversation.id, title);
       this.show(this.#current);
       if (isByKey) this.#itemOf(conversation.id)?.querySelector(".open").focus();
     };

@@ -1,7 +1,7 @@
 // Stores conversations in the browser: in IndexedDB, or in memory if that is not available.
 
 import { merge, takeMessages } from "./tree.js";
-import { forget, settle, whenKept } from "./unfinished.js";
+import { forgetAll, settle, whenKept } from "./unfinished.js";
 
 const DATABASE = "pagewick";
 const CONVERSATIONS = "conversations";
@@ -67,8 +67,9 @@ export class Library extends EventTarget {
     }
     // Before the conversations are read, so that nothing is missed of what other tabs save meanwhile.
     this.#channel?.addEventListener("message", ({ data }) => this.#followOtherTab(data));
-    whenKept((id) => this.get(id) && !this.writingIn(id) && this.#settle(this.get(id)));
+    whenKept((id) => this.get(id) && this.#settle(this.get(id)));
     await this.#readAll();
+    if (this.isLasting) forgetAll((id) => !this.get(id));
   }
 
   async #readAll() {
@@ -91,9 +92,13 @@ export class Library extends EventTarget {
     settle(conversation, {
       read: () => this.#try((database) => database.get(id)),
       save: async (stored) => {
-        if (this.writingIn(id)) return;
-        this.#conversations.set(id, stored);
-        await this.keep(stored);
+        const mine = this.get(id);
+        const writing = this.writingIn(id);
+        if (writing) takeMessages(mine, stored, writing);
+        else if (mine) takeMessages(stored, mine);
+        const settled = writing ? mine : stored;
+        this.#conversations.set(id, settled);
+        await this.keep(settled);
         this.#changed(id);
       },
     });
@@ -144,7 +149,7 @@ export class Library extends EventTarget {
   }
 
   async remove(id) {
-    forget(id);
+    forgetAll((conversationId) => conversationId === id);
     this.#conversations.delete(id);
     this.#changed(id);
     await this.#try((database) => database.remove(id));
@@ -152,8 +157,8 @@ export class Library extends EventTarget {
   }
 
   /**
-   * Return the result of a request to the database. Without a database it is undefined. If the disk is full or the browser has closed
-   * the database, report it and continue in memory.
+   * Return the result of a request to the database. Without a database it is undefined. After a request that fails, since the disk is
+   * full or the browser has closed the database, report it and continue in memory.
    */
   async #try(request) {
     if (!this.#database) return undefined;
@@ -176,9 +181,11 @@ export class Library extends EventTarget {
     if (!this.#database) return;
     const mine = this.get(id);
     const writing = this.writingIn(id);
-    if (theirs && mine && writing) merge(mine, theirs, writing);
-    else if (theirs) this.#take(theirs);
-    else if (!writing) this.#conversations.delete(id);
+    if (theirs && mine && writing) {
+      merge(mine, theirs, writing);
+      this.#settle(mine);
+    } else if (theirs) this.#take(theirs);
+    else this.#conversations.delete(id);
     this.#changed(id);
   }
 

@@ -28,7 +28,7 @@ export class Thread {
 
   /** Show a conversation. `writing` is the response being generated in it, or null. */
   show(conversation, writing) {
-    if (conversation !== this.conversation) this.#views.clear();
+    if (conversation.id !== this.conversation?.id) this.#views.clear();
     this.conversation = conversation;
     // Results are part of the view of the answer with their calls.
     const views = shownPath(conversation).filter(({ role }) => role !== "tool").map((node) => this.#viewOf(node));
@@ -51,6 +51,11 @@ export class Thread {
   #viewOf(node) {
     const found = this.#views.get(node.id);
     if (found?.node === node) return found;
+    if (found?.editor) {
+      // Another tab has saved the conversation. What the user has typed stays.
+      found.adopt(node);
+      return found;
+    }
     const view = node.role === "user" ? new QuestionView(node, this.actions) : new AnswerView(node, this.actions);
     this.#views.set(node.id, view);
     return view;
