@@ -168,7 +168,8 @@ class DeltaOptions:
     float32, of the RMS norm of each value head.
     has_channel_decay: each of the DK rows of a state decays by a factor of its own (Kimi Delta Attention), and KH is
     VH; else a head has one factor. strength: a head takes in this times sigmoid(beta) of a difference.
-    has_sigmoid_gate: the gate of the output is a sigmoid, else a SiLU.
+    has_sigmoid_gate: the gate of the output is a sigmoid, else a SiLU. decay_bound: a number below 0, for
+    has_channel_decay: the logarithms of factors are this times a sigmoid; None: they have no bound.
     """
 
     num_key_heads: int
@@ -183,6 +184,7 @@ class DeltaOptions:
     has_channel_decay: bool = False
     strength: float = 1.0
     has_sigmoid_gate: bool = False
+    decay_bound: float | None = None
 
     @property
     def num_decays(self) -> int:

@@ -2,7 +2,8 @@
 
 Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then a state
 S for each value head, which forgets (g), replaces what it holds for a key by a new value (the delta rule), and is read
-by a query. Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) forgets by a factor of its own in each row of S.
+by a query. Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) forgets by a factor of its own in each row of S,
+which Ling 3.0 keeps above a bound.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.
@@ -31,8 +32,9 @@ def gated_delta_net(
 ) -> Tensor:
     """Take a ragged batch through the gated delta rule: [T, VH * DV] in qkv.dtype, rounded once from float32.
 
-    qkv: [T, C], gate: [T, VH * DV], beta: [T, VH] before the sigmoid, decay before the softplus: [T, VH], or
-    [T, VH * DK] with options.has_channel_decay.
+    qkv: [T, C], gate: [T, VH * DV], beta: [T, VH] before the sigmoid, decay before its bias is added: [T, VH], or
+    [T, VH * DK] with options.has_channel_decay. S is kept by e^g, g = -e^log_decay * softplus(decay + dt_bias), or
+    g = decay_bound * sigmoid(e^log_decay * (decay + dt_bias)).
     states: [num_blocks, bytes] uint8, contiguous. A block has the inputs of the convolution before the next token,
     oldest first [K - 1, C], then S [VH, DK, DV], both float32.
 
@@ -49,7 +51,7 @@ def gated_delta_net(
     activate = torch.sigmoid if options.has_sigmoid_gate else F.silu
     # Each row of S has a factor, or all rows of a head have the same.
     decays = (options.num_value_heads, options.num_decays // options.num_value_heads, 1)
-    forgetting, dt_bias = -options.log_decay.exp()[:, None, None], options.dt_bias.reshape(decays)
+    speed, dt_bias = options.log_decay.exp()[:, None, None], options.dt_bias.reshape(decays)
     for b, context_len in enumerate(lengths):
         if starts[b] == starts[b + 1]:
             continue
@@ -62,7 +64,11 @@ def gated_delta_net(
             window = torch.cat((window, qkv[t : t + 1].float()))
             convolved = (window.t() * options.conv_weight).sum(-1)
             window = window[1:]
-            g = (forgetting * F.softplus(decay[t].float().view(decays) + dt_bias)).exp()
+            times = decay[t].float().view(decays) + dt_bias
+            if options.decay_bound is None:
+                g = (-speed * F.softplus(times)).exp()
+            else:
+                g = (options.decay_bound * (speed * times).sigmoid()).exp()
             taken = beta[t].float().sigmoid() * options.strength
             memory, read = _step(memory, F.silu(convolved), g, taken, options)
             normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + options.norm_eps) * options.norm_weight

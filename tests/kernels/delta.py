@@ -52,8 +52,12 @@ class DeltaBatch(StateBatch):
         o = self.options
         x = F.silu(F.conv1d(inputs.t()[None], o.conv_weight[:, None], groups=o.num_channels))[0].t()[None]
         q, k, v = x.split([o.num_key_heads * o.key_dim] * 2 + [o.num_value_heads * o.value_dim], dim=-1)
-        times = F.softplus(self.decay[rows].float() + o.dt_bias).unflatten(-1, (o.num_value_heads, -1))
-        g = -o.log_decay.exp()[:, None] * times
+        inputs_of_decays = (self.decay[rows].float() + o.dt_bias).unflatten(-1, (o.num_value_heads, -1))
+        speed = o.log_decay.exp()[:, None]
+        if o.decay_bound is None:
+            g = -speed * F.softplus(inputs_of_decays)
+        else:
+            g = o.decay_bound / (1 + (-speed * inputs_of_decays).exp())
         rule = kimi.recurrent_kimi_delta_attention if o.has_channel_decay else qwen.torch_recurrent_gated_delta_rule
         read, memory = rule(
             q.unflatten(-1, (-1, o.key_dim)), k.unflatten(-1, (-1, o.key_dim)), v.unflatten(-1, (-1, o.value_dim)),
@@ -82,6 +86,7 @@ def make_delta(
     decays_by_channel: bool = False,
     strength: float = 1.0,
     has_sigmoid_gate: bool = False,
+    decay_bound: float | None = None,
 ) -> DeltaBatch:
     """Random numbers; heads: KH and VH, dims: DK and DV, width: K. Blocks are those of random_states."""
     generator = torch.Generator().manual_seed(len(q_lens) + sum(q_lens))
@@ -95,7 +100,7 @@ def make_delta(
     options = DeltaOptions(
         key_heads, value_heads, key_dim, value_dim, random(channels, width), random(value_heads), random(decays),
         1 + 0.5 * random(value_dim), EPS, has_channel_decay=decays_by_channel, strength=strength,
-        has_sigmoid_gate=has_sigmoid_gate,
+        has_sigmoid_gate=has_sigmoid_gate, decay_bound=decay_bound,
     )  # fmt: skip
     num_tokens = sum(q_lens)
     # Rows of qkv that lie apart, as in a fused product.

@@ -15,7 +15,7 @@ from tests.kernels.conftest import NativeKernels
 
 KINDS = list(ACTIVATION_KINDS)
 # These kinds limit the result of the gate, and the numbers that it multiplies, to this magnitude.
-BOUNDS = {"silu_within7": 7.0, "silu_within16": 16.0}
+BOUNDS = {"silu_within4": 4.0, "silu_within5": 5.0, "silu_within7": 7.0, "silu_within16": 16.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 7, 15, 16, 17, 63, 65, 1031]
 # Half a unit in the last place is the rounding; float32 has the errors of the functions as well.

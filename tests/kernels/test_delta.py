@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -42,12 +43,18 @@ def test_channels_that_decay_by_themselves(
     assert_is_expected(delta.run(operations.gated_delta_net), delta)
 
 
+@pytest.mark.parametrize("decay_bound", [-0.3, -5.0])
+def test_decays_with_a_bound(operations: ModuleType | NativeKernels, decay_bound: float) -> None:
+    delta = make_channel_delta([1, 40, 2], [3, 0, 1], dims=(33, 7), decay_bound=decay_bound)
+    assert_is_expected(delta.run(operations.gated_delta_net), delta)
+
+
 def test_states_that_are_reflected(operations: ModuleType | NativeKernels) -> None:
     delta = make_delta([1, 40, 2], [3, 0, 1], strength=2.0)
     assert_is_expected(delta.run(operations.gated_delta_net), delta)
 
 
-@pytest.mark.parametrize("make", [make_delta, make_channel_delta])
+@pytest.mark.parametrize("make", [make_delta, make_channel_delta, partial(make_channel_delta, decay_bound=-5.0)])
 def test_large_numbers_give_no_infinities(
     operations: ModuleType | NativeKernels, make: Callable[..., DeltaBatch]
 ) -> None:
@@ -99,6 +106,7 @@ def test_blocks_that_are_too_small_are_refused() -> None:
         ({"num_key_heads": 3}, "must be|no multiple"),
         ({"has_channel_decay": True}, r"decay torch.float32 \[3, 4\] must be \[3, 96\]"),
         ({"has_channel_decay": True, "decay": torch.zeros(3, 96)}, "4 value heads decay by channel"),
+        ({"decay_bound": -5.0}, "decay_bound must be below 0, not -5.0, and decays be by channel"),
         ({"dt_bias": torch.zeros(4).double()}, "dt_bias must be contiguous float32"),
     ],
 )

@@ -48,8 +48,8 @@ def gated_delta_net(
         num_key_heads=options.num_key_heads, num_value_heads=options.num_value_heads, key_dim=options.key_dim,
         value_dim=options.value_dim, conv_width=options.conv_weight.shape[1], qkv_stride=qkv.stride(0),
         gate_stride=gate.stride(0), beta_stride=beta.stride(0), decay_stride=decay.stride(0),
-        norm_eps=options.norm_eps, strength=options.strength, has_channel_decay=options.has_channel_decay,
-        has_sigmoid_gate=options.has_sigmoid_gate, dtype=DTYPES[qkv.dtype],
+        norm_eps=options.norm_eps, strength=options.strength, decay_bound=options.decay_bound or 0.0,
+        has_channel_decay=options.has_channel_decay, has_sigmoid_gate=options.has_sigmoid_gate, dtype=DTYPES[qkv.dtype],
     )  # fmt: skip
     check_status(_GATED_DELTA_NET.run(args), states, "qkv")
     return out
@@ -64,6 +64,8 @@ def _check_options(options: DeltaOptions) -> None:
         raise ValueError(f"{heads} value heads are no multiple of {options.num_key_heads} key heads")
     if options.has_channel_decay and options.num_key_heads != heads:
         raise ValueError(f"{heads} value heads decay by channel, and there are {options.num_key_heads} key heads")
+    if options.decay_bound is not None and not (options.has_channel_decay and options.decay_bound < 0):
+        raise ValueError(f"decay_bound must be below 0, not {options.decay_bound}, and decays be by channel")
     if min(options.key_dim, options.value_dim) < 1 or options.conv_weight.dim() != 2:
         raise ValueError(f"heads of {options.key_dim} and {options.value_dim} numbers, or conv_weight is not [C, K]")
     parameters = {

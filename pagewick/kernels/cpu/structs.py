@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 27
+ABI_VERSION = 28
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
@@ -39,7 +39,7 @@ class Status(IntEnum):
 
 class Activation(IntEnum):
     SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5; CLAMPED_SWISH = 6; SOFTPLUS = 7
-    SILU_WITHIN7 = 8; SILU_WITHIN16 = 9
+    SILU_WITHIN7 = 8; SILU_WITHIN16 = 9; SILU_WITHIN4 = 10; SILU_WITHIN5 = 11
 
 class Elementwise(IntEnum):
     ADD = 0; SCALE = 1; SOFT_CAP = 2; SIGMOID_GATE = 3; MULTIPLY = 4; LIMIT = 5
@@ -101,7 +101,7 @@ class DeltaArgs(Structure):
     cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
     block_table_stride: Int64; num_key_heads: Int64; num_value_heads: Int64; key_dim: Int64; value_dim: Int64
     conv_width: Int64; qkv_stride: Int64; gate_stride: Int64; beta_stride: Int64; decay_stride: Int64; norm_eps: Float
-    strength: Float; has_channel_decay: Int32; has_sigmoid_gate: Int32; dtype: Int32
+    strength: Float; decay_bound: Float; has_channel_decay: Int32; has_sigmoid_gate: Int32; dtype: Int32
 
 @laid_out
 class ElementwiseArgs(Structure):

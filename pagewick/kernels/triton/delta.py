@@ -61,17 +61,18 @@ def convolve_heads(
     tl.store(mixed_ptr + token * num_channels + begin + columns, x, mask=columns < size)
 
 
-@triton.jit(do_not_specialize=["least"])
+@triton.jit(do_not_specialize=["least", "decay_bound"])
 def advance_states(
     mixed_ptr, beta_ptr, decay_ptr, log_decay_ptr, dt_bias_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
     num_key_heads, num_value_heads, value_dim, num_channels, width, beta_stride, decay_stride, block_floats,
-    table_stride, least, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    table_stride, least, decay_bound, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of value head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
     Sequences with `least` new tokens or more are left to chunks.py. BY_CHANNEL: each row of a state decays by itself,
-    and there are as many value heads as key heads.
+    and there are as many value heads as key heads; if decay_bound is below 0, logarithms of factors are this times a
+    sigmoid.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
@@ -93,8 +94,11 @@ def advance_states(
             strength = tl.load(beta_ptr + token * beta_stride + head).to(tl.float32)
             decays_ptr = decay_ptr + token * decay_stride
             if BY_CHANNEL:
-                time = softplus(tl.load(decays_ptr + queries).to(tl.float32) + bias)
-                state = state * tl.exp(-speed * time)[:, None]
+                time = tl.load(decays_ptr + queries).to(tl.float32) + bias
+                log = -speed * softplus(time)
+                if decay_bound < 0.0:
+                    log = decay_bound / (1.0 + tl.exp(-speed * time))
+                state = state * tl.exp(log)[:, None]
             else:
                 time = softplus(tl.load(decays_ptr + head).to(tl.float32) + bias)
                 state = state * tl.exp(-speed * time)
@@ -148,7 +152,7 @@ def _advance(dtype: torch.dtype, key_dim: int, columns: int, by_channel: bool) -
     return Variant(
         name=f"advance_{'channels_' if by_channel else ''}{TYPE_NAMES[dtype]}_{key_dim}_{columns}",
         kernel=advance_states,
-        signature={**numbers, **windows.BATCH, **dict.fromkeys(counts, "i32"), **sizes},
+        signature={**numbers, **windows.BATCH, **dict.fromkeys(counts, "i32"), **sizes, "decay_bound": "fp32"},
         constexprs={"KEY_DIM": key_dim, "BLOCK_V": columns, "BY_CHANNEL": by_channel},
         num_warps=1,
         fuses=_FUSES,
@@ -234,7 +238,8 @@ def gated_delta_net(
     least = NEVER if by_channel else _CHUNKS.least(dtype, heads, batch, num_tokens)
     _ADVANCES[dtype, key_dim, columns, by_channel].launch(
         (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, num_key_heads=key_heads,
-        num_value_heads=value_heads, value_dim=value_dim, least=least, **gates, **where,
+        num_value_heads=value_heads, value_dim=value_dim, least=least,
+        decay_bound=options.decay_bound or 0.0, **gates, **where,
     )  # fmt: skip
     if least < NEVER:
         _CHUNKS.advance(heads, mixed, where, gates | {"dt_scale": 1.0})
@@ -251,6 +256,6 @@ def _is_served(rows: tuple[Tensor, ...], states: Tensor, options: DeltaOptions) 
     constants = (options.conv_weight, options.log_decay, options.dt_bias, options.norm_weight)
     is_alike = all(each.dtype == rows[0].dtype and each.stride(-1) == 1 for each in rows)
     fits = options.key_dim in SIZES and options.value_dim in SIZES and states.is_contiguous()
-    fits = fits and options.strength == 1.0
+    fits = fits and options.strength == 1.0 and (options.decay_bound is None or options.has_channel_decay)
     fits = fits and not (options.has_channel_decay and options.num_key_heads != options.num_value_heads)
     return rows[0].dtype in windows.DTYPES and is_alike and fits and all(each.is_contiguous() for each in constants)

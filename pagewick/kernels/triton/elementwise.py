@@ -71,6 +71,12 @@ def _activate(x, factor, KIND: tl.constexpr):
         return bounded / (1.0 + tl.exp(-1.702 * bounded))
     elif KIND == "softplus":
         return _softplus(x)
+    elif KIND == "silu_within4":
+        silu = x / (1.0 + tl.exp(-x))
+        return tl.where(silu > 4.0, 4.0, silu)
+    elif KIND == "silu_within5":
+        silu = x / (1.0 + tl.exp(-x))
+        return tl.where(silu > 5.0, 5.0, silu)
     elif KIND == "silu_within7":
         silu = x / (1.0 + tl.exp(-x))
         return tl.where(silu > 7.0, 7.0, silu)
@@ -101,6 +107,10 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
         if KIND == "clamped_swish":
             up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        elif KIND == "silu_within4":
+            up = tl.where(up > 4.0, 4.0, tl.where(up < -4.0, -4.0, up))
+        elif KIND == "silu_within5":
+            up = tl.where(up > 5.0, 5.0, tl.where(up < -5.0, -5.0, up))
         elif KIND == "silu_within7":
             up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
         elif KIND == "silu_within16":

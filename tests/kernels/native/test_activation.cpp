@@ -15,9 +15,11 @@ double gate_of(Activation kind, double x) {
   return kind == Activation::kClampedSwish && x > 7.0 ? 7.0 : x;
 }
 
-// kSiluWithin7 and kSiluWithin16 bound the result of the gate from above, and what it multiplies by from both sides.
+// kSiluWithin4 and the like bound the result of the gate from above, and what it multiplies by from both sides.
 double bound_of(Activation kind) {
   if (kind == Activation::kClampedSwish || kind == Activation::kSiluWithin7) return 7.0;
+  if (kind == Activation::kSiluWithin4) return 4.0;
+  if (kind == Activation::kSiluWithin5) return 5.0;
   return kind == Activation::kSiluWithin16 ? 16.0 : INFINITY;
 }
 
@@ -40,6 +42,8 @@ double defined(Activation kind, double x) {
     case Activation::kRelu2: return positive * positive;
     case Activation::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
     case Activation::kSoftplus: return positive + std::log1p(std::exp(-std::abs(x)));
+    case Activation::kSiluWithin4:
+    case Activation::kSiluWithin5:
     case Activation::kSiluWithin7:
     case Activation::kSiluWithin16:
       return std::isnan(x) ? x : std::fmin(x / (1.0 + std::exp(-x)), bound_of(kind));
@@ -110,7 +114,8 @@ void test_activation() {
   for (const DType dtype : kDTypes)
     for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
                                   Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish,
-                                  Activation::kSoftplus, Activation::kSiluWithin7, Activation::kSiluWithin16})
+                                  Activation::kSoftplus, Activation::kSiluWithin4, Activation::kSiluWithin5,
+                                  Activation::kSiluWithin7, Activation::kSiluWithin16})
       for (const bool is_gated : {false, true}) {
         for (const int64_t size : {1, 5, 16, 61}) test_case(kind, dtype, is_gated, 3, size);
         test_case(kind, dtype, is_gated, 30, 1001);

@@ -16,6 +16,7 @@ struct Case {
   std::vector<int32_t> q_lens, earlier;
   float strength = 1;
   bool by_channel = false, sigmoid_gate = false;
+  float bound = 0;
 
   int64_t decays() const { return by_channel ? value_heads * key_dim : value_heads; }
   int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
@@ -73,7 +74,7 @@ pagewick::DeltaArgs arguments(const Case& c, const Inputs& in, const Tensor& sta
   args.num_key_heads = c.key_heads, args.num_value_heads = c.value_heads, args.key_dim = c.key_dim;
   args.value_dim = c.value_dim, args.conv_width = c.width, args.qkv_stride = c.channels() + 3;
   args.gate_stride = c.columns() + 1, args.beta_stride = c.value_heads + 2, args.decay_stride = c.decays();
-  args.norm_eps = kEps, args.strength = c.strength, args.has_channel_decay = c.by_channel;
+  args.norm_eps = kEps, args.strength = c.strength, args.decay_bound = c.bound, args.has_channel_decay = c.by_channel;
   args.has_sigmoid_gate = c.sigmoid_gate, args.dtype = c.dtype;
   return args;
 }
@@ -101,8 +102,8 @@ void check_head(const Case& c, const Inputs& in, int64_t token, int64_t head, co
   std::vector<double> kept(c.key_dim);
   for (int64_t i = 0; i < c.key_dim; ++i) {
     const int64_t place = c.by_channel ? head * c.key_dim + i : head;
-    const double time = std::log1p(std::exp(in.decay[token * c.decays() + place] + in.dt_bias[place]));
-    kept[i] = std::exp(-std::exp(in.log_decay[head]) * time);
+    const double x = in.decay[token * c.decays() + place] + in.dt_bias[place], speed = std::exp(in.log_decay[head]);
+    kept[i] = std::exp(c.bound < 0 ? c.bound * sigmoid(speed * x) : -speed * std::log1p(std::exp(x)));
   }
   const double taken = static_cast<double>(c.strength) * sigmoid(in.beta[token * (c.value_heads + 2) + head]);
   std::vector<double> read(c.value_dim);
@@ -206,6 +207,7 @@ void test_delta() {
     test_case({dtype, 3, 3, 16, 150, 4, true, {70, 1}, {3, 1}});
     test_case({dtype, 2, 4, 24, 40, 4, true, {1, 2, 33}, {0, 7, 2}, 2});
     test_case({dtype, 3, 3, 20, 40, 4, false, {1, 2, 33}, {0, 7, 2}, 1, true, true});
+    test_case({dtype, 3, 3, 20, 40, 4, false, {1, 2, 33}, {0, 7, 2}, 1, true, true, -5});
   }
   test_case({DType::kFloat32, 1, 1, 1, 1, 1, false, {3}, {0}});
   test_case({DType::kBFloat16, 1, 2, 128, 128, 4, true, {1, 35}, {1, 0}});

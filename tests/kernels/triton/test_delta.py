@@ -52,6 +52,12 @@ def test_channels_that_decay_by_themselves(dtype: torch.dtype) -> None:
     assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, LONG]})
 
 
+def test_decays_with_a_bound() -> None:
+    delta = make_channel_delta([1, 5, 2], [3, 0, 1], heads=(2, 2), dims=(32, 16), width=2, decay_bound=-3.0)
+    assert_is_expected(delta.run(kernels.gated_delta_net), delta)
+    assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, 5]})
+
+
 def test_prompts_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside sequences that are not; test_chunks.py has the details."""
     delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), dims=(64, 32), width=2, dtype=torch.float16)

@@ -27,8 +27,14 @@ Vec at_most(float bound, Vec x) { return min(set1(bound), x); }
 
 // The bound of what an activation multiplies by if it is the gate of `up`, on both sides; 0: there is none.
 float factor_bound(Activation kind) {
-  if (kind == Activation::kClampedSwish || kind == Activation::kSiluWithin7) return 7.0f;
-  return kind == Activation::kSiluWithin16 ? 16.0f : 0.0f;
+  switch (kind) {
+    case Activation::kSiluWithin4: return 4.0f;
+    case Activation::kSiluWithin5: return 5.0f;
+    case Activation::kClampedSwish:
+    case Activation::kSiluWithin7: return 7.0f;
+    case Activation::kSiluWithin16: return 16.0f;
+    default: return 0.0f;
+  }
 }
 
 template <class T, class F>
@@ -64,6 +70,10 @@ void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int6
     case Activation::kClampedSwish:
       return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(at_most(7.0f, x)); });
     case Activation::kSoftplus: return apply(args, row, first_col, end_col, [](Vec x) { return softplus(x); });
+    case Activation::kSiluWithin4:
+      return apply(args, row, first_col, end_col, [](Vec x) { return at_most(4.0f, silu(x)); });
+    case Activation::kSiluWithin5:
+      return apply(args, row, first_col, end_col, [](Vec x) { return at_most(5.0f, silu(x)); });
     case Activation::kSiluWithin7:
       return apply(args, row, first_col, end_col, [](Vec x) { return at_most(7.0f, silu(x)); });
     case Activation::kSiluWithin16:

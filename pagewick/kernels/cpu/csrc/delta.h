@@ -41,6 +41,7 @@ struct DeltaArgs {
   int64_t decay_stride;
   float norm_eps;
   float strength;             // S takes in this times sigmoid(beta) of a difference
+  float decay_bound;          // below 0: factors of S are exp(decay_bound * sigmoid), by channel; 0: without a bound
   int32_t has_channel_decay;  // each row of S decays by a factor of its own, and KH = VH; else each head has one
   int32_t has_sigmoid_gate;   // else the gate is a SiLU
   DType dtype;  // of qkv, gate, beta, decay and out

@@ -127,6 +127,12 @@ inline Vec decay_speed(const DeltaArgs& args, int64_t head) {
   return exp(min(set1(88.0f), set1(args.log_decay[head])));
 }
 
+// Returns the factors of rows of S by what the projection and its bias give.
+inline Vec row_factors(const DeltaArgs& args, Vec speed, Vec x) {
+  if (args.decay_bound < 0.0f) return exp(times_sigmoid(set1(args.decay_bound), speed * x));
+  return exp(-speed * softplus(x));
+}
+
 // Computes the factors of a head's rows of S, and the query and the key times these.
 template <class T>
 void set_row_factors(const DeltaArgs& args, const StateSequence& sequence, int64_t head, const Memory& m, int64_t begin,
@@ -139,7 +145,7 @@ void set_row_factors(const DeltaArgs& args, const StateSequence& sequence, int64
     const float *const query = m.x + n * m.width, *const key = query + m.key_begin;
     float* const kept = m.decayed + n * m.decayed_width;
     for_vectors(0, args.key_dim, [&](int64_t i, auto part) {
-      const Vec factor = exp(-speed * softplus(load_count(decays + i, part()) + load_count(bias + i, part())));
+      const Vec factor = row_factors(args, speed, load_count(decays + i, part()) + load_count(bias + i, part()));
       store(kept + i, factor);
       store(kept + m.key_begin + i, load(query + i) * factor);
       store(kept + 2 * m.key_begin + i, load(key + i) * factor);
