@@ -60,7 +60,7 @@ _NO_NORM = "no norm with a weight comes before it"
 _NO_GATE = "the inputs come from an activation without a gate"
 _NOT_GROWING = "the inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
-_NOT_LINEAR = frozenset({"clamped_swish", "silu_within7", "silu_within16"})
+_NOT_LINEAR = frozenset({"clamped_swish", "silu_within4", "silu_within5", "silu_within7", "silu_within16"})
 _STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
 _NOT_LINEAR_BEFORE = "the inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
@@ -156,7 +156,8 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
         index_keys = ("self_attn.indexer.wk",) if _has_indexer(config) else ()
-        return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa", *index_keys)),)
+        gates = ("self_attn.g_proj",) if config.has_head_gates else ()
+        return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa", *index_keys, *gates)),)
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
     if config.has_head_gates or config.has_number_gates:
         names = (*names, "g_proj")

@@ -266,6 +266,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
         if layer.latent.has_gates:
             # Queries and gates as one projection makes them, and apart.
             width += layer.latent.num_heads * 2 * layer.latent.query_rows
+        elif layer.latent.has_head_gates:
+            # A gate for each number of the heads' values, and these times the gates.
+            width += layer.latent.num_heads * 2 * layer.latent.v_head_dim
     width += sum(state.products_width for state in layer.states)
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):

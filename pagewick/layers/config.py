@@ -112,7 +112,8 @@ class MlaConfig:
     latent_scale: factor of latents behind their norm.
     has_gates: each number of a head's output is multiplied by the sigmoid of one, which q_b_proj makes behind the
     head's query. It then reads the queries' latent as its norm makes it, and as the norm gets it; q_lora_rank is a
-    number.
+    number. has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head from hidden
+    states.
     """
 
     num_heads: int
@@ -127,6 +128,7 @@ class MlaConfig:
     rope_interleaved: bool = True
     indexer: IndexerConfig | None = None
     has_gates: bool = False
+    has_head_gates: bool = False
     latent_scale: float = 1.0
 
     @property

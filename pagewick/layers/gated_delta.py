@@ -85,6 +85,7 @@ class GatedDeltaNet(StateLayer):
             has_channel_decay=config.has_channel_decay,
             strength=config.strength,
             has_sigmoid_gate=config.has_sigmoid_gate,
+            decay_bound=config.decay_bound,
         )
         count = config.num_value_heads
         decays = tuple(times(head, config.decays_per_head) for head in values)
@@ -170,7 +171,9 @@ def _input_share(config: DeltaConfig, hidden_size: int, keys: Range, values: Seq
         ]
         parts.append(Part("in_proj_ba", 2 * num_values, tuple(small)))
     else:
-        parts += [Part("in_proj_b", num_values, tuple(values)), Part("in_proj_a", num_values, tuple(values))]
+        per_head = config.decays_per_head
+        decays = tuple(times(head, per_head) for head in values)
+        parts += [Part("in_proj_b", num_values, tuple(values)), Part("in_proj_a", num_values * per_head, decays)]
     return Share(tuple(parts), hidden_size, (0, hidden_size))
 
 

@@ -16,6 +16,7 @@ from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import sigmoid_gate
+from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.norm import RMSNorm, ScaledRMSNorm
@@ -127,6 +128,10 @@ class LatentAttention(nn.Module):
         self._gates: QueryGates | None = None
         if config.has_gates:
             self._gates = QueryGates(context, self.kv_b_proj.num_heads, config)
+        self.g_proj: HeadGates | None = None
+        if config.has_head_gates:
+            ours, size = self.kv_b_proj.num_heads, config.v_head_dim
+            self.g_proj = HeadGates(context, f"{prefix}.g_proj", hidden_size, config.num_heads, ours, size)
         num_columns = self.kv_b_proj.num_heads * head_dim
         # The cosines and sines of pairs that stand still.
         half = config.qk_rope_head_dim // 2
@@ -191,6 +196,8 @@ class LatentAttention(nn.Module):
             rotation=Rotation(cos, sin, config.rope_interleaved),
         )
         values = self.kv_b_proj.values.linear(sums).flatten(1)
+        if self.g_proj is not None:
+            gates = self.g_proj(hidden_states, batch)
         if gates is not None:
             values = sigmoid_gate(values, gates)
         return self.o_proj(values, batch)  # type: ignore[no-any-return]

@@ -31,7 +31,8 @@ class DeltaConfig:
     there are as many value heads as key heads; else a value head has one factor. has_sigmoid_gate: the gates of outputs
     are sigmoids, else SiLUs. gate_rank: the decays and the gates of outputs come from two vectors of this size: the
     file has f_a_proj and f_b_proj in place of in_proj_a, g_a_proj and g_b_proj in place of in_proj_z. is_decay_4d: the
-    file has A_log as [1, 1, heads, 1].
+    file has A_log as [1, 1, heads, 1]. decay_bound: with has_channel_decay, logarithms of factors are this, a number
+    below 0, times a sigmoid (Ling 3.0); None: they have no bound.
     """
 
     num_key_heads: int
@@ -49,6 +50,7 @@ class DeltaConfig:
     has_sigmoid_gate: bool = False
     gate_rank: int | None = None
     is_decay_4d: bool = False
+    decay_bound: float | None = None
 
     @property
     def decays_per_head(self) -> int:

@@ -212,6 +212,9 @@ class ModelConfig:
             sought.append("model.embed_norm.weight")
         kinds = (layer.mlp for layer in self.layers)
         mixed = next((idx for idx, mlp in enumerate(kinds) if not isinstance(mlp, MlpConfig | None)), None)
+        linear = next((idx for idx, layer in enumerate(self.layers) if isinstance(layer.state, DeltaConfig)), None)
+        if linear is not None:
+            sought.append(f"model.layers.{linear}.linear_attn.out_proj.weight")
         if self.norm.gate_rank is not None:
             sought.append("model.layers.0.input_layernorm.gate_down.weight")
         if mixed is not None:

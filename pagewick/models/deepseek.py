@@ -201,7 +201,7 @@ def latent_model(
         interleaved=is_interleaved,
         has_query_scaling=has_query_scaling,
     )
-    attention = _attention(entries, rope)
+    attention = latent_attention(entries, rope)
     attentions = [replace(attention, indexer=indexer) for indexer in indexers] or [attention] * len(mlps)
     pairs = zip(attentions, mlps, strict=True)
     return reading.model_config(
@@ -213,7 +213,8 @@ def latent_model(
     )
 
 
-def _attention(entries: Entries, rope: RopeConfig) -> MlaConfig:
+def latent_attention(entries: Entries, rope: RopeConfig, **fields: Any) -> MlaConfig:
+    """Read the sizes of a latent attention; `fields` are other fields of MlaConfig."""
     nope_dim = entries.size("qk_nope_head_dim", 128)
     scale = (nope_dim + rope.rotary_dim) ** -0.5
     if rope.mscale_all_dim:
@@ -232,4 +233,5 @@ def _attention(entries: Entries, rope: RopeConfig) -> MlaConfig:
         norm_eps=_LATENT_NORM_EPS,
         attention_bias=entries.flag("attention_bias", False),
         rope_interleaved=rope.interleaved,
+        **fields,
     )

@@ -75,6 +75,8 @@ ARCHITECTURES: Final = {
     "Glm4MoeForCausalLM": "pagewick.models.glm_moe:read_glm4_moe",
     "Glm4MoeLiteForCausalLM": "pagewick.models.glm_moe:read_glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "pagewick.models.deepseek_v32:read_glm_moe_dsa",
+    "BailingHybridForCausalLM": "pagewick.models.bailing:read_bailing_hybrid",
+    "BailingMoeV3ForCausalLM": "pagewick.models.bailing:read_bailing_hybrid",
     "KimiLinearForCausalLM": "pagewick.models.kimi_linear:read_kimi_linear",
     "MiniMaxM2ForCausalLM": "pagewick.models.minimax:read_minimax_m2",
     "SmolLM3ForCausalLM": "pagewick.models.smollm:read_smollm3",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from pagewick.layers.state_config import (
     STEP_NORMS,
@@ -16,8 +15,6 @@ from pagewick.layers.state_config import (
 from pagewick.models.tensor_sizes import Role, Size, cut, whole
 
 Named = tuple[str, Role, tuple[Size, ...]]
-# Projections of linear attention.
-_GATES: Final = ("in_proj_b", "in_proj_a")
 
 
 def state_tensors(config: StateConfig, hidden: Size, rank: int, num_ranks: int) -> Iterator[Named]:
@@ -42,8 +39,8 @@ def _linear_attention(config: DeltaConfig, hidden: Size, rank: int, num_ranks: i
         rows = {f"{kind}_proj": size for kind, size in kinds.items()} | {"in_proj_z": outputs}
     elif config.is_fused:
         rows = {"in_proj_qkvz": keys.times(2 * config.key_dim + 2 * ratio * config.value_dim)}
-    gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else dict.fromkeys(_GATES, values)
     decays = values.times(config.decays_per_head)
+    gates = {"in_proj_ba": values.times(2)} if config.has_fused_gates else {"in_proj_b": values, "in_proj_a": decays}
     if config.gate_rank is not None:
         low = whole(config.gate_rank)
         rows, gates = {f"{kind}_proj": kinds[kind] for kind in kinds}, {"in_proj_b": values}

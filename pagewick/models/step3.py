@@ -54,7 +54,9 @@ _LISTS: Final = (
     "use_rope_layers",
 )  # fmt: skip
 # Bounds of both factors of gated products -> the kernels' name of the activation.
-_ACTIVATIONS: Final = {0: "silu", 7: "silu_within7", 16: "silu_within16"}
+_ACTIVATIONS: Final = {
+    0: "silu", 4: "silu_within4", 5: "silu_within5", 7: "silu_within7", 16: "silu_within16",
+}  # fmt: skip
 _NAMES: Final = NameMap(
     parts=(
         ("mlp.gate.e_score_correction_bias", "moe.router_bias"),
@@ -179,7 +181,9 @@ def _mlps(entries: Entries, num_layers: int) -> list[MlpConfig | MoeConfig]:
         "scaling": entries.positive("moe_router_scaling_factor", 1.0),
     }
     mlps: list[MlpConfig | MoeConfig] = []
-    bounded, shared = (_activations(entries, name, num_layers) for name in ("swiglu_limits", "swiglu_limits_shared"))
+    bounded, shared = (
+        bounded_activations(entries, name, num_layers) for name in ("swiglu_limits", "swiglu_limits_shared")
+    )
     for is_sparse, activation, own in zip(_are_sparse(entries, num_layers), bounded, shared, strict=True):
         if not is_sparse:
             mlps.append(reading.read_mlp(entries, activation=own))
@@ -214,7 +218,7 @@ def _are_sparse(entries: Entries, num_layers: int) -> Sequence[bool]:
     return [layer_idx in sparse for layer_idx in range(num_layers)]
 
 
-def _activations(entries: Entries, name: str, num_layers: int) -> Sequence[str]:
+def bounded_activations(entries: Entries, name: str, num_layers: int) -> Sequence[str]:
     """Return each layer's activation by the bounds in the file; 0 and null are none."""
     bounds = entries.get(name) or [0] * num_layers
     known = ", ".join(str(bound) for bound in _ACTIVATIONS)

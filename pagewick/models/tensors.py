@@ -199,6 +199,8 @@ class _Table:
         yield from self._norm(f"{path}.kv_a_layernorm", config.kv_lora_rank)
         keys_and_values = heads.times(config.qk_nope_head_dim + config.v_head_dim)
         yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, whole(config.kv_lora_rank))
+        if config.has_head_gates:
+            yield from self._linear(f"{path}.g_proj", "attention", heads, hidden)
         values = heads.times(config.v_head_dim)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
         if config.indexer is not None and config.q_lora_rank is not None and not config.indexer.is_shared:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from tests.models.published_names import publish_kimi_linear, publish_olmo_hybrid
+from tests.models.published_names import publish_bailing_hybrid, publish_kimi_linear, publish_olmo_hybrid
 from tests.models.variants import COMMON, VARIANTS
 
 __all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_checkpoint"]
@@ -44,6 +44,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         _restore_layers(directory / "model.safetensors")
     if config["model_type"] == "olmo_hybrid":
         publish_olmo_hybrid(directory, config)
+    if config["model_type"] == "bailing_hybrid" and "q_lora_rank" in config:
+        publish_bailing_hybrid(directory, config)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
     if config["model_type"].startswith(("qwen", "lfm3_vl", "exaone4_5")) and (vision := config.get("vision_config")):

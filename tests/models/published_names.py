@@ -32,6 +32,18 @@ def publish_kimi_linear(directory: Path, config: dict[str, Any]) -> None:
     _change(directory, lambda tensors: {mlp.sub(r"\1mlp\3", name): tensor for name, tensor in tensors.items()})
 
 
+def publish_bailing_hybrid(directory: Path, config: dict[str, Any]) -> None:
+    """Give output projections of linear attention their usual name, and bring queries of low rank to DeepSeek's."""
+    linear = "|".join(str(idx) for idx, kind in enumerate(config["layer_types"]) if kind == "linear_attention")
+    output = re.compile(rf"(.*layers\.({linear})\.attention\.)dense(\..*)")
+    _change(
+        directory,
+        lambda tensors: {
+            output.sub(r"\1o_proj\3", name.replace(".q_proj.q_", ".q_")): tensor for name, tensor in tensors.items()
+        },
+    )
+
+
 def _recut(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
     """Return the tensors with convolutions of `sizes` channels."""
     found = dict(tensors)

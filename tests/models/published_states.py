@@ -62,6 +62,35 @@ _KIMI_LINEAR: dict[str, Any] = {
     "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
     "use_cache": True, "use_grouped_topk": True, "v_head_dim": 128, "vocab_size": 163840,
 }
+_LING_3: dict[str, Any] = {
+    "architectures": ["BailingMoeV3ForCausalLM"], "attention_dropout": 0.0, "dtype": "bfloat16",
+    "eos_token_id": 156895, "gated_attention_proj_granularity_type": "head_wise", "head_dim": 128, "hidden_act": "silu",
+    "initializer_range": 0.02, "kda_lower_bound": -5, "kda_safe_gate": True, "kv_lora_rank": 512,
+    "model_type": "bailing_hybrid", "moe_router_enable_expert_bias": True, "n_group": 8, "no_kda_lora": True,
+    "norm_topk_prob": True, "num_experts_per_tok": 8, "num_kv_heads_for_linear_attn": 0, "num_shared_experts": 1,
+    "output_router_logits": False, "pad_token_id": 156892, "partial_rotary_factor": 0.5, "qk_head_dim": 192,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_interleave": True,
+    "rope_scaling": None, "rope_theta": 6000000, "rotary_dim": 64, "routed_scaling_factor": 2.5, "router_dtype": "fp32",
+    "scale_router_input": False, "score_function": "sigmoid", "scoring_func": "sigmoid", "short_conv_kernel_size": 4,
+    "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc", "use_bias": False, "use_kda_lora": False,
+    "use_mla_nope": False, "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "value_norm": False,
+    "vocab_size": 157184,
+}
+_LING_3_TINY: dict[str, Any] = {
+    **_LING_3, "expert_swiglu_limit_list": None, "first_k_dense_replace": 1, "hidden_size": 1536,
+    "intermediate_size": 4608, "layer_group_size": 4, "max_position_embeddings": 131072, "moe_intermediate_size": 512,
+    "moe_shared_expert_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 128, "num_hidden_layers": 24,
+    "num_key_value_heads": 16, "num_nextn_predict_layers": 0, "q_lora_rank": 256,
+    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 6000000, "rope_type": "default"},
+    "share_expert_swiglu_limit_list": None,
+}
+_LING_3_FLASH: dict[str, Any] = {
+    **_LING_3, "expert_swiglu_limit_list": [*[0] * 35, *[4] * 7], "first_k_dense_replace": 2, "hidden_size": 2560,
+    "intermediate_size": 6144, "layer_group_size": 6, "max_position_embeddings": 262144, "moe_intermediate_size": 768,
+    "moe_shared_expert_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 512, "num_hidden_layers": 42,
+    "num_key_value_heads": 32, "num_nextn_predict_layers": 1, "q_lora_rank": None,
+    "share_expert_swiglu_limit_list": [*[0] * 34, *[5] * 6, 7, 7],
+}
 _CODESTRAL_MAMBA: dict[str, Any] = {
     "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 0,
     "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1,
@@ -155,6 +184,8 @@ PUBLISHED_STATES: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
     },
     "Kimi-Linear-48B-A3B-Instruct": _KIMI_LINEAR,
+    "Ling-3.0-tiny": _LING_3_TINY,
+    "Ling-3.0-flash": _LING_3_FLASH,
     "Mamba-Codestral-7B-v0.1": _CODESTRAL_MAMBA,
     "mamba-130m-hf": _MAMBA,
     "falcon-mamba-7b": _FALCON_MAMBA,
@@ -263,6 +294,10 @@ FACTS_STATES = {
     "sequential rms 1e-05 in float32 |  | 1048576 |",
     "Kimi-Linear-48B-A3B-Instruct": "27 32 None/512 128+64 128 | 20 delta rule 32x128 32x128 over 4 by channel | "
     "none | all | sequential rms 1e-05 | 1: silu 9216, 26: 8 of 256 x 1024 + 1024 | 1048576 |",
+    "Ling-3.0-tiny": "24 16 256/512 128+64 128 | 18 delta rule 16x128 16x128 over 4 by channel within -5 | "
+    "none, default 64@6e+06 in pairs | all | sequential rms 1e-06 | 1: silu 4608, 23: 8 of 128 x 512 + 512 | 131072 |",
+    "Ling-3.0-flash": "42 32 None/512 128+64 128 | 35 delta rule 32x128 32x128 over 4 by channel within -5 | "
+    "none, default 64@6e+06 in pairs | all | sequential rms 1e-06 | 2: silu 6144, 40: 8 of 512 x 768 + 768 | 262144 |",
     "Olmo-Hybrid-7B": _OLMO_HYBRID_FACTS,
     "Olmo-Hybrid-Think-SFT-7B": _OLMO_HYBRID_FACTS,
     "LFM2-1.2B": "16 32/8x64 | 10 convolutions of 2048 over 3 | none, default 64@1e+06 | all | sequential rms 1e-05 | "

@@ -23,12 +23,15 @@ SIZES = {
 }  # fmt: skip
 # Entries in place of a class's own defaults: DeepSeek-V2's does not say how many experts there are for a token, and
 # dots.llm1's has none; the heads of GLM-4.5's do not share out hidden_size. Those of Granite 4 and Bamba have no layer
-# with attention. Gemma3TextModel is an encoder, and its class halves the window whenever it reads it.
+# with attention. Ling 3.0's writes another head_dim than it reads. Gemma3TextModel is an encoder, and its class halves
+# the window whenever it reads it.
 CHANGED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"num_attention_heads": 64},
     "Gemma3TextModel": {"use_bidirectional_attention": True, "sliding_window": 4096},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 16},
+    "BailingHybridForCausalLM": {"linear_head_dim": 128},
+    "BailingMoeV3ForCausalLM": {"linear_head_dim": 128},
     "BambaForCausalLM": {"attn_layer_indices": [9, 18, 27]},
     "Dots1ForCausalLM": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }

@@ -176,6 +176,7 @@ def state_of(state: StateConfig) -> str:
     if isinstance(state, DeltaConfig):
         keys, values = f"{state.num_key_heads}x{state.key_dim}", f"{state.num_value_heads}x{state.value_dim}"
         found = f"delta rule {keys} {values} over {state.conv_size}" + " by channel" * state.has_channel_decay
+        found += "" if state.decay_bound is None else f" within {state.decay_bound:g}"
         return found + f" x {state.strength:g}" * (state.strength != 1)
     assert isinstance(state, ConvolutionConfig)
     return f"convolutions of {state.num_channels} over {state.conv_size}"
@@ -324,6 +325,7 @@ def test_positions_are_scaled(name: str, factor: float, original: int, sharper: 
         ("Phi-3.5-MoE-instruct", ("near", False, 1, 1, 1.0)),
         ("OLMoE-1B-7B-0924", ("softmax", False, 1, 1, 1.0)),
         ("Kimi-Linear-48B-A3B-Instruct", ("sigmoid", True, 1, 1, 2.446)),
+        ("Ling-3.0-flash", ("sigmoid", True, 8, 4, 2.5)),
     ],
 )
 def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, float]) -> None:
@@ -333,6 +335,13 @@ def test_experts_are_chosen(name: str, expected: tuple[str, bool, int, int, floa
     groups = routing.num_groups, routing.top_k_groups
     assert (routing.scoring, routing.renormalize, *groups, routing.scaling) == expected
     assert mixture.has_router_bias == (routing.scoring == "sigmoid")
+
+
+def test_products_of_the_last_layers_have_bounds() -> None:
+    mixtures = [layer.mlp for layer in read_config(PUBLISHED["Ling-3.0-flash"]).layers[2:]]
+    bounds = [(each.activation, each.shared_activation) for each in mixtures if isinstance(each, MoeConfig)]
+    last = [("silu", "silu_within5"), *[("silu_within4", "silu_within5")] * 5, *[("silu_within4", "silu_within7")] * 2]
+    assert bounds == [*[("silu", "silu")] * 32, *last]
 
 
 @pytest.mark.parametrize(

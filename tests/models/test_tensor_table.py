@@ -36,7 +36,9 @@ def reference_of(variant: Variant) -> nn.Module:
     """The variant in transformers; its weights take no memory."""
     config = getattr(transformers, f"{variant.config}Config")(**variant.all_entries())
     with META:
-        return auto_model(config).from_config(config)  # type: ignore[no-any-return]
+        model: nn.Module = auto_model(config).from_config(config)
+        variant.patch(model)
+    return model
 
 
 def config_of(variant: Variant) -> ModelConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.models.variants import (
+    bailing,
     deepseek,
     falcon,
     gemma,
@@ -53,6 +54,7 @@ VARIANTS: dict[str, Variant] = {
         glm,
         deepseek,
         kimi_linear,
+        bailing,
         starcoder,
         granite,
         gpt2,
