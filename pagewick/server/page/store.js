@@ -93,9 +93,11 @@ export class Library extends EventTarget {
       read: () => this.#try((database) => database.get(id)),
       save: async (stored) => {
         const mine = this.get(id);
+        // Deleted meanwhile.
+        if (mine === null) return;
         const writing = this.writingIn(id);
         if (writing) takeMessages(mine, stored, writing);
-        else if (mine) takeMessages(stored, mine);
+        else takeMessages(stored, mine);
         const settled = writing ? mine : stored;
         this.#conversations.set(id, settled);
         await this.keep(settled);
