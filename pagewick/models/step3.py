@@ -229,3 +229,8 @@ def bounded_activations(entries: Entries, name: str, num_layers: int) -> Sequenc
     ):
         raise entries.wrong(name, f"a list of num_hidden_layers ({num_layers}) times {known}: others are not supported")
     return [_ACTIVATIONS[bound or 0] for bound in bounds]
+
+
+def bound_of(activation: str) -> float:
+    """Return the bound of both factors of gated products that an activation stands for; 0: it has none."""
+    return next((float(bound) for bound, name in _ACTIVATIONS.items() if name == activation), 0.0)

@@ -132,7 +132,8 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "qwen2": _QWEN2,
     "qwen35": PreTokenizer((_QWEN35_WORDS,)),
     **dict.fromkeys(("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN2_PLAIN),
-    **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), _QWEN2_PLAIN),
+    # Ling's expression is spelled otherwise, and matches the same words.
+    **dict.fromkeys(("hunyuan", "solar-open", "grok-2", "bailingmoe", "bailingmoe2"), _QWEN2_PLAIN),
     "seed-coder": PreTokenizer((_SEED_CODER_WORDS,)),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MoeConfig
-from pagewick.layers.state_config import ChannelScanConfig, MambaConfig
+from pagewick.layers.state_config import ChannelScanConfig, DeltaConfig, MambaConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.weights.gguf.architecture import GgufArchitecture
@@ -22,6 +22,7 @@ from pagewick.weights.gguf.naming import architecture_named
 
 _GRANITE4, _NEMOTRON = "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"
 _WITH_SHARED_MLPS: Final = frozenset({_GRANITE4, "GraniteMoeSharedForCausalLM"})
+_LING: Final = frozenset({"BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"})
 _FUSED, _FUSED_DOWN = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
 _GATE, _UP, _DOWN = "gate_proj.weight", "up_proj.weight", "down_proj.weight"
 _KINDS: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "jamba", "nemotron_h", "nemotron_h_moe"})
@@ -48,6 +49,11 @@ def file_architecture(model: ModelConfig) -> tuple[str, GgufArchitecture]:
                 "  use the checkpoint as it is, with --quantization"
             )
         return "nemotron_h_moe", ARCHITECTURES["nemotron_h_moe"]
+    if name in _LING and any(state.decay_bound is None for state in model.deltas):
+        raise ModelLoadError(
+            f"{name} with decays that have no bound (kda_safe_gate false) has no form in GGUF files\n"
+            "  use the checkpoint as it is, with --quantization"
+        )
     if name == FALCON_WITH_TWO_NORMS.name and model.block == "parallel_norms":
         return "falcon", FALCON_WITH_TWO_NORMS
     return architecture_named(name)
@@ -98,8 +104,16 @@ def _size_of(mlp: MlpConfig | MoeConfig | None) -> int:
     return 0 if mlp is None else mlp.intermediate_size
 
 
+def linear_layers(model: ModelConfig) -> frozenset[int]:
+    """Return the layers with linear attention."""
+    return frozenset(idx for idx, layer in enumerate(model.layers) if isinstance(layer.attention, DeltaConfig))
+
+
 def names_in_files(name: str, model: ModelConfig) -> tuple[str, ...]:
     """Return the tensors that the tables of files know in place of a tensor of a checkpoint: itself, if it is known."""
+    if model.architecture in _LING:
+        # The published name of the output projection of linear attention, and the one that all layers share.
+        return (name.replace(".attention.o_proj.", ".attention.dense."),)
     if model.architecture not in _WITH_SHARED_MLPS or not name.endswith((_FUSED, _FUSED_DOWN)):
         return (name,)
     parts = (_DOWN,) if name.endswith(_FUSED_DOWN) else (_GATE, _UP)

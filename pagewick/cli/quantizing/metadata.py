@@ -15,6 +15,7 @@ import torch
 
 from pagewick.cli.quantizing.hybrid import file_architecture, hybrid_values
 from pagewick.cli.quantizing.value_heads import state_of
+from pagewick.cli.quantizing.values_2026 import values_2026
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
@@ -143,7 +144,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
-    found = {**found, **rope, **hybrid_values(kind, model), **architecture.fixed}
+    found = {**found, **rope, **hybrid_values(kind, model), **values_2026(kind, model), **architecture.fixed}
     if not model.mixtures:
         # A default of a family whose models may have none.
         found.pop("expert_used_count", None)
@@ -153,7 +154,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
 
 def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Collection[str]) -> dict[str, Any]:
     """Return the size of all value heads, the layers that have a state, and the axes of images if `keys` has them."""
-    if (state := state_of(model)) is None:
+    if (state := state_of(model)) is None or state.has_channel_decay:
         return {}
     found: dict[str, Any] = {
         "ssm.inner_size": state.num_value_heads * state.value_dim,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.calibration.observation import InputObservation, Names
-from pagewick.cli.quantizing.hybrid import file_architecture, names_in_files
+from pagewick.cli.quantizing.hybrid import file_architecture, linear_layers, names_in_files
 from pagewick.cli.quantizing.text_names import text_name
 from pagewick.cli.quantizing.value_heads import moved_columns
 from pagewick.kernels.matrix import PerHeadLinear
@@ -41,8 +41,10 @@ class Observation:
         self._counts: dict[str, Tensor] = {}
         self._of_heads: dict[str, tuple[Tensor, Tensor]] = {}
         routes = build_routes(model)
+        linear = linear_layers(config)
         places = {
-            name: [gguf_name(part, architecture) for part in names_in_files(text_name(name), config)] for name in routes
+            name: [gguf_name(part, architecture, linear) for part in names_in_files(text_name(name), config)]
+            for name in routes
         }
         # The first tensor in a file stands for all parts of a weight.
         self._parts = {found[0][0]: [place[0] for place in found if place] for found in places.values() if found[0]}

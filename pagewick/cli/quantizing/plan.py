@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from pagewick.cli.quantizing.hybrid import file_architecture, part_of, separate_shared_mlps
+from pagewick.cli.quantizing.hybrid import file_architecture, linear_layers, part_of, separate_shared_mlps
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
 from pagewick.cli.quantizing.text_names import TEXT_PART, text_name
 from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
@@ -126,7 +126,7 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     state = state_of(model)
     shapes, places = separate_projections(shapes, places, state)
     shapes, places = separate_shared_mlps(shapes, places, model)
-    stored = gguf_shapes(shapes, architecture, filled_config(config))
+    stored = gguf_shapes(shapes, architecture, filled_config(config), linear_layers(model))
     # Some readers look for the rotary factors before they meet the first layer.
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
     values |= {"general.name": name, "general.size_label": size_label(stored)}

@@ -115,9 +115,11 @@ WITHOUT_ENDING: Final = {
     "ffn_gate_inp.scale": "",
     "ffn_down_exps.scale": "",
 }
-# Convolutions of layers with a state, [channels, 1, tokens] in checkpoints and [channels, tokens] in files.
-CONVOLUTIONS: Final = frozenset({"ssm_conv1d", "shortconv.conv"})
-# Vectors in checkpoints that are matrices in files of Mamba-2: [heads, 1], and [groups, numbers of each].
+# Convolutions of queries, keys and values, [1, channels, 1, tokens] in files.
+SEPARATE_CONVOLUTIONS: Final = frozenset({"ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"})
+# Convolutions of layers with a state, [channels, 1, tokens] in checkpoints; the others are [channels, tokens] in files.
+CONVOLUTIONS: Final = frozenset({"ssm_conv1d", "shortconv.conv", *SEPARATE_CONVOLUTIONS})
+# Vectors in checkpoints that are matrices in files of Mamba-2 and Ling 3.0: [heads, 1], and [groups, numbers of each].
 VECTORS: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # The head of labels, which rerankers have.
@@ -150,7 +152,8 @@ class GgufArchitecture:
     name: the architecture of a config.json. entries: metadata -> entry of config.json. constants: entries that follow
     from the architecture. required: keys that every file has.
     has: entries that are true if a tensor of some layer exists, and false otherwise. lacks: the opposite.
-    whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`.
+    whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`. linear: those of layers
+    with linear attention that checkpoints call as they call another tensor of other layers.
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
     is_halved: the opposite, for the part of each head that turns: pairs are neighbours in the checkpoint only.
     is_by_head: attn_qkv has all queries, then all keys, then all values; the checkpoint has the queries, the key and
@@ -159,6 +162,8 @@ class GgufArchitecture:
     harmless: keys that other architectures have where they compute something else, and this one does not.
     endings: those of tensors whose names end before them in checkpoints, if others than WITHOUT_ENDING's; None: a name
     has the same ending in both. vectors: tensors that are matrices in files and vectors in checkpoints.
+    decay_shape: the checkpoint's shape of A_log, with -1 for the number of heads, if it is no vector. decay_sign: files
+    have this times exp(A_log).
     rows: tensors that are a vector in some files and a matrix of one row in checkpoints. fixed: keys that all files
     have, with the same values. has_pattern: files have a list of which layers have a window.
     has_unused_keys: files have the keys and values of layers that borrow those of others, too, because llama.cpp asks
@@ -175,6 +180,7 @@ class GgufArchitecture:
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     layer_prefix: str = "model.layers.{}."
+    linear: Mapping[str, str] = field(default_factory=dict)
     is_permuted: bool = False
     is_halved: bool = False
     is_by_head: bool = False
@@ -183,6 +189,8 @@ class GgufArchitecture:
     harmless: frozenset[str] = frozenset()
     endings: Mapping[str, str | None] = field(default_factory=dict)
     vectors: frozenset[str] = VECTORS
+    decay_shape: tuple[int, ...] = ()
+    decay_sign: float = -1.0
     rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_pattern: bool = False

@@ -1,8 +1,8 @@
 """The architectures of GGUF files: their metadata and tensors in Hugging Face's terms, as tables. Imports no torch.
 
-Those of 2025 and later are in architectures_2025.py and architectures_others.py, those of Granite 3 in
-architectures_granite.py, those with Mamba-2 or short convolutions in architectures_hybrid.py, and those of encoders in
-encoders.py.
+Those of 2025 and later are in architectures_2025.py, architectures_2026.py and architectures_others.py, those of
+Granite 3 in architectures_granite.py, those with Mamba-2 or short convolutions in architectures_hybrid.py, and those of
+encoders in encoders.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pagewick.weights.gguf.architecture import (
     GgufArchitecture,
 )
 from pagewick.weights.gguf.architectures_2025 import ARCHITECTURES_2025
+from pagewick.weights.gguf.architectures_2026 import ARCHITECTURES_2026
 from pagewick.weights.gguf.architectures_granite import ARCHITECTURES_GRANITE
 from pagewick.weights.gguf.architectures_hybrid import ARCHITECTURES_HYBRID
 from pagewick.weights.gguf.architectures_others import ARCHITECTURES_OTHERS, GPT2
@@ -206,6 +207,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         layer={**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     **ARCHITECTURES_2025,
+    **ARCHITECTURES_2026,
     **ARCHITECTURES_GRANITE,
     **ARCHITECTURES_OTHERS,
     **ARCHITECTURES_HYBRID,

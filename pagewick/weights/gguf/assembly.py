@@ -70,8 +70,8 @@ def _stored_rows(piece: Piece | JoinedPiece, tensor: GgufTensor, weight: Tensor)
         rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
     if piece.key_heads is not None:
         rows = separate_heads(rows, *piece.key_heads)
-    if piece.is_decay:
-        return -rows.float().exp()
+    if piece.decay_sign:
+        return piece.decay_sign * rows.float().exp()
     return rows.float() + piece.offset if piece.offset else rows
 
 

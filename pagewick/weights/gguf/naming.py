@@ -6,12 +6,12 @@ The tables of architectures.py, read in the other direction. pieces.py says whic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.gguf.architecture import CONVOLUTIONS, GgufArchitecture
+from pagewick.weights.gguf.architecture import CONVOLUTIONS, SEPARATE_CONVOLUTIONS, GgufArchitecture
 from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, YOUTU
 from pagewick.weights.gguf.architectures_2025 import OLMO3
 from pagewick.weights.gguf.architectures_granite import GRANITE_MOE_SHARED
@@ -28,6 +28,7 @@ _MORE: Final = {
     FALCON_MAMBA.name: ("mamba", FALCON_MAMBA),
 }
 _SAME: Final = {
+    "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM",
     "MistralForCausalLM": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "LlamaForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -69,8 +70,11 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
     return kind, architecture
 
 
-def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | None] | None:
-    """Return the name in the file, and the place in it if it is stacked: the expert, or the head. None: unknown."""
+def gguf_name(name: str, architecture: GgufArchitecture, linear: Collection[int] = ()) -> tuple[str, int | None] | None:
+    """Return the name in the file, and the place in it if it is stacked: the expert, or the head. None: unknown.
+
+    linear: the layers with linear attention.
+    """
     stem, _, leaf = name.rpartition(".")
     numbers, pattern = _NUMBER.findall(f"{stem}."), _NUMBER.sub("{}", f"{stem}.")[:-1]
     if pattern in architecture.whole.values():
@@ -81,24 +85,31 @@ def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | Non
     if whole in architecture.layer.values():
         theirs = whole
         leaf = architecture.ending_of(_key_of(architecture.layer, theirs)) or ""
-    if theirs not in architecture.layer.values() or leaf not in ("weight", "bias", ""):
+    names = architecture.layer
+    if theirs in architecture.linear.values() and int(numbers[0]) in linear:
+        names = architecture.linear
+    if theirs not in names.values() or leaf not in ("weight", "bias", ""):
         return None
     place = int(numbers[1]) if len(numbers) > 1 else None
-    return f"blk.{numbers[0]}.{_key_of(architecture.layer, theirs)}.{leaf}".rstrip("."), place
+    return f"blk.{numbers[0]}.{_key_of(names, theirs)}.{leaf}".rstrip("."), place
 
 
 def gguf_shapes(
-    shapes: Mapping[str, tuple[int, ...]], architecture: GgufArchitecture, config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]],
+    architecture: GgufArchitecture,
+    config: Mapping[str, Any],
+    linear: Collection[int] = (),
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the file's tensors, in the checkpoint's order.
 
-    shapes: of the checkpoint's tensors. Raises ModelLoadError for tensors for which files have no name.
+    shapes: of the checkpoint's tensors. linear: the layers with linear attention. Raises ModelLoadError for tensors for
+    which files have no name.
     """
     found: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
     unknown = []
     for name, shape in shapes.items():
-        place = gguf_name(name, architecture)
+        place = gguf_name(name, architecture, linear)
         if place is None:
             unknown.append(name)
             continue
@@ -110,8 +121,12 @@ def gguf_shapes(
         elif stored == _LAYER_INPUTS:
             # A row for each token: those that the checkpoint lacks have its first one.
             found[stored] = (max(shape[0], config["vocab_size"]), *shape[1:])
+        elif _stem(stored) in SEPARATE_CONVOLUTIONS:
+            found[stored] = (1, shape[0], 1, shape[-1])
         elif _stem(stored) in CONVOLUTIONS and len(shape) > 2:
             found[stored] = (shape[0], shape[-1])
+        elif _stem(stored) == "ssm_a" and "ssm_f_a" in architecture.layer:
+            found[stored] = (shape[0], 1) if len(shape) == 1 else shape
         elif _stem(stored) in architecture.vectors and "ssm_d" in architecture.layer:
             groups = config.get("mamba_n_groups", config.get("n_groups")) if _stem(stored) == "ssm_norm" else shape[0]
             found[stored] = (groups, shape[0] // groups)

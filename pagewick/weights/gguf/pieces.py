@@ -30,7 +30,7 @@ _NAME: Final = re.compile(
     re.ASCII,
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
-# The decay of linear attention, stored as -exp of the number.
+# The decay of linear attention, stored as exp of the number, or as that below 0.
 _DECAY: Final = "ssm_a"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
 _SCALE, _INPUT_SCALE = ".scale", ".input_scale"
@@ -41,10 +41,10 @@ class Piece:
     """A tensor of the checkpoint: rows [start, start + num_rows) of a file's tensor; a number of a vector is a row.
 
     shape: outermost first. num_heads: in each of this number of heads the two halves of the rows are interleaved, and
-    must be separated; 0: they are separate. offset: has to be subtracted from every number. is_decay: the file has
-    -exp(x) for every number x. key_heads: numbers of key heads and of the queries of each, if the file has all queries,
-    all keys and all values, and the checkpoint those of one key head after the other. halved: the number of heads, and
-    how many of the first rows of each are in two halves, which must be interleaved.
+    must be separated; 0: they are separate. offset: has to be subtracted from every number. decay_sign: the file has
+    this times exp(x) for every number x; 0: it has x. key_heads: numbers of key heads and of the queries of each, if
+    the file has all queries, all keys and all values, and the checkpoint those of one key head after the other. halved:
+    the number of heads, and how many of the first rows of each are in two halves, which must be interleaved.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Piece:
     num_rows: int
     num_heads: int = 0
     offset: float = 0.0
-    is_decay: bool = False
+    decay_sign: float = 0.0
     key_heads: tuple[int, int] | None = None
     halved: tuple[int, int] | None = None
 
@@ -193,7 +193,7 @@ class _Maker:
             stem = f"{stem}_exps"
         if leaf == "scale":
             stem = f"{stem}.scale"
-        name = names.layer.get(stem)
+        name = names.layer.get(stem, names.linear.get(stem))
         if stem == "attn_qkv" and name is None and "attn_q" in names.layer:
             yield from self._queries_keys_values(prefix, leaf, tensor)
         elif stem == "ffn_gate_up_exps" and "ffn_gate_exps" in names.layer:
@@ -215,15 +215,18 @@ class _Maker:
     def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
         """A whole tensor."""
         shape = (1, *tensor.shape) if stem in self.architecture.rows and len(tensor.shape) == 1 else tensor.shape
+        decay_sign = self.architecture.decay_sign if stem == _DECAY else 0.0
         if stem in CONVOLUTIONS and len(shape) > 1:
-            shape = (*shape[:-1], 1, shape[-1])
+            shape = (prod(shape[:-1]), 1, shape[-1])
+        elif stem == _DECAY and self.architecture.decay_shape:
+            shape = tuple(prod(shape) if size < 0 else size for size in self.architecture.decay_shape)
         elif stem in self.architecture.vectors:
             shape = (prod(shape),)
         num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         has_offset = stem.endswith("norm") and stem not in self.architecture.plain_norms and name.endswith(".weight")
         offset = self.architecture.norm_offset if has_offset else 0.0
         num_permuted, key_heads, halved = self._num_permuted_heads(stem), self._key_heads(stem), self._halved(stem)
-        return Piece(name, shape, tensor, 0, num_rows, num_permuted, offset, stem == _DECAY, key_heads, halved)
+        return Piece(name, shape, tensor, 0, num_rows, num_permuted, offset, decay_sign, key_heads, halved)
 
     def _key_heads(self, stem: str) -> tuple[int, int] | None:
         if not self.architecture.is_by_head or stem != "attn_qkv":

@@ -108,8 +108,8 @@ class GgufSource(TensorSource):
             found = join_heads(found, *piece.key_heads)
         if piece.offset:
             found = found.to(torch.float32) - piece.offset
-        if piece.is_decay:
-            found = _logarithms(found)
+        if piece.decay_sign:
+            found = _logarithms(found * -piece.decay_sign)
         if found is not stored:
             release_pages(stored)
         return found.reshape(self.shape(name))

@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.gguf.entries_2026 import ENTRIES_2026
 from pagewick.weights.gguf.hybrid_entries import HYBRID_ENTRIES
 from pagewick.weights.gguf.metadata import Metadata, ReadNumbers
 
@@ -293,5 +294,6 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "llama4": _llama4,
     "falcon": _falcon,
     **HYBRID_ENTRIES,
+    **ENTRIES_2026,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _linear_attention),
 }

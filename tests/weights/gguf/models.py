@@ -43,6 +43,19 @@ _EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "nu
 _STATES: Final = {"layer_types": ["linear_attention", "full_attention"]}
 # The converter knows heads of 64 numbers only, if it finds no entry of another model.
 _NEMOTRON: Final = {**_WIDE, "mamba_head_dim": 16}
+# The converter knows decays with a bound only, and no layers without experts behind others that have some.
+_LING: Final = {
+    **_LATENT,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "kda_safe_gate": True,
+    "first_k_dense_replace": 1,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "linear_head_dim": 16,
+}
 # The converter writes this context, whatever config.json has.
 _ALONE: Final = {"num_hidden_layers": 2, "max_position_embeddings": 2**20}
 
@@ -239,14 +252,25 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_shared_expert_intermediate_size": 64,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
     },
+    "ling-3-flash": {**_LING, "num_hidden_layers": 3, "layer_group_size": 3},
+    "ling-3-tiny": {
+        **_LING,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 32,
+        "expert_swiglu_limit_list": [0, 5, 4],
+        "share_expert_swiglu_limit_list": [0, 7, 5],
+        "norm_topk_prob": True,
+    },
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files whose weights are products of the checkpoint's and the model's factors, so that bits differ.
 FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}
-# Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors, and all those that hold
-# other tensors than the checkpoint.
+# Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors or with other names of
+# them, and all those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
-SEPARATED: Final = frozenset({"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe", "granite-moe-shared"})
+SEPARATED: Final = frozenset(
+    {"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe", "granite-moe-shared", "ling-3-tiny"}
+)
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}
 )
@@ -324,4 +348,5 @@ def fill(path: Path, weights: Mapping[str, Tensor]) -> None:
             heads = rows.view(num_keys, num_queries + 2, -1, piece.row_size)
             kinds = [heads[:, [*range(num_queries)]], heads[:, num_queries], heads[:, num_queries + 1]]
             rows = torch.cat([kind.reshape(-1, piece.row_size) for kind in kinds])
-        write(piece.tensor, piece.start, -rows.exp() if piece.is_decay else rows + piece.offset)
+        content = piece.decay_sign * rows.exp() if piece.decay_sign else rows + piece.offset
+        write(piece.tensor, piece.start, content)

@@ -1,0 +1,67 @@
+"""The architectures of GGUF files of models of 2026, as tables like those in architectures.py. Imports no torch.
+
+entries_2026.py reads what no table can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pagewick.weights.gguf import architecture as common
+from pagewick.weights.gguf.architecture import GgufArchitecture
+
+# Linear attention with a decay for each number of a key, beside layers with latent attention.
+_DELTA: Final = {
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "ssm_conv1d_q": "self_attn.q_conv1d",
+    "ssm_conv1d_k": "self_attn.k_conv1d",
+    "ssm_conv1d_v": "self_attn.v_conv1d",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
+_DELTA_ENTRIES: Final = {
+    **common.LATENT_ENTRIES,
+    "expert_count": "num_experts",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "kda.head_dim": "linear_head_dim",
+}
+_DELTA_REQUIRED: Final = (
+    *common.EXPERTS,
+    *("attention.kv_lora_rank", "rope.dimension_count", "expert_feed_forward_length", "leading_dense_block_count"),
+    *("ssm.conv_kernel", "kda.head_dim"),
+)
+_LING: Final = {
+    name: theirs.replace("self_attn", "attention").replace("attention.o_proj", "attention.dense")
+    for name, theirs in {**common.LATENT, **_DELTA}.items()
+}
+
+# general.architecture -> its meaning.
+ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
+    # Names are those that transformers writes, as they have the same output projection in all layers.
+    "bailingmoe3": GgufArchitecture(
+        name="BailingMoeV3ForCausalLM",
+        entries={
+            **_DELTA_ENTRIES,
+            "kda.safe_gate": "kda_safe_gate",
+            "kda.gate_lower_bound": "kda_lower_bound",
+            "expert_weights_norm": "norm_topk_prob",
+        },
+        required=(*_DELTA_REQUIRED, "kda.gate_lower_bound"),
+        constants={"n_group": 1, "topk_group": 1},
+        whole={**common.WHOLE, "token_embd": "model.word_embeddings"},
+        layer={
+            **common.GATED_MLP,
+            **_LING,
+            **common.ROUTED,
+            "attn_gate": "attention.g_proj",
+            "ssm_f_a": "attention.f_proj",
+            "exp_probs_b": "mlp.gate.expert_bias",
+        },
+        linear={"ssm_g_a": "attention.g_proj"},
+        decay_sign=1.0,
+    ),
+}

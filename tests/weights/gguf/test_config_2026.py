@@ -1,0 +1,108 @@
+"""Keys of files of models of 2026, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewick.errors import ModelLoadError
+from pagewick.layers.config import MlaConfig, MoeConfig
+from pagewick.layers.state_config import DeltaConfig
+from pagewick.models.parts import MlpConfig
+from pagewick.models.registry import read_config
+from pagewick.weights.gguf.source import GgufSource
+from tests.weights.gguf.mixes import Numbers, rewrite
+from tests.weights.gguf.models import write_file
+from tests.weights.gguf.test_config import config_of
+from tests.weights.gguf.test_export import checkpoint_of, refusal
+
+DELTA: dict[str, Any] = {
+    "block_count": 4, "attention.head_count_kv": [0, 0, 1, 0], "attention.key_length_mla": 24,
+    "rope.dimension_count": 8,
+    "attention.value_length_mla": 12, "attention.kv_lora_rank": 16, "expert_count": 4, "expert_used_count": 2,
+    "expert_feed_forward_length": 32, "leading_dense_block_count": 1, "ssm.conv_kernel": 3, "kda.head_dim": 20,
+}  # fmt: skip
+LING = {**DELTA, "kda.gate_lower_bound": -2.0, "nextn_predict_layers": 1, "rope.freq_base": 5e3, "block_count": 5}
+LING["attention.head_count_kv"] = [0, 0, 1, 0, 1]
+
+
+def complaint_of(kind: str, keys: dict[str, Any]) -> str:
+    with pytest.raises(ModelLoadError) as refused:
+        read_config(config_of(keys, kind))
+    return str(refused.value)
+
+
+def test_layers_of_ling_3() -> None:
+    model = read_config(config_of(LING, "bailingmoe3"))
+    assert [type(layer.attention) for layer in model.layers] == [DeltaConfig, DeltaConfig, MlaConfig, DeltaConfig]
+    (delta,) = set(model.deltas)
+    assert (delta.num_value_heads, delta.value_dim, delta.conv_size, delta.decay_bound) == (4, 20, 3, -2.0)
+    latent = model.layers[2].attention
+    assert isinstance(latent, MlaConfig) and (latent.qk_nope_head_dim, latent.v_head_dim) == (16, 12)
+    assert latent.q_lora_rank is None and latent.has_head_gates and model.layers[2].rope is not None
+    assert isinstance(model.layers[0].mlp, MlpConfig)
+    moe = model.layers[1].mlp
+    assert isinstance(moe, MoeConfig) and (moe.shared_intermediate_size, moe.activation) == (32, "silu")
+    # As in llama.cpp, there are no groups unless a file has them.
+    assert (moe.routing.num_groups, moe.routing.top_k_groups) == (1, 1)
+
+
+def test_bounds_of_ling_3() -> None:
+    """A file has a number for each layer, those that predict later tokens included; 0 is none."""
+    keys = {**LING, "swiglu_clamp_exp": [0.0, 0.0, 5.0, 4.0, 7.0], "swiglu_clamp_shexp": [0.0, 0.0, 0.0, 7.0, 3.0]}
+    mlps = [layer.mlp for layer in read_config(config_of(keys, "bailingmoe3")).layers]
+    assert [mlp.activation for mlp in mlps if mlp] == ["silu", "silu", "silu_within5", "silu_within4"]
+    assert [mlp.shared_activation for mlp in mlps if isinstance(mlp, MoeConfig)] == ["silu", "silu", "silu_within7"]
+    found = complaint_of("bailingmoe3", {**LING, "swiglu_clamp_exp": [0.0, 6.0, 0.0, 0.0, 0.0]})
+    assert "expert_swiglu_limit_list is [0.0, 6.0, 0.0, 0.0]" in found
+    # llama.cpp bounds the MLPs of such layers by it.
+    found = complaint_of("bailingmoe3", {**LING, "swiglu_clamp_shexp": [7.0, 0.0, 0.0, 0.0, 0.0]})
+    assert "share_expert_swiglu_limit_list is [7.0, 0.0, 0.0, 0.0]" in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"expert_gating_func": 1}, "bailingmoe3.expert_gating_func is 1, which is not supported"),
+        ({"attention.head_count_kv": [0, 0, 2, 0, 1]}, "bailingmoe3.attention.head_count_kv is [0, 0, 2, 0], and must"),
+        ({"attention.head_count_kv": [0, 0, 0, 0, 1]}, "bailingmoe3.attention.head_count_kv is [0, 0, 0, 0], and must"),
+        ({"expert_shared_feed_forward_length": 40}, "bailingmoe3.expert_shared_feed_forward_length is not a multiple"),
+        # Ling 3.0 flash VL.
+        ({"rope.dimension_sections": [2, 1, 1, 0]}, "bailingmoe3.rope.dimension_sections is [2, 1, 1, 0], which is"),
+        ({"swiglu_clamp_exp": [0.0]}, "bailingmoe3.swiglu_clamp_exp is a list of 1, and must have one for each layer"),
+    ],
+)
+def test_what_is_refused_of_ling_3(keys: dict[str, Any], complaint: str) -> None:
+    assert f"m.gguf: {complaint}" in complaint_of("bailingmoe3", {**LING, **keys})
+
+
+def test_ling_3_with_decays_that_have_no_bound_is_not_written(tmp_path: Path) -> None:
+    model = checkpoint_of("ling-3-flash", tmp_path / "m")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "kda_safe_gate": False}))
+    assert "with decays that have no bound (kda_safe_gate false) has no form in GGUF files" in refusal(model, tmp_path)
+
+
+def without_first_sizes(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+    """Tensors without their first dimensions that are 1, as llama.cpp's own programs store them."""
+    while numbers.ndim > 2 and numbers.shape[0] == 1:
+        numbers = numbers[0]
+    yield name, numbers, "F32"
+
+
+@pytest.mark.parametrize("name", ["ling-3-flash"])
+def test_files_of_llama_cpp_have_fewer_dimensions(name: str, tmp_path: Path) -> None:
+    path = write_file(name, tmp_path)
+    other = rewrite(path, tmp_path / "other.gguf", without_first_sizes)
+    with GgufSource(path) as expected, GgufSource(other) as found:
+        shapes = [{one.name: one.shape for one in source.checkpoint.tensors} for source in (expected, found)]
+        assert sum(shapes[0][key] != shapes[1][key] for key in shapes[0]) > 3
+        assert found.names() == expected.names()
+        for tensor_name in expected.names():
+            assert found.shape(tensor_name) == expected.shape(tensor_name)
+            assert torch.equal(found.get(tensor_name), expected.get(tensor_name)), tensor_name
