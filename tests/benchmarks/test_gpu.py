@@ -89,7 +89,46 @@ def test_items_are_resumed_and_parts_end(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_item_is_a_process_that_ends_with_its_part(tmp_path: Path) -> None:
     assert "ended after 0 s" in gpu._run_apart(DRY, "decode-small", "Qwen3-0.6B bf16", tmp_path, 0.01)
-    assert "failed: " in gpu._run_apart(DRY, "decode-small", "none", tmp_path, 300)
+    problem = gpu._run_apart(DRY, "decode-small", "none", tmp_path, 300)
+    assert problem.startswith("failed (status 1): Error: --item none is none of one --part")
+    assert "--item none" in (tmp_path / "decode-small-none.log").read_text()
+
+
+def test_an_item_that_fails_costs_no_other_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[str, float]] = []
+    broken = {"a"}
+
+    def run_apart(place: Place, part: str, item: str, out: Path, seconds: float) -> str:
+        limits.append((item, seconds))
+        if item in broken:
+            return "failed (signal 11): Segmentation | fault; p-a.log has more"
+        gpu.write(out, part, item, {"figure": 5.0})
+        return ""
+
+    monkeypatch.setattr(gpu, "PARTS", {"p": dict.fromkeys(("a", "b", "c"), (gpu.run_item, {}))})
+    monkeypatch.setattr(gpu, "_run_apart", run_apart)
+    done = call("--part", "p", "--dry-run", "--out", tmp_path, "--seconds", "100")
+    assert done.exit_code == 1 and [item for item, _ in limits] == ["a", "b", "c"]
+    # The last item may use what is left.
+    assert limits[0][1] == limits[1][1] == 50 and limits[2][1] > 99
+    assert "| p | a | no result | failed (signal 11): Segmentation / fault; p-a.log has more | |" in done.output
+    assert "| p | c | figure | 5 |" in done.output
+    # What has failed waits for those that have never run.
+    limits.clear()
+    broken.clear()
+    gpu.result_file(tmp_path, "p", "c").unlink()
+    done = call("--part", "p", "--dry-run", "--out", tmp_path)
+    assert done.exit_code == 0 and [item for item, _ in limits] == ["c", "a"] and "no result" not in done.output
+
+
+def test_an_exception_in_this_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(place: Place) -> gpu.Figures:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(gpu, "PARTS", {"p": {"a": (run, {}), "b": (lambda place: {"figure": 5.0}, {})}})
+    done = call("--part", "p", "--dry-run", "--in-process", "--out", tmp_path)
+    assert done.exit_code == 1 and "| p | a | no result | failed: RuntimeError: no kernel image | |" in done.output
+    assert "| p | b | figure | 5 |" in done.output
 
 
 @pytest.mark.parametrize(
