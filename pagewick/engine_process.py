@@ -103,7 +103,7 @@ def main(connection_fd: int, parent_pid: int) -> int:
         except Exception as error:
             _send(connection, _last_words(error, f"the engine failed: {type(error).__name__}: {error}"))
             return 1
-        is_closing = threading.Event()
+        is_closing, has_failed = threading.Event(), False
         try:
             is_ready.set()
             gc.set_threshold(*GC_THRESHOLDS)
@@ -115,12 +115,15 @@ def main(connection_fd: int, parent_pid: int) -> int:
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone, so there is nothing left to do
         except Exception as error:
+            has_failed = True
             # The text of the exception stays in the log, since clients get this message.
             _send(connection, _last_words(error, f"the engine failed ({type(error).__name__}); the log says more"))
             return 1
         finally:
             is_closing.set()
-            engine.close()
+            # A GPU that has failed does so again in every call.
+            with contextlib.suppress(Exception) if has_failed else contextlib.nullcontext():
+                engine.close()
     return 0
 
 

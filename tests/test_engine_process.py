@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -18,8 +19,11 @@ from pagewick.engine.messages import (
     Add,
     EngineRequest,
     EngineStats,
+    Failed,
     Outputs,
+    Ready,
     RequestDelta,
+    Start,
     decode_from_engine,
     encode_frame,
     frame_length,
@@ -232,3 +236,35 @@ def test_a_connection_that_ends_inside_a_frame_just_ends(running: Running, lengt
     running.start()
     assert running.finish() == []
     assert running.failure is None and running.engine.requests == []
+
+
+class BrokenDevice(ScriptedEngine):
+    """One whose GPU has failed: everything that asks it for something raises."""
+
+    def step(self) -> list[RequestDelta]:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError("CUDA error: an illegal memory access, again")
+
+
+def test_a_device_that_fails_again_while_the_engine_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process still ends with a status, and has told the client."""
+    engine = BrokenDevice(EngineConfig(), script=lambda request: [7] * 4, vocab_size=50, eos_token_id=49)
+    monkeypatch.setattr(engine_process, "_load", lambda config, grammars: (engine, 0.0))
+    monkeypatch.setattr(engine_process, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(engine_process.log, "set_up", lambda: None)
+    monkeypatch.setattr(engine_process.signal, "signal", lambda number, action: None)
+    thresholds = gc.get_threshold()
+    client, connection = socket.socketpair()
+    with client, client.makefile("rb") as stream:
+        client.sendall(encode_frame(Start(EngineConfig())) + encode_frame(Add([request("a")])))
+        try:
+            assert engine_process.main(connection.detach(), 1) == 1
+        finally:
+            gc.set_threshold(*thresholds)
+        said = [decode_from_engine(stream.read(frame_length(stream.read(FRAME_HEADER_BYTES)))) for _ in range(2)]
+    ready, failed = said
+    assert isinstance(ready, Ready) and engine.is_closed
+    assert failed == Failed("EngineError", "the engine failed (RuntimeError); the log says more")

@@ -29,7 +29,7 @@ from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
-from pagewick.engine.device_memory import explaining_full_memory
+from pagewick.engine.device_errors import explaining_device_errors
 from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
@@ -148,7 +148,7 @@ class Engine:
         """
         self._scheduler.abort(request_ids, choices)
 
-    @explaining_full_memory()
+    @explaining_device_errors()
     def step(self) -> list[RequestDelta]:
         """Advance every scheduled request by some tokens; return the deltas of their choices.
 

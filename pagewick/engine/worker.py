@@ -29,7 +29,7 @@ from pagewick.engine.cache.kv_cache import (
     capacity_of,
     check_capacity,
 )
-from pagewick.engine.device_memory import explaining_full_memory
+from pagewick.engine.device_errors import explaining_device_errors
 from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import FreeMemory, WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
@@ -76,7 +76,7 @@ class RankGroup:
     Raises ConfigError and ModelLoadError.
     """
 
-    @explaining_full_memory()
+    @explaining_device_errors()
     def __init__(
         self,
         config: EngineConfig,
@@ -175,7 +175,7 @@ class GroupHandle:
         return self._handle.result()
 
 
-@explaining_full_memory()
+@explaining_device_errors()
 def run(config: EngineConfig, topology: Topology) -> None:
     """Run a rank above 0: load its share of the model, then run the plans of rank 0 until it sends _STOP.
 

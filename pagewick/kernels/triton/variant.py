@@ -58,8 +58,17 @@ class Variant:
 
     def launch(self, grid: tuple[int, ...], **arguments: Any) -> None:
         """Run the kernel. grid: the number of programs in one to three dimensions; arguments: those of signature."""
-        if 0 not in grid:
+        if 0 in grid:
+            return
+        try:
             self._launcher.launch(grid, arguments)
+        except Exception as error:
+            # Triton raises exceptions of many kinds, and none of them names our switch.
+            error.add_note(
+                f"Triton could not compile or start Pagewick's kernel {self.name!r} on this GPU. PAGEWICK_TRITON=0 "
+                "leaves out all such kernels; please report it (docs/gpu.md)."
+            )
+            raise
 
     @functools.cached_property
     def _launcher(self) -> Launcher:

@@ -7,14 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from pagewick.kernels.triton.launcher import Launcher
+from pagewick.kernels.triton.variant import Variant
 
 driver = pytest.importorskip("triton.runtime").driver
 
@@ -108,3 +110,18 @@ def test_triton_draws_the_line_there(num_bytes: int, is_within: bool) -> None:
     # The first call only finds out whether PyTorch is there.
     HIPBackend.is_within_2gb(view)
     assert HIPBackend.is_within_2gb(view) is is_within
+
+
+def test_an_error_of_the_compiler_names_our_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own exceptions name neither the kernel of ours nor a way to do without it."""
+
+    def fail(self: Launcher, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
+        raise OSError("ptxas: unknown architecture")
+
+    monkeypatch.setattr(Launcher, "launch", fail)
+    variant = Variant("norm of bf16", Kernel(), {"at": "*fp32"}, {"BLOCK": 8})
+    variant.launch((0, 3), at=torch.zeros(1))
+    with pytest.raises(OSError, match="ptxas") as caught:
+        variant.launch((1,), at=torch.zeros(1))
+    (note,) = caught.value.__notes__
+    assert "'norm of bf16'" in note and "PAGEWICK_TRITON=0" in note

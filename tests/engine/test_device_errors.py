@@ -1,4 +1,4 @@
-"""A GPU whose memory is full: the error says so, and which flags help."""
+"""A GPU whose memory is full, or which has failed: the error says so, and which flags help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pagewick.engine import model_loading, worker
-from pagewick.engine.device_memory import explaining_full_memory
+from pagewick.engine.device_errors import explaining_device_errors
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.errors import EngineDeadError, NotEnoughMemoryError
 from tests.engine.serving import request, start
@@ -76,5 +76,13 @@ def test_a_rank_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_message_of_another_form() -> None:
-    with pytest.raises(NotEnoughMemoryError, match="is full: HIP out of memory\n"), explaining_full_memory():
+    with pytest.raises(NotEnoughMemoryError, match="is full: HIP out of memory\n"), explaining_device_errors():
         raise torch.OutOfMemoryError("HIP out of memory\nmore")
+
+
+def test_a_gpu_that_has_failed() -> None:
+    said = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(torch.AcceleratorError, match=said) as caught, explaining_device_errors():
+        raise torch.AcceleratorError(said)
+    (note,) = caught.value.__notes__
+    assert "--enforce-eager" in note and "PAGEWICK_TRITON=0" in note and "CUDA_LAUNCH_BLOCKING=1" in note
