@@ -26,6 +26,12 @@ def _bailing(model: ModelConfig) -> dict[str, Any]:
     return {**_kinds(model), **_num_dense(model), **_groups(model), **_bounds(model), **sizes, **value_size}
 
 
+def _kimi_linear(model: ModelConfig) -> dict[str, Any]:
+    # Nothing turns, and files have the size all the same.
+    turned = [layer.attention.qk_rope_head_dim for layer in model.layers if isinstance(layer.attention, MlaConfig)]
+    return {**_kinds(model), **_num_dense(model), **_groups(model), "rope.dimension_count": turned[0]}
+
+
 def _kinds(model: ModelConfig) -> dict[str, Any]:
     """Layers of latent attention keep one head; the others have linear attention."""
     heads = [int(isinstance(layer.attention, MlaConfig)) for layer in model.layers]
@@ -58,4 +64,7 @@ def _bounds_of(mlp: MlpConfig | MoeConfig | None) -> tuple[float, float]:
     return 0.0, 0.0 if mlp is None else bound_of(mlp.activation)
 
 
-_VALUES: Final[Mapping[str, Callable[[ModelConfig], dict[str, Any]]]] = {"bailingmoe3": _bailing}
+_VALUES: Final[Mapping[str, Callable[[ModelConfig], dict[str, Any]]]] = {
+    "bailingmoe3": _bailing,
+    "kimi-linear": _kimi_linear,
+}

@@ -64,4 +64,21 @@ ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
         linear={"ssm_g_a": "attention.g_proj"},
         decay_sign=1.0,
     ),
+    "kimi-linear": GgufArchitecture(
+        name="KimiLinearForCausalLM",
+        entries={**_DELTA_ENTRIES, "expert_group_count": "num_expert_group"},
+        required=_DELTA_REQUIRED,
+        layer={
+            **common.GATED_MLP,
+            **{name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in common.LATENT.items()},
+            **_DELTA,
+            **common.NUMBERED,
+            "ssm_f_a": "self_attn.f_a_proj",
+            "ssm_f_b": "self_attn.f_b_proj",
+            "ssm_g_a": "self_attn.g_a_proj",
+            "ssm_g_b": "self_attn.g_b_proj",
+        },
+        vectors=frozenset(),
+        decay_shape=(1, 1, -1, 1),
+    ),
 }

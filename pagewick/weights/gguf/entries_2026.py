@@ -56,4 +56,13 @@ def _bounds(metadata: Metadata, found: Entries, entries: tuple[str, str]) -> dic
     return {entry: values for entry, values in bounds.items() if values is not None}
 
 
-ENTRIES_2026: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {"bailingmoe3": _bailing}
+def _kimi_linear(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """The kinds of layers, which have as many heads in files. Weights of experts are normalised, as in llama.cpp."""
+    _check_sigmoids(metadata)
+    return {"layer_types": _kinds(metadata, found), "linear_num_heads": found["num_attention_heads"]}
+
+
+ENTRIES_2026: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
+    "bailingmoe3": _bailing,
+    "kimi-linear": _kimi_linear,
+}

@@ -144,6 +144,16 @@ def _publish_config(path: Path) -> None:
         del config["model_type"]
     elif config["model_type"] == "falcon" and not config["new_decoder_architecture"]:
         config["num_kv_heads"] = 1
+    elif config["model_type"] == "kimi_linear":
+        full = [idx for idx, kind in enumerate(config["layer_types"], 1) if kind == "full_attention"]
+        config["linear_attn_config"] = {
+            "full_attn_layers": full,
+            "head_dim": config["linear_head_dim"],
+            "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+        }
+        config["moe_router_activation_func"] = "sigmoid"
+        # transformers would drop these.
+        del config["model_type"]
     elif config["model_type"] == "bamba":
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         config["attn_rotary_emb"] = int(config["rope_parameters"]["partial_rotary_factor"] * head_dim)

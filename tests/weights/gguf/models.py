@@ -261,6 +261,17 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "share_expert_swiglu_limit_list": [0, 7, 5],
         "norm_topk_prob": True,
     },
+    "kimi-linear": {
+        **_LATENT,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_attn_config": {},
+        **{"linear_head_dim": 16, "linear_num_heads": 6, "linear_conv_kernel_dim": 3},
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files whose weights are products of the checkpoint's and the model's factors, so that bits differ.
@@ -284,7 +295,7 @@ _WIDE_ENTRIES: Final = {
     **dict.fromkeys(("shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), WIDTH),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"), WIDTH),
     **dict.fromkeys(("num_attention_heads", "n_head", "mamba_n_heads", "mamba_num_heads"), 16),
-    **{"mamba_d_head": 32, "n_groups": 8, "num_heads": 32},
+    **{"linear_num_heads": 16, "mamba_d_head": 32, "n_groups": 8, "num_heads": 32},
     "num_key_value_heads": None,
 }
 # Models whose MLPs or states have another width -> how often it is WIDTH.

@@ -88,6 +88,28 @@ def test_ling_3_with_decays_that_have_no_bound_is_not_written(tmp_path: Path) ->
     assert "with decays that have no bound (kda_safe_gate false) has no form in GGUF files" in refusal(model, tmp_path)
 
 
+def test_layers_of_kimi_linear() -> None:
+    model = read_config(config_of(DELTA, "kimi-linear"))
+    assert [type(layer.attention) for layer in model.layers] == [DeltaConfig, DeltaConfig, MlaConfig, DeltaConfig]
+    assert {layer.rope for layer in model.layers} == {None}
+    (delta,) = set(model.deltas)
+    assert (delta.num_value_heads, delta.value_dim, delta.gate_rank, delta.decay_bound) == (4, 20, 20, None)
+    routing = model.mixtures[0].routing
+    assert (routing.num_groups, routing.top_k_groups, routing.renormalize) == (1, 1, True)
+    keys = {**DELTA, "expert_group_count": 2, "expert_group_used_count": 1, "expert_weights_scale": 2.5}
+    routing = read_config(config_of(keys, "kimi-linear")).mixtures[0].routing
+    assert (routing.num_groups, routing.top_k_groups, routing.scaling) == (2, 1, 2.5)
+    found = complaint_of("kimi-linear", {**DELTA, "attention.head_count_kv": 1, "expert_gating_func": 1})
+    assert "m.gguf: kimi-linear.expert_gating_func is 1, which is not supported" in found
+
+
+def test_kimi_linear_with_weights_that_are_not_normalised_is_not_written(tmp_path: Path) -> None:
+    model = checkpoint_of("kimi-linear", tmp_path / "m")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "moe_renormalize": False}))
+    assert "have no key for what config.json says: moe_renormalize false" in refusal(model, tmp_path)
+
+
 def without_first_sizes(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
     """Tensors without their first dimensions that are 1, as llama.cpp's own programs store them."""
     while numbers.ndim > 2 and numbers.shape[0] == 1:
@@ -95,7 +117,7 @@ def without_first_sizes(name: str, numbers: Numbers) -> Iterator[tuple[str, Numb
     yield name, numbers, "F32"
 
 
-@pytest.mark.parametrize("name", ["ling-3-flash"])
+@pytest.mark.parametrize("name", ["ling-3-flash", "kimi-linear"])
 def test_files_of_llama_cpp_have_fewer_dimensions(name: str, tmp_path: Path) -> None:
     path = write_file(name, tmp_path)
     other = rewrite(path, tmp_path / "other.gguf", without_first_sizes)

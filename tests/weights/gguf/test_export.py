@@ -38,9 +38,11 @@ from tests.weights.gguf.written import write
 FLOATS: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # The converter writes the hidden size as the context length of GLM-4 9B, a million as that of models that rotate
 # nothing, and theta although they have none, a size of ERNIE's shared experts that is right in published models only,
-# Mamba's sizes into files of Granite 4 without Mamba, and names models by random directories.
+# Mamba's sizes into files of Granite 4 without Mamba, a size of heads that no layer of Kimi Linear has, and names
+# models by random directories.
 _DIFFERENT: Final = re.compile(
     r"tokenizer\..*|general\.name|(chatglm|nemotron_h|nemotron_h_moe)\.context_length"
+    r"|kimi-linear\.attention\.value_length"
     r"|granitehybrid\.(context_length|rope\.freq_base)|ernie4_5-moe\.expert_shared_feed_forward_length"
 )
 _MORE_OF_GRANITE4: Final = re.compile(
@@ -50,6 +52,7 @@ _MORE_OF_GRANITE4: Final = re.compile(
 _MORE: Final = re.compile(
     r"tokenizer\..*|[\w-]+\.(vocab_size|attention\.(key|value)_length|expert_gating_func"
     r"|rope\.(freq_base|dimension_count|scaling\.yarn_beta_(fast|slow)))|mistral4\.attention\.temperature_scale"
+    r"|kimi-linear\.expert_(group_count|weights_norm)"
     # The converters of GPT-2 and GPT-NeoX leave these out, as all heads have keys.
     r"|(gpt2|gptneox)\.attention\.head_count_kv|general\.file_type"
 )
@@ -192,7 +195,7 @@ def test_spellings_of_types() -> None:
 
 # At load, tables of embeddings for each layer are no part of a tied head, and latents count among the values beside
 # those of linear attention.
-OTHER_AT_LOAD: Final = ("gemma-3n", "gemma-4-e2b", "ling-3-flash", "ling-3-tiny")
+OTHER_AT_LOAD: Final = ("gemma-3n", "gemma-4-e2b", "ling-3-flash", "ling-3-tiny", "kimi-linear")
 AS_AT_LOAD: Final = [name for name in WRITTEN if name not in OTHER_AT_LOAD]
 
 
