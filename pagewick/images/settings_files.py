@@ -17,6 +17,7 @@ from pagewick.images import (
     glm_settings,
     idefics3_settings,
     internvl_settings,
+    kimi_settings,
     lfm2_vl_settings,
     lighton_settings,
     minicpm_settings,
@@ -30,6 +31,7 @@ from pagewick.images.gemma4_settings import Gemma4Settings
 from pagewick.images.glm_settings import GlmSettings
 from pagewick.images.idefics3_settings import Idefics3Settings
 from pagewick.images.internvl_settings import InternVLSettings
+from pagewick.images.kimi_settings import KimiSettings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.lighton_settings import LightOnSettings
 from pagewick.images.minicpm_settings import MiniCPMSettings
@@ -48,6 +50,7 @@ _FAMILIES = {
     **dict.fromkeys(glm_settings.PROCESSORS, GlmSettings.of),
     **dict.fromkeys(idefics3_settings.PROCESSORS, Idefics3Settings.of),
     **dict.fromkeys(internvl_settings.PROCESSORS, InternVLSettings.of),
+    **dict.fromkeys(kimi_settings.PROCESSORS, KimiSettings.of),
     **dict.fromkeys(minicpm_settings.PROCESSORS, MiniCPMSettings.of),
 }
 
@@ -98,5 +101,7 @@ def _settings(files: SettingsFiles) -> ImageSettings:
     architectures = files.config.values.get("architectures")
     if isinstance(architectures, list) and architectures and architectures[0] in lighton_settings.ARCHITECTURES:
         return LightOnSettings.of(files)
+    if files.image.values.get(kimi_settings.MEDIA) is not None:
+        return KimiSettings.of(files)
     files.image.demand_one_of("image_processor_type", tuple(_FAMILIES))
     return _FAMILIES[files.image.values.get("image_processor_type") or next(iter(_FAMILIES))](files)

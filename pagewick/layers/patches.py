@@ -19,8 +19,9 @@ from pagewick.quantization.share import Part, Share, check_floats, check_shape
 from pagewick.quantization.weight import WHOLE, Pieces
 
 __all__ = [
-    "AxisPositions", "GroupedPatchAttention", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation",
-    "Standardizer", "TransposedLinear", "WholeRows", "WideNormedPatchAttention", "rotary_angles",
+    "AxisPositions", "GroupedPatchAttention", "NormedPatchAttention", "PatchAttention", "PatchProjection",
+    "PositionGrid", "Rotation", "Standardizer", "TransposedLinear", "WholeRows", "WideNormedPatchAttention",
+    "rotary_angles",
 ]  # fmt: skip
 
 rotary_angles = kernels.rotary_angles
@@ -264,6 +265,22 @@ class WholeRows(torch.nn.Module):
         """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
         check_floats(tensor, (1, *self.weight.shape))
         self.weight.copy_(tensor[0])
+
+
+class PositionGrid(torch.nn.Module):
+    """A square of learned positions, which the file has as [side, side, size]. Every rank holds all of them."""
+
+    def __init__(self, context: LayerContext, side: int, size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(context, side, side, size)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return [(None, "weight")]
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
+        check_floats(tensor, tuple(self.weight.shape))
+        self.weight.copy_(tensor)
 
 
 class AxisPositions(torch.nn.Module):

@@ -26,6 +26,7 @@ from pagewick.models.multimodal import read_text_part
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 from pagewick.models.rope_entries import read_rope, yarn_mscale
+from pagewick.models.vision.moon_entries import with_moon_vision
 
 # The eps of the norms within attention; rms_norm_eps is that of the others.
 _LATENT_NORM_EPS = 1e-6
@@ -69,8 +70,8 @@ def read_deepseek_v2(entries: Entries) -> ModelConfig:
 
 
 def read_kimi_multimodal(entries: Entries) -> ModelConfig:
-    """Kimi K2.5 and 2.6. The part that sees is not loaded."""
-    return read_text_part(entries, read_deepseek_v3)
+    """Kimi K2.5 and 2.6: DeepSeek-V3 with an encoder of images."""
+    return with_moon_vision(read_text_part(entries, read_deepseek_v3), entries)
 
 
 def read_deepseek_v3(entries: Entries) -> ModelConfig:

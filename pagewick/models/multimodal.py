@@ -16,7 +16,7 @@ from pagewick.models.name_map import NameMap
 from pagewick.models.vision.tensor_names import ENCODER_TENSORS
 
 _DTYPES: Final = ("dtype", "torch_dtype")
-_OTHER_PARTS: Final = (r"(model\.)?(vision_embedder|audio_tower|embed_audio|mm_projector)\..*", *ENCODER_TENSORS)
+_OTHER_PARTS: Final = (r"(model\.)?(vision_embedder|audio_tower|embed_audio)\..*", *ENCODER_TENSORS)
 _MODEL: Final = r"model\."
 # The newest one first.
 _NAMES: Final = (

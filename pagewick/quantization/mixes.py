@@ -67,7 +67,7 @@ _UNQUANTIZED: Final = re.compile(
     r"|(^|\.)(wpe|embed_positions|position_embd|token_types)\.weight$"
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
-    r"|(^|\.)(visual|vision_(tower|model|encoder|projection)|multi_modal_projector|embed_vision|connector|merger)\."
+    r"|(^|\.)(visual|vision_(tower|model|encoder|projection)|(multi_modal|mm)_projector|embed_vision|connector|merger)\."
 )
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
 

@@ -1,6 +1,6 @@
 """Whole models whose pictures are not whole images: from files to a prompt, and to the tokens of transformers.
 
-Most cut images into tiles. LightOnOCR's have pixels without tokens at their edges.
+Most cut images into tiles. LightOnOCR's have pixels without tokens at their edges, and Kimi K2.5's are filled up there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from tests.images import (
     test_cohere_settings,
     test_idefics3_settings,
     test_internvl_settings,
+    test_kimi_settings,
     test_lfm2_vl_settings,
     test_lighton_settings,
     test_minicpm_settings,
 )
 from tests.images.pictures import address_of, file_of, noise
-from tests.images.torch_processors import cohere2_vision_processor, lfm2_vl_processor
+from tests.images.torch_processors import cohere2_vision_processor, kimi_k25_processor, lfm2_vl_processor
 from tests.models.checkpoints import VARIANTS, make_model, save
 
 NUM_TOKENS = 8
@@ -94,6 +95,11 @@ def process_lfm2_vl(directory: Path, pictures: Sequence[Image.Image]) -> dict[st
 
 def process_lighton(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     return dict(PixtralImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
+
+
+def process_kimi(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    processor = kimi_k25_processor(**json.loads((directory / "preprocessor_config.json").read_text()))
+    return dict(processor(list(pictures), return_tensors="pt"))
 
 
 def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
@@ -176,6 +182,18 @@ FAMILIES: tuple[Family, ...] = (
         changed=(60, 40),
         process=process_cohere,
         limits={None: 7 * 9, 5 * 24**2: 5 * 9, 24**2: 9},
+    ),
+    Family(
+        variant="kimi-k2.5",
+        settings=test_kimi_settings,
+        backend=test_kimi_settings.kimi_backend(),
+        placeholder="<|media_pad|>",
+        # Filled up in both directions; scaled down and filled up in one; of whole tokens.
+        pictures=(noise(13, 27), noise(100, 59), noise(24, 48)),
+        changed=(100, 59),
+        process=process_kimi,
+        # 7 rows of 4; the largest picture has 36 tokens.
+        limits={None: 7 * 4, 30 * 8**2: 6 * 4, 12 * 8**2: 3 * 2},
     ),
 )
 

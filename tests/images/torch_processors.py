@@ -26,6 +26,11 @@ class _WithPillow(backends.TorchvisionBackend):  # type: ignore[misc]
         found = [np.asarray(one.resize((size.width, size.height), Image.Resampling(resample))) for one in images]
         return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2)
 
+    def pad(self, images: torch.Tensor, pad_size: Any = None, **others: Any) -> torch.Tensor:
+        """Fill up images [N, 3, height, width] with zeros, right and below."""
+        height, width = images.shape[-2:]
+        return torch.nn.functional.pad(images, (0, pad_size.width - width, 0, pad_size.height - height))
+
     def normalize(self, image: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, **others: Any) -> torch.Tensor:
         return (image - mean.view(3, 1, 1)) / std.view(3, 1, 1)
 
@@ -78,3 +83,22 @@ def optimal_tiled_canvas(*arguments: Any) -> tuple[int, int]:
 
     columns, rows = get_optimal_tiled_canvas(*arguments)
     return int(columns), int(rows)
+
+
+def kimi_k25_processor(**entries: Any) -> Any:
+    """Return Kimi_K25ImageProcessor with these entries of preprocessor_config.json."""
+    with _without_torchvision():
+        from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
+
+    class Processor(Kimi_K25ImageProcessor, _WithPillow):  # type: ignore[misc]
+        pass
+
+    return Processor(**entries)
+
+
+def navit_resize(*arguments: Any) -> Any:
+    """The heights and widths that Kimi_K25ImageProcessor finds: of the resized image, and of the filled-up one."""
+    with _without_torchvision():
+        from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    return navit_resize(*arguments)

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from tests.models.published_names import publish_bailing_hybrid, publish_kimi_linear, publish_olmo_hybrid
+from tests.models.published_names import (
+    publish_bailing_hybrid,
+    publish_kimi_k25,
+    publish_kimi_linear,
+    publish_olmo_hybrid,
+)
 from tests.models.variants import COMMON, VARIANTS
 
 __all__ = ["COMMON", "CONFIGS", "VARIANTS", "auto_model", "make_model", "write_checkpoint"]
@@ -41,7 +45,13 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     if (name := _COMPUTED_BY_LLAMA.get(config["model_type"])) is not None:
         (directory / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
     if config["model_type"] == "kimi_k25":
-        _restore_layers(directory / "model.safetensors")
+        publish_kimi_k25(directory)
+        settings = {
+            "patch_size": config["vision_config"]["patch_size"], "merge_size": 2, "max_patches": 96,
+            "size": {"max_height": 16, "max_width": 16}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_processor_type": "Kimi_K25ImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"] == "olmo_hybrid":
         publish_olmo_hybrid(directory, config)
     if config["model_type"] == "bailing_hybrid" and "q_lora_rank" in config:
@@ -129,13 +139,6 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-
-
-def _restore_layers(file: Path) -> None:
-    """Name the layers of Kimi K2.5's text part as published files do: transformers writes `blocks`, as of images."""
-    tensors = load_file(file)
-    save_file({name.replace("language_model.model.blocks", "language_model.model.layers"): tensor
-               for name, tensor in tensors.items()}, file)  # fmt: skip
 
 
 def auto_model(config: Any) -> Any:

@@ -32,6 +32,27 @@ def publish_kimi_linear(directory: Path, config: dict[str, Any]) -> None:
     _change(directory, lambda tensors: {mlp.sub(r"\1mlp\3", name): tensor for name, tensor in tensors.items()})
 
 
+def publish_kimi_k25(directory: Path) -> None:
+    """Name layers of Kimi K2.5's text part, patches and the first norm as published files do.
+
+    transformers calls the first ones blocks, as those of images, and adds the names of a part to the other two.
+    """
+    theirs = {
+        "language_model.model.blocks.": "language_model.model.layers.",
+        "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+        "model.mm_projector.": "mm_projector.",
+    }
+
+    def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            begin = next((one for one in theirs if name.startswith(one)), "")
+            found[theirs.get(begin, "") + name.removeprefix(begin)] = tensor
+        return found
+
+    _change(directory, renamed)
+
+
 def publish_bailing_hybrid(directory: Path, config: dict[str, Any]) -> None:
     """Give output projections of linear attention their usual name, and bring queries of low rank to DeepSeek's."""
     linear = "|".join(str(idx) for idx, kind in enumerate(config["layer_types"]) if kind == "linear_attention")

@@ -23,6 +23,7 @@ from tests.models import (
     test_gemma4_vision,
     test_idefics3_vision,
     test_intern_vision,
+    test_kimi_vision,
     test_lfm3_vision,
     test_merging_siglip,
     test_pixtral,
@@ -114,6 +115,10 @@ ENCODERS = {
         *map(of_gemma_4, test_gemma4_vision.NAMES),
         *map(of_internvl, test_intern_vision.SIZES),
         *map(of_lfm_3, test_lfm3_vision.SETTINGS),
+        Encoder(
+            test_kimi_vision.NAME, test_kimi_vision.by_transformers, test_kimi_vision.PIXELS,
+            [image_of(*size) for size in test_vision.SIZES], image_of(40, 72),
+        ),
         Encoder(
             test_siglip.NAME, whole_by_transformers(test_siglip.PIXELS), test_siglip.PIXELS,
             turned(test_siglip.SIDE, 4), image_of(test_siglip.SIDE, test_siglip.SIDE),

@@ -14,8 +14,10 @@ from pagewick.models.vision.merging_config import (
     Lfm3VisionConfig,
     MergingSiglipConfig,
     MiniCPMVisionConfig,
+    MoonVisionConfig,
 )
 from pagewick.models.vision.minicpm import MiniCPMEncoder
+from pagewick.models.vision.moon import MoonEncoder
 from pagewick.models.vision.pixels import PatchReader
 from pagewick.models.vision.pixtral import PixtralEncoder
 from pagewick.models.vision.siglip import (
@@ -38,6 +40,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return (RoundingSiglipEncoder if config.is_rounded else SquareSiglipEncoder)(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):
         return MiniCPMEncoder(context, prefix, config)
+    if isinstance(config, MoonVisionConfig):
+        return MoonEncoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):
         return InternEncoder(context, prefix, config)
     if isinstance(config, Lfm3VisionConfig):

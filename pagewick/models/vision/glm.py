@@ -21,7 +21,7 @@ from pagewick.layers.patches import PatchProjection
 from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.vision.config import GlmVisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock, VisionMLP
-from pagewick.models.vision.pixels import EncodedImage, PatchReader
+from pagewick.models.vision.pixels import EncodedImage, PatchReader, stretched
 from pagewick.models.vision.positions import PatchOrder, patch_order
 
 # PyTorch's own, which no entry of the file has.
@@ -105,11 +105,5 @@ class GlmEncoder(PatchReader):
         """Return the learned positions, stretched over rows x columns patches: [T, hidden_size]."""
         side = self.config.positions_per_side
         assert self.pos_embed is not None and side is not None
-        table = self.pos_embed(torch.arange(side**2, device=self._device))
-        grid = table.view(side, side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
-        # The middle of a patch, from -1 at the left or upper edge of the image to 1 at the other one.
-        across = (self._to_device(order.columns) + 0.5) / float(columns) * 2 - 1
-        down = (self._to_device(order.rows) + 0.5) / float(rows) * 2 - 1
-        places = torch.stack((across, down), dim=-1).view(1, -1, 1, 2)
-        found = nn.functional.grid_sample(grid, places, mode="bicubic", padding_mode="border", align_corners=False)
-        return found[0, :, :, 0].t().to(self._dtype)
+        table = self.pos_embed(torch.arange(side**2, device=self._device)).view(side, side, -1)
+        return stretched(table, order, rows, columns)

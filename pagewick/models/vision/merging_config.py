@@ -147,3 +147,23 @@ class Lfm3VisionConfig(MergingConfig):
     def patch_shape(self) -> tuple[int, ...]:
         """All numbers of a patch: its colours, in them pictures, rows and columns."""
         return (3 * self.temporal_patch_size * self.patch_size**2,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoonVisionConfig(MergingConfig):
+    """The encoder of Kimi K2.5 and K2.6 (MoonViT, arXiv:2504.07491, section 2.1), for images of any shape.
+
+    Layer norms and plain MLPs. A square of learned positions is stretched over the image by a bicubic filter. The pairs
+    of a head are neighbours; they belong to a patch's column and to its row in turn. A layer norm follows the last
+    block.
+    """
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of at most 4,464 tokens, with what fills them up."""
+        return 4464 * self.side**2

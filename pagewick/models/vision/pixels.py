@@ -114,3 +114,18 @@ class PatchReader(nn.Module):
 
     def _to_device(self, numbers: object) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64).to(self._device)
+
+
+def stretched(grid: Tensor, order: PatchOrder, rows: int, columns: int) -> Tensor:
+    """Return learned positions, stretched over the rows x columns patches of an image by a bicubic filter.
+
+    grid: [side, side, size]. Returns [T, size], computed in float32 and rounded to the positions' dtype.
+    """
+    device, dtype = grid.device, grid.dtype
+    image = grid.permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+    # The middle of a patch, from -1 at the left or upper edge of the image to 1 at the other one.
+    across = (torch.from_numpy(order.columns).to(device) + 0.5) / float(columns) * 2 - 1
+    down = (torch.from_numpy(order.rows).to(device) + 0.5) / float(rows) * 2 - 1
+    places = torch.stack((across, down), dim=-1).view(1, -1, 1, 2)
+    found = nn.functional.grid_sample(image, places, mode="bicubic", padding_mode="border", align_corners=False)
+    return found[0, :, :, 0].t().to(dtype)

@@ -23,8 +23,11 @@ CONNECTOR_TENSORS: Final = r"model\.(vision_model|connector)\..*"
 MINICPM_TENSORS: Final = r"(model\.)?(vision_tower|merger)\..*"
 """A regular expression of the names that files of MiniCPM-V give to those tensors."""
 
+MOON_TENSORS: Final = r"(model\.)?(vision_tower|mm_projector)\..*"
+"""A regular expression of the names that files of Kimi K2.5 give to those tensors."""
+
 ENCODER_TENSORS: Final = (
-    TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS,
+    TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS, MOON_TENSORS,
 )  # fmt: skip
 
 

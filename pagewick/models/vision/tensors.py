@@ -13,6 +13,7 @@ from pagewick.models.vision.merging_config import (
     MergingConfig,
     MergingSiglipConfig,
     MiniCPMVisionConfig,
+    MoonVisionConfig,
 )
 
 
@@ -58,6 +59,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _merging_siglip(config)
     if isinstance(config, MiniCPMVisionConfig):
         return _minicpm(config)
+    if isinstance(config, MoonVisionConfig):
+        return _moon(config)
     if isinstance(config, InternVisionConfig):
         return _intern(config)
     if isinstance(config, Lfm3VisionConfig):
@@ -118,6 +121,17 @@ def _minicpm(config: MiniCPMVisionConfig) -> Tensors:
         yield from _norm("window_merger.norm2", config.merged_size, has_bias=True)
         yield from _linear("window_merger.mlp.linear_1", inner, config.merged_size)
         yield from _linear("window_merger.mlp.linear_fc2", size, inner)
+    yield from _merging_projector(config)
+
+
+def _moon(config: MoonVisionConfig) -> Tensors:
+    size, side = config.hidden_size, config.positions_per_side
+    assert side is not None, "positions form a square"
+    yield from _patches("patch_embed.proj", config, has_bias=True)
+    yield "positions.weight", (side, side, size)
+    for index in range(config.num_blocks):
+        yield from _block(f"blocks.{index}", config, is_fused=True)
+    yield from _norm("norm", size, has_bias=True)
     yield from _merging_projector(config)
 
 

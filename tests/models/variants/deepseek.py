@@ -39,6 +39,16 @@ FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.1, 
 MINICPM3: dict[str, Any] = {**LATENT, "scale_emb": 3, "scale_depth": 1.9, "dim_model_base": 30}
 
 
+# Behind the tokens of texts, because transformers reads each of them as token 0, also where there is no image.
+OF_IMAGES = {"image_token_id": 193, "video_token_id": 194}
+
+
+@torch.no_grad()
+def _without_images(model: nn.Module) -> None:
+    """Let no answer have these tokens."""
+    model.lm_head.weight[min(OF_IMAGES.values()) :] = 0.0
+
+
 @torch.no_grad()
 def _with_small_biases(model: nn.Module) -> None:
     """Let the scores decide about experts, too: they add up to 1."""
@@ -89,14 +99,17 @@ VARIANTS = {
     "kimi-k2.5": Variant(
         "Kimi_K25",
         {
-            "text_config": {**COMMON, **V3, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1, **rope()},
+            "text_config": {**COMMON, **V3, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1, **rope(),
+                            "vocab_size": 195},
             "vision_config": {
-                "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-                "pos_emb_height": 4, "pos_emb_width": 4,
+                "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6,
+                "pos_emb_height": 5, "pos_emb_width": 5, "patch_size": 4, **rope("axial", 5e3),
             },
-            "tie_word_embeddings": False,
+            "projection_hidden_size": 48, "projection_layer_norm_eps": 1e-3, "tie_word_embeddings": False,
+            **OF_IMAGES,
         },
         is_loose=True,
+        patch=_without_images,
     ),
     "a.x-k1": Variant(
         "AXK1",
