@@ -37,6 +37,7 @@ KNOWN_TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|think|>", "<|/think|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel, whose templates also mention <thinking>
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),  # EXAONE
     ("<reasoning>", "</reasoning>"),

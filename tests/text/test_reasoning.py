@@ -450,6 +450,22 @@ GEMMA_4 = (
 )
 
 
+APRIEL = (
+    "{# with <thinking> #}{% for m in messages %}<|begin_user|>\n{{ m.content }}\n{% endfor %}"
+    "<|begin_assistant|>\nHere are my reasoning steps:\n{# up to [BEGIN FINAL RESPONSE] #}"
+)
+
+
+def test_apriel_thinks_in_steps_from_the_prompts_end_on() -> None:
+    tokenizer = family_tokenizer("<|begin_user|>", "<|begin_assistant|>")
+    tags = tags_of(APRIEL, tokenizer)
+    token_ids = tokenizer.encode_pieces(ChatTemplate({"default": APRIEL}, tokenizer).render([ASK]).pieces)
+    assert Reasoning.after(token_ids, tags, tokenizer).stage == Stage.OPENED
+    for stage, before in ((Stage.OPENED, ""), (Stage.AWAITED, "Here are my reasoning steps:\n")):
+        _, stream, _ = run([f"{before}I add.\n[BEGIN FINAL RESPONSE]\nFour."], tags, stage)
+        assert (stream.output.reasoning, stream.output.text) == ("I add.", "Four.")
+
+
 def test_the_label_of_gemmas_channel_is_no_thought() -> None:
     tokenizer = family_tokenizer("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>")
     tags = tags_of(GEMMA_4, tokenizer)

@@ -15,8 +15,9 @@ from pagewick.text.tool_calls.apertus import APERTUS
 from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON, XLAM
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
-from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2
+from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2, DEEPSEEK_4
 from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
+from pagewick.text.tool_calls.gigachat import GIGACHAT_3, GIGACHAT_3_1
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.granite import GRANITE
@@ -26,6 +27,7 @@ from pagewick.text.tool_calls.hunyuan import HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_P
 from pagewick.text.tool_calls.internlm import INTERNLM
 from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.lfm2 import LFM_2
+from pagewick.text.tool_calls.minicpm import MINICPM_5
 from pagewick.text.tool_calls.minimax import MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
 from pagewick.text.tool_calls.nemotron import NEMOTRON, NEMOTRON_4
@@ -43,7 +45,7 @@ _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
-    MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON,
+    MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -56,6 +58,7 @@ ALIASES: Mapping[str, str] = {
     "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
     "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
     "ernie45": "hermes",
     "exaone4": "hermes",
     "functiongemma": "functiongemma",
@@ -103,6 +106,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HUNYUAN_LIST, ("<tool_calls>[",)),
     (HUNYUAN_LIST, ("<|bom|>", "<tool_calls>")),  # Jamba
     (HUNYUAN, ("<tool_calls>", "<tool_call>", "```json")),
+    (MINICPM_5, ('<function name="', '<param name="')),  # its template has a <tool_sep> of its own
     (HY_3, ("<tool_sep", ":opensource")),
     (HY_3_PREVIEW, ("<tool_sep",)),
     (MIMO, ("<function=", "<parameter=", "parameter tags is preserved exactly as-is")),
@@ -111,6 +115,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (MINIMAX_M2, ("<minimax:tool_call>",)),
     (KIMI_K2, ("<|tool_calls_section_begin|>",)),
     (DEEPSEEK_3_2, ("\uff5cDSML\uff5c", "function_calls", "string=")),
+    (DEEPSEEK_4, ("\uff5cDSML\uff5c", "tool_calls>", "string=")),
     (DEEPSEEK_3, ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
     (DEEPSEEK_3_1, ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
     (MISTRAL_11, ("[TOOL_CALLS]", "[ARGS]")),
@@ -120,6 +125,8 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (GEMMA_3, ("```tool_code",)),
     (COMMAND_R7B, ("<|START_ACTION|>",)),
     (COMMAND_R, ("Action:", "```json", "tool_name")),
+    (GIGACHAT_3_1, ("<|function_call|>", "<|role_sep|>")),
+    (GIGACHAT_3, ("function call", "<|role_sep|>")),
     (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
     (PHI_4_MINI, ("<|tool|>",)),
     (PHI_4_MINI, ("<|tool_call|>",)),

@@ -84,8 +84,10 @@ class GrammarWriter:
         required = tool.required
         return [(key, schema, key in required) for key, schema in tool.properties.items()]
 
-    def tagged(self, tool: Tool, schema: Any, pad: str, end: str) -> str:
+    def tagged(self, tool: Tool, schema: Any, pad: str, end: str, *, quotes: tuple[str, str] | None = None) -> str:
         """Return an expression for one argument and the marker after it, where strings have no quotes.
+
+        quotes: texts that may be around a string. Without them, it does not begin like the first one.
 
         Raises UnsupportedError for a strict tool with a keyword that cannot be kept in a text without quotes.
         """
@@ -95,7 +97,7 @@ class GrammarWriter:
         if texts and not any("$ref" in one for one in options):
             if any(choices_of(one) is None for one in texts):
                 self._check_kept(tool, options)
-                text = self.text_until(pad + end if end not in self._ids else end, text_pattern(options))
+                text = self._text(text_pattern(options), pad + end if end not in self._ids else end, quotes)
                 return f"{self.word(pad)} {text}" if pad else text
             choices = dict.fromkeys(as_text(value) for one in options for value in choices_of(one) or ())
             found = [self.word(f"{pad}{choice}{pad}") for choice in choices]
@@ -105,6 +107,14 @@ class GrammarWriter:
             around = [self.word(pad)] * bool(pad)
             found.append(" ".join([*around, self.value(tool, schema), *around]))
         return f"({' | '.join(found)}) {self.word(end)}"
+
+    def _text(self, pattern: str, end: str, quotes: tuple[str, str] | None) -> str:
+        if quotes is None:
+            return self.text_until(end, pattern)
+        opening, closing = quotes
+        quoted = self.text_until(end, pattern + literal(closing))
+        plain = f"([^{literal(opening[0])}](?s:.*))?" if pattern == ANY_TEXT else pattern
+        return self.rule(f"{self.word(opening)} {quoted} | {self.text_until(end, plain)}")
 
     def _check_kept(self, tool: Tool, options: Sequence[Mapping[str, Any]]) -> None:
         if tool.is_strict and (wrong := unkept_keyword(options)) is not None:

@@ -19,7 +19,7 @@ class JsonCalls:
     header: words behind the opener, in place of `pad` there; some may be markers, others white space. other_openers:
     markers that some models of the family write in place of `opener`. is_list: the calls are a list between one pair
     of markers; otherwise each call has its own pair, and `separator` is between them. name_key, arguments_key: how the
-    model names the two fields.
+    model names the two fields. is_single: a response has one call.
     """
 
     opener: str
@@ -31,6 +31,7 @@ class JsonCalls:
     is_list: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
+    is_single: bool = False
 
     @property
     def _opening(self) -> tuple[str, ...]:
@@ -62,7 +63,11 @@ class JsonCalls:
             body = f"{writer.words(*opening, '[')} {writer.calls(call, writer.word(', '))} {writer.words(']', *ending)}"
         else:
             whole = writer.rule(f"{writer.words(*opening)} {call} {writer.words(*ending)}")
-            body = writer.calls(whole, writer.words(*[self.separator] * bool(self.separator), self.opener))
+            body = (
+                whole
+                if self.is_single
+                else writer.calls(whole, writer.words(*[self.separator] * bool(self.separator), self.opener))
+            )
         return writer.grammar(body, (self.opener, *self.other_openers))
 
     def format(self, name: str) -> CallFormat:

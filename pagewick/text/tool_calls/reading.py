@@ -17,6 +17,8 @@ from pagewick.text.tool_calls.schema_types import refuse_constant
 # The generator is sent this at the end of the output.
 END = ""
 BLANKS = " \t\r\n"
+# Texts that `until` takes for a part of the marker behind them.
+_BEFORE_MARKERS = ("\n", "]]>")
 # Depth of nested values; JSON in requests may be a little deeper.
 MAX_DEPTH = 48
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
@@ -133,8 +135,9 @@ class Reader:
         return text
 
     def _spelled_line(self, marker: str) -> str:
-        """Spell a marker that a line break may precede."""
-        return "\n" + self.spell(marker[1:]) if marker.startswith("\n") else self.spell(marker)
+        """Spell a marker that one of _BEFORE_MARKERS may precede."""
+        before = next((text for text in _BEFORE_MARKERS if marker != text and marker.startswith(text)), "")
+        return before + self.spell(marker.removeprefix(before))
 
     def opens(self, opening: str, closing: str, write: Write) -> Reading[bool]:
         """Read the opening bracket; return whether there is an entry. Otherwise also read the closing one."""

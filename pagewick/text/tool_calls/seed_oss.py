@@ -6,4 +6,6 @@ from dataclasses import replace
 
 from pagewick.text.tool_calls.qwen_coder import QWEN_CALLS
 
-SEED_OSS = replace(QWEN_CALLS, opener="<seed:tool_call>", closer="</seed:tool_call>", pad="").format("seed_oss")
+_CALLS = replace(QWEN_CALLS, opener="<seed:tool_call>", closer="</seed:tool_call>", pad="")
+# The chat template writes every role alike, that of results too.
+SEED_OSS = replace(_CALLS.format("seed_oss"), has_result_role=True)

@@ -102,6 +102,37 @@ def deepseek_32(calls: Sequence[Call]) -> str:
     return "\n".join([*lines, "</｜DSML｜function_calls>"])
 
 
+def deepseek_4(calls: Sequence[Call]) -> str:
+    return deepseek_32(calls).replace("function_calls>", "tool_calls>")
+
+
+def minicpm_5(calls: Sequence[Call]) -> str:
+    text = []
+    for name, given in calls:
+        params = ""
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else dumped(value)
+            if isinstance(value, str) and any(char in value for char in "<&\n"):
+                shown = f"<![CDATA[{value}]]>"
+            params += f'<param name="{key}">{shown}</param>'
+        text.append(f'<function name="{name}">{params}</function>')
+    return "\n".join(text)
+
+
+def minicpm_5_lines(calls: Sequence[Call]) -> str:
+    return minicpm_5(calls).replace("<param ", "\n  <param ").replace("</function>", "\n</function>")
+
+
+def gigachat_3(calls: Sequence[Call]) -> str:
+    ((name, given),) = calls
+    return f'<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "{name}", "arguments": {dumped(given)}}}'
+
+
+def gigachat_31(calls: Sequence[Call]) -> str:
+    ((name, given),) = calls
+    return f'<|function_call|>{{"name": "{name}", "arguments": {dumped(given)}}}'
+
+
 def glm_4(calls: Sequence[Call]) -> str:
     ((name, given),) = calls
     return f"{name}\n{dumped(given)}"

@@ -15,7 +15,7 @@ from tests.text.tool_calls.forms import Call
 from tests.text.tool_calls.test_formats import read
 from tests.text.tool_calls.test_grammars import IN_PYTHON, VOCABULARY, WRITTEN, accepts, each_format, grammar_of
 
-IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss")
+IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss", "minicpm5")
 # Those that tell strings from other values.
 WITH_KINDS = ("functiongemma", "gemma4", "deepseek_v32")
 in_tags = pytest.mark.parametrize("name", IN_TAGS)

@@ -139,6 +139,11 @@ def test_results_have_the_familys_role(name: str, opening: str, closing: str) ->
     assert f"{opener}[{written}]{closer}" in text
 
 
+def test_a_template_that_writes_every_role_gets_that_of_results() -> None:
+    text = prompt("Seed-OSS", ASK, CALLED, result("c1", "It is windy."), tools=FUNCTIONS)
+    assert "</seed:tool_call><seed:eos><seed:bos>tool\nIt is windy.<seed:eos>" in text
+
+
 @pytest.mark.parametrize(
     ("name", "question", "stage"),
     [

@@ -18,10 +18,13 @@ from pagewick.server.settings import ServerSettings
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named, format_of
+from pagewick.text.tool_calls.offer import ToolOffer
 from tests.fake_engine import FakeClient
 from tests.server.api_routes import CHAT, events_of
+from tests.text.tool_calls.families import TOOLS as TOOLS_OF_FORMS
 from tests.text.tool_calls.forms import glm_45, hy_3, mimo
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
+from tests.text.tool_calls.test_grammars import accepts
 from tests.text.tool_calls.test_prompts_with_tools import ASK, BY_NAME, CALLED, TOOLS, encoder, prompt, result
 
 CALL = [("get_weather", {"city": "Rome\n"})]
@@ -159,3 +162,56 @@ def test_results_of_hy3_stand_together() -> None:
     text = prompt("Hy3", ASK, CALLED, result("c1", "windy"), tools=TOOLS)
     assert "<tool_responses:opensource>\n<tool_response:opensource>\nwindy\n</tool_response:opensource>\n" in text
     assert hy_3([("get_weather", {"city": "Rome"})]) in text
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{%- set dsml = '｜DSML｜' -%}<' + dsml + 'tool_calls>\n<' + dsml + 'invoke ... string=\"true", "deepseek_v4"),
+        ("{%- set dsml = '｜DSML｜' -%}<' + dsml + 'function_calls>\n<' + dsml + ' ... string=\"true", "deepseek_v32"),
+        ('return <function name="f"><param name="p">v</param></function> ... split(\'<tool_sep>\')', "minicpm5"),
+        ("role_sep=\"<|role_sep|>\n\" ... 'role': 'function call'", "gigachat3"),
+        ('role_sep="<|role_sep|>\n", function_call="<|function_call|>" ... `function call`', "gigachat31"),
+        (
+            "`<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>` ... <role>OBSERVATION</role>",
+            "glm45",
+        ),  # Ling 3.0
+    ],
+)
+def test_the_format_of_a_later_template(source: str, name: str) -> None:
+    assert format_of([source]).name == name
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("a < b", "<![CDATA[a < b]]>"),
+        ("a\nb & c", "<![CDATA[a\nb & c]]>"),
+        ('</param><param name="days">', '<![CDATA[</param><param name="days">]]>'),
+        ("a]]>b", "<![CDATA[a]]>b]]>"),
+        ("a]]>b", "a]]>b"),
+        ("a <![CDATA[b]]>", "a <![CDATA[b]]>"),  # a section is the whole value
+        ("a < b", "a < b"),
+        ("", ""),
+        ("", "<![CDATA[]]>"),
+        ("]]>", "<![CDATA[]]>]]>"),
+    ],
+)
+def test_texts_of_minicpm_in_sections(value: str, written: str) -> None:
+    text = f'<function name="get_weather"><param name="city">{written}</param></function>'
+    expected = [("get_weather", {"city": value})], ""
+    for cuts in ((), range(1, len(text))):
+        found = read(BY_FAMILY["minicpm_5"], text, *cuts)
+        assert (found.parsed, found.shown) == expected
+    if "<p" not in value:  # where tags are tokens, those in a value are given back later
+        found = read(BY_FAMILY["minicpm_5"], text, has_tokens=True)
+        assert (found.parsed, found.shown) == expected
+
+
+def test_a_guided_text_of_minicpm_is_quoted_if_it_begins_like_a_tag() -> None:
+    call = '<function name="get_weather"><param name="city">{}</param></function>'
+    offer = ToolOffer(TOOLS_OF_FORMS, is_required=True)
+    for value in ("Rome", "a < b & c", "<![CDATA[<p> </param> ]]>", "<![CDATA[a]]>b]]>"):
+        assert accepts(BY_FAMILY["minicpm_5"], offer, call.format(value)), value
+    for value in ("<p>", "<![CDATA[a]]", "<![CDATA[a]]>b"):
+        assert not accepts(BY_FAMILY["minicpm_5"], offer, call.format(value)), value
