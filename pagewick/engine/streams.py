@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +51,11 @@ class DeviceStream(Protocol):
         ...
 
 
+# Graphs whose capture has failed. PyTorch's allocator of pinned memory has no function to tell it that such a capture
+# is over, and goes on asking the graph whether memory belongs to it.
+_FAILED: Final[list[object]] = []
+
+
 class CudaStream:
     """PyTorch's current stream on a GPU of NVIDIA or, with PyTorch for ROCm, of AMD."""
 
@@ -90,10 +95,12 @@ class CudaStream:
                 torch.cuda.device(self._device),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"),
             ):
-                results = function()
+                # A step may return views. Copies of them must be part of the graph.
+                results = [result.contiguous() for result in function()]
         except BaseException:
             # If ending the capture fails as well, PyTorch stays on the stream that it captures.
             torch.cuda.set_stream(before)
+            _FAILED.append(graph)
             self._end_allocation()
             raise
         return [_borrowed(result) for result in results], graph
@@ -126,7 +133,6 @@ class _Memory:
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """Return a tensor in the same memory that does not own it, so that later graphs can use the memory, too."""
-    assert tensor.is_contiguous(), "a forward pass returns new tensors"
+    """Return a contiguous tensor's memory as one that does not own it, so that later graphs can use the memory, too."""
     memory = torch.as_tensor(_Memory(tensor), device=tensor.device)
     return memory.view(tensor.dtype).view(tensor.shape)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 
+from pagewick.engine import streams
 from pagewick.engine.streams import CudaStream
 
 PREVIOUS_ERROR = "operation failed due to a previous error during capture"
@@ -105,3 +108,36 @@ def test_a_capture_that_ends_is_left_to_its_graph(allocator: Allocator) -> None:
     with pytest.raises(RuntimeError, match="not permitted"):
         CudaStream(torch.device("cuda", 0)).capture(failing_step)
     assert not allocator.capturing and allocator.num_uses == {(0, 1): 1}
+
+
+def test_a_graph_whose_capture_has_failed_stays(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's allocator of pinned memory keeps a pointer to it."""
+    made: list[weakref.ref[Graph]] = []
+
+    class Graph:
+        def __init__(self) -> None:
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(streams, "_FAILED", [])
+    for allocator.ends in (True, False):
+        with suppress(RuntimeError):
+            CudaStream(torch.device("cuda", 0)).capture(failing_step if not allocator.ends else list)
+    gc.collect()
+    assert [graph() is not None for graph in made] == [False, True]
+
+
+def test_views_are_copied_in_the_graph(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator.ends = True
+    capturing: list[int] = []
+    contiguous = torch.Tensor.contiguous
+
+    def noted(self: torch.Tensor) -> torch.Tensor:
+        capturing.append(len(allocator.capturing))
+        return contiguous(self)
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", noted)
+    monkeypatch.setattr(streams, "_borrowed", lambda tensor: tensor)
+    numbers = torch.arange(6.0).view(2, 3)
+    (copied,), _ = CudaStream(torch.device("cuda", 0)).capture(lambda: [numbers.t()])
+    assert copied.is_contiguous() and copied.equal(numbers.t()) and capturing == [1]
