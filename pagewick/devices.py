@@ -28,7 +28,11 @@ def choose_device(requested: str) -> str:
         have += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if requested not in have and (kind == "cuda" or kind not in have):
         listed = ", ".join(have)
-        raise ConfigError(f"--device {requested} is not available on this machine; it has: {listed}; give one, or none")
+        # The driver, PyTorch, CUDA_VISIBLE_DEVICES or a container may hide a GPU.
+        reason = "\n  pagewick doctor says why PyTorch sees no GPU" if kind == "cuda" and not available["cuda"] else ""
+        raise ConfigError(
+            f"--device {requested} is not available on this machine; it has: {listed}; give one, or none{reason}"
+        )
     return requested
 
 

@@ -48,8 +48,11 @@ def test_a_device_must_be_there(
         assert devices.choose_device(requested) == chosen
         return
     have = "".join(f", cuda:{index}" for index in range(num_gpus))
-    with pytest.raises(ConfigError, match=f"--device {requested} .* it has: cpu{', cuda' if have else ''}{have}; give"):
+    with pytest.raises(
+        ConfigError, match=f"--device {requested} .* it has: cpu{', cuda' if have else ''}{have}; give"
+    ) as said:
         devices.choose_device(requested)
+    assert ("pagewick doctor" in str(said.value)) == (requested.startswith("cuda") and not num_gpus)
 
 
 @pytest.mark.parametrize(("requested", "expected"), [("cuda", "cuda:2"), ("cuda:1", "cuda:1"), ("cpu", None)])
