@@ -11,7 +11,9 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                                                  are made with the queries
                        latent attention          query heads * 2 latents / R
                        gated delta rule          (3 channels + 2 value heads * value_dim + 4 key heads * key_dim
-                                                 + 256 value heads) / R, on a CPU a little less; Mamba-2 alike
+                                                 + 256 value heads) / R, on a CPU a little less; Mamba-2 alike; with
+                                                 decays of channels 7 key heads * key_dim, and the vectors that these
+                                                 and gates come from
                        MLP                       3 I / R; 4 I / R with sparse gates
                        experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
                                                  latents of size L (A + 2) * L in place of A * H

@@ -66,11 +66,13 @@ class DeltaConfig:
     def products_width(self) -> int:
         """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
 
-        On a GPU, queries and keys of prompts are copied, and each value head has two matrices for a chunk.
+        On a GPU, queries and keys of prompts are copied, keys twice where channels decay by themselves, and each value
+        head has two matrices for a chunk.
         """
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         gates = 2 * (self.gate_rank or 0) + self.num_value_heads * self.decays_per_head
-        return 3 * self.num_channels + 2 * values + 4 * keys + gates + 2 * _CHUNK_NUMBERS * self.num_value_heads
+        copies = (6 if self.has_channel_decay else 4) * keys + 2 * _CHUNK_NUMBERS * self.num_value_heads
+        return 3 * self.num_channels + 2 * values + copies + gates
 
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""

@@ -77,6 +77,18 @@ def test_experts_count_once_for_each_that_a_token_has() -> None:
     assert activation_bytes(model, 100, 0, 2, 0) == 100 * width * 2
 
 
+def test_channels_that_decay_by_themselves_by_hand() -> None:
+    """Kimi Linear: 32 heads of 128, whose gates and decays come from vectors of 128 numbers.
+
+    Results of the convolution are in float32. Queries are copied once and keys twice, in chunks that may be half empty,
+    and 64 tokens of a chunk have two matrices of each head.
+    """
+    heads = 32 * 128
+    from_gates = 3 * heads + 2 * 3 * heads + heads + heads + 2 * 128 + heads
+    width = 4 * 2304 + from_gates + 2 * 3 * heads + 2 * 2 * 64 * 32
+    assert activation_bytes(read_config(PUBLISHED_STATES["Kimi-Linear-48B-A3B-Instruct"]), 100, 0, 2, 0) == 200 * width
+
+
 def test_experts_without_gates_and_with_latents() -> None:
     model = read_config(PUBLISHED["Qwen3-30B-A3B"])
     config = replace(model.mixtures[0], is_gated=False, shared_intermediate_size=1001)

@@ -44,7 +44,7 @@ def _num_chunks(starts_ptr, places, num_seqs, least, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _chunk_in(slot, starts_ptr, num_seqs, least, CHUNK: tl.constexpr, BLOCK_B: tl.constexpr):
+def chunk_in(slot, starts_ptr, num_seqs, least, CHUNK: tl.constexpr, BLOCK_B: tl.constexpr):
     """Return the sequence whose chunk is in a slot, num_seqs if the slot is empty, and the chunk's number in it."""
     seq, earlier, total = 0, 0, 0
     for begin in range(0, num_seqs, BLOCK_B):
@@ -91,7 +91,8 @@ def inverted(lower, CHUNK: tl.constexpr, TRIANGLE: tl.constexpr, PRECISION: tl.c
 
 
 @triton.jit
-def _strength(beta_ptr, tokens, beta_stride, inside):
+def strength_of(beta_ptr, tokens, beta_stride, inside):
+    """Return the part of a difference that each token takes in, 0 for those that are not inside."""
     beta = tl.load(beta_ptr + tokens * beta_stride, mask=inside, other=0.0).to(tl.float32)
     return tl.where(inside, 1.0 / (1.0 + tl.exp(-beta)), 0.0)
 
@@ -111,7 +112,7 @@ def relate_tokens(
     state is kept up to each token, and a token's u until the end of the chunk. beta and inverse are None for Mamba-2.
     """
     slot, head = tl.program_id(0), tl.program_id(1)
-    seq, chunk = _chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
+    seq, chunk = chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
     if seq < num_seqs:
         first = tl.load(starts_ptr + seq) + chunk * CHUNK
         num_rows = tl.minimum(tl.load(starts_ptr + seq + 1) - first, CHUNK)
@@ -151,10 +152,10 @@ def relate_tokens(
         tl.store(factors_ptr + rows, tl.exp(tl.cumsum(logs, 0)))
         if beta_ptr is not None:
             beta_ptr += first.to(tl.int64) * beta_stride + head
-            strength = _strength(beta_ptr, rows, beta_stride, inside)
+            strength = strength_of(beta_ptr, rows, beta_stride, inside)
             lower = tl.where(is_later, strength[:, None] * kept * of_keys, 0.0)
             inverse = inverted(lower, CHUNK, TRIANGLE, PRECISION)
-            inverse *= _strength(beta_ptr, columns, beta_stride, is_column)[None, :]
+            inverse *= strength_of(beta_ptr, columns, beta_stride, is_column)[None, :]
             tl.store(inverse_ptr + place * (CHUNK * CHUNK) + matrix, inverse.to(DOT))
             tl.store(pairs_ptr + matrix, (kept * of_queries).to(DOT))
         else:
@@ -170,12 +171,13 @@ def advance_chunks(
     mixed_ptr, rows_ptr, pairs_ptr, inverse_ptr, factors_ptr, skip_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
     num_heads, num_groups, value_dim, first_value, num_channels, width, block_floats, table_stride, least,
     KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    BLOCK_B: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of head program_id(1) through the chunks of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
-    rows, pairs, inverse and factors are those of relate_tokens. skip: [H], Mamba-2's factor of a value in its result.
+    rows, pairs, inverse and factors are those of relate_tokens, or with BY_CHANNEL those of channel_chunks.py. skip:
+    [H], Mamba-2's factor of a value in its result.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
@@ -193,35 +195,44 @@ def advance_chunks(
         matrix = rows[:, None] * CHUNK + others[None, :]
         value_places = rows[:, None] * num_channels + (first_value + head * value_dim + columns)[None, :]
         mixed_ptr += start.to(tl.int64) * num_channels
-        rows_ptr += (slot * num_groups + head // (num_heads // num_groups)).to(tl.int64) * (2 * CHUNK * KEY_DIM)
+        num_rows: tl.constexpr = 3 if BY_CHANNEL else 2
+        num_factors: tl.constexpr = KEY_DIM if BY_CHANNEL else 2 * CHUNK
+        group = slot * num_groups + head // (num_heads // num_groups)
+        rows_ptr += group.to(tl.int64) * (num_rows * CHUNK * KEY_DIM)
         place = (slot * num_heads + head).to(tl.int64)
         pairs_ptr += place * (CHUNK * CHUNK)
         if inverse_ptr is not None:
             inverse_ptr += place * (CHUNK * CHUNK)
-        factors_ptr += place * (2 * CHUNK)
+        factors_ptr += place * num_factors
         for first in range(0, end - start, CHUNK):
             inside = (rows < end - start - first)[:, None]
             values = tl.load(mixed_ptr + value_places, mask=inside, other=0.0)
             keys, queries = tl.load(rows_ptr + key_places), tl.load(rows_ptr + CHUNK * KEY_DIM + key_places)
-            kept, until_end = tl.load(factors_ptr + rows), tl.load(factors_ptr + CHUNK + rows)
+            if BY_CHANNEL:
+                # Keys and queries have their factors.
+                kept, until_end, whole = 1.0, 1.0, tl.load(factors_ptr + dims)[:, None]
+                last_keys = tl.load(rows_ptr + 2 * CHUNK * KEY_DIM + key_places)
+            else:
+                kept, until_end = tl.load(factors_ptr + rows)[:, None], tl.load(factors_ptr + CHUNK + rows)[:, None]
+                whole, last_keys = tl.load(factors_ptr + CHUNK - 1), keys
             low = state.to(DOT)
             if inverse_ptr is not None:
                 held = tl.dot(keys, low, input_precision=PRECISION)
-                changes = (values - kept[:, None] * held).to(DOT)
+                changes = (values - kept * held).to(DOT)
                 new = tl.dot(tl.load(inverse_ptr + matrix), changes, input_precision=PRECISION)
                 inverse_ptr += num_heads * (CHUNK * CHUNK)
             else:
                 new = values
-            read = kept[:, None] * tl.dot(queries, low, input_precision=PRECISION)
+            read = kept * tl.dot(queries, low, input_precision=PRECISION)
             read = tl.dot(tl.load(pairs_ptr + matrix), new.to(DOT), read, input_precision=PRECISION)
             if skip_ptr is not None:
                 read += tl.load(skip_ptr + head) * values
             tl.store(mixed_ptr + value_places, read, mask=inside)
-            added = (until_end[:, None] * new).to(DOT)
-            state *= tl.load(factors_ptr + CHUNK - 1)
-            state = tl.dot(tl.trans(keys), added, state, input_precision=PRECISION)
+            added = (until_end * new).to(DOT)
+            state *= whole
+            state = tl.dot(tl.trans(last_keys), added, state, input_precision=PRECISION)
             mixed_ptr += CHUNK * num_channels
-            rows_ptr += num_groups * (2 * CHUNK * KEY_DIM)
+            rows_ptr += num_groups * (num_rows * CHUNK * KEY_DIM)
             pairs_ptr += num_heads * (CHUNK * CHUNK)
-            factors_ptr += num_heads * (2 * CHUNK)
+            factors_ptr += num_heads * num_factors
         tl.store(target_ptr + offsets, state)

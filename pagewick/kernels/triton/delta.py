@@ -2,8 +2,8 @@
 
 Definition: gated_delta_net of reference_delta.py. The state of a head is divided by columns among programs, each of
 which takes its part through all new tokens of a sequence, in registers, so that the bits of a token depend on its own
-sequence alone. Long runs of tokens go in chunks (chunks.py), and their bits depend on where a chunk begins as well;
-not where channels decay by themselves. The convolution and its inputs are in windows.py.
+sequence alone. Long runs of tokens go in chunks (chunks.py, channel_chunks.py), and their bits depend on where a chunk
+begins as well. The convolution and its inputs are in windows.py.
 
 Dimensions: T tokens, B sequences, KH key heads of DK numbers, VH value heads of DV numbers, K inputs of the convolution
 for each of its C channels.
@@ -21,7 +21,8 @@ from torch import Tensor
 from pagewick.kernels import reference_delta
 from pagewick.kernels.options import AttentionMetadata, DeltaOptions
 from pagewick.kernels.triton import windows
-from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads
+from pagewick.kernels.triton.channel_chunks import log_factors
+from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads, Rule
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.states import load_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
@@ -95,10 +96,7 @@ def advance_states(
             decays_ptr = decay_ptr + token * decay_stride
             if BY_CHANNEL:
                 time = tl.load(decays_ptr + queries).to(tl.float32) + bias
-                log = -speed * softplus(time)
-                if decay_bound < 0.0:
-                    log = decay_bound / (1.0 + tl.exp(-speed * time))
-                state = state * tl.exp(log)[:, None]
+                state = state * tl.exp(log_factors(time, speed, decay_bound))[:, None]
             else:
                 time = softplus(tl.load(decays_ptr + head).to(tl.float32) + bias)
                 state = state * tl.exp(-speed * time)
@@ -182,15 +180,18 @@ _ADVANCES = {
     for columns in sorted({columns_of(key_dim, value_dim) for value_dim in SIZES})
 }
 _FINISHES = {key: _finish(*key) for key in itertools.product(windows.DTYPES, SIZES, (False, True))}
-_CHUNKS = Chunks.of((64, 128), is_delta=True)
+# By whether channels decay by themselves.
+_CHUNKS = {False: Chunks.of((64, 128), Rule.DELTA), True: Chunks.of((64, 128), Rule.CHANNEL_DELTA)}
 VARIANTS = (
-    *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values(), *_CHUNKS.variants
+    *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_FINISHES.values(), *windows.KEEPS.values(),
+    *_CHUNKS[False].variants, *_CHUNKS[True].variants,
 )  # fmt: skip
 
 # Qwen3-Next: 16 key heads and 32 value heads of 128. States are read and written once for each sequence; its channels
 # are read in bfloat16, written and read in float32, and so are the numbers that queries read. In chunks of 64, queries
 # and keys are copied in bfloat16, and two matrices of each value head are written and read. A chunk of a head has three
-# products of 64 x 128 x 128, four of 64 x 64 x 128 and four of 64 x 64 x 64.
+# products of 64 x 128 x 128, four of 64 x 64 x 128 and four of 64 x 64 x 64. Kimi Linear: 32 heads of both, a decay for
+# each number of a key, a second copy of the keys, and 14 products of 64 x 64 x 128.
 WORKLOADS = (
     *(
         Workload("gated_delta_net", f"{seqs} x 1 tokens, 16 and 32 heads of 128, bf16",
@@ -202,6 +203,10 @@ WORKLOADS = (
              2 * 32 * 128 * 128 * 4
              + 2048 * (4096 * (2 + 4 + 4 + 2 + 2) + 4096 * (2 + 4 * 4 + 2 + 2) + 2 * 32 * 64 * (2 + 2)),
              2048 // 64 * 32 * 2 * (3 * 64 * 128 * 128 + 4 * 64 * 64 * 128 + 4 * 64 * 64 * 64)),
+    Workload("gated_delta_net", "1 x 2048 tokens, 32 heads of 128 with decays of channels, bf16",
+             2 * 32 * 128 * 128 * 4
+             + 2048 * (4096 * (2 * (2 + 4 + 4) + 2 + 3 * (2 + 2)) + 4096 * (2 + 4 * 4 + 2 + 2) + 2 * 32 * 64 * (2 + 2)),
+             2048 // 64 * 32 * 2 * (3 * 64 * 128 * 128 + 14 * 64 * 64 * 128 + 4 * 64 * 64 * 64)),
 )  # fmt: skip
 
 
@@ -235,14 +240,14 @@ def gated_delta_net(
         "beta_stride": beta.stride(0), "decay_stride": decay.stride(0),
     }  # fmt: skip
     columns, by_channel = columns_of(key_dim, value_dim), options.has_channel_decay
-    least = NEVER if by_channel else _CHUNKS.least(dtype, heads, batch, num_tokens)
+    chunks, bound = _CHUNKS[by_channel], options.decay_bound or 0.0
+    least = chunks.least(dtype, heads, batch, num_tokens)
     _ADVANCES[dtype, key_dim, columns, by_channel].launch(
         (num_seqs, value_heads, value_dim // columns), mixed_ptr=mixed, num_key_heads=key_heads,
-        num_value_heads=value_heads, value_dim=value_dim, least=least,
-        decay_bound=options.decay_bound or 0.0, **gates, **where,
+        num_value_heads=value_heads, value_dim=value_dim, least=least, decay_bound=bound, **gates, **where,
     )  # fmt: skip
     if least < NEVER:
-        _CHUNKS.advance(heads, mixed, where, gates | {"dt_scale": 1.0})
+        chunks.advance(heads, mixed, where, gates | ({"decay_bound": bound} if by_channel else {"dt_scale": 1.0}))
     _FINISHES[dtype, value_dim, options.has_sigmoid_gate].launch(
         (num_tokens, value_heads), mixed_ptr=mixed, gate_ptr=gate, weight_ptr=options.norm_weight, out_ptr=out,
         first_channel=2 * key_heads * key_dim, num_channels=channels, gate_stride=gate.stride(0),

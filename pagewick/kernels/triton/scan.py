@@ -21,7 +21,7 @@ from torch import Tensor
 from pagewick.kernels import reference_scan
 from pagewick.kernels.options import AttentionMetadata, ScanOptions
 from pagewick.kernels.triton import windows
-from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads
+from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads, Rule
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.states import load_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
@@ -190,7 +190,7 @@ _GATES = {
         *itertools.product(windows.DTYPES, (_GATE_FIRST, _NORM_FIRST), _PIECES),
     )
 }
-_CHUNKS = Chunks.of((64, 128, 256), is_delta=False)
+_CHUNKS = Chunks.of((64, 128, 256), Rule.SCAN)
 VARIANTS = (
     *_CONVOLUTIONS.values(), *_ADVANCES.values(), *_GATES.values(), *windows.KEEPS.values(), *_CHUNKS.variants
 )  # fmt: skip

@@ -122,17 +122,21 @@ def _attend(num_tokens: int, widths: Sequence[int]) -> None:
 
 
 def _advance(num_tokens: int) -> None:
-    options = ops.DeltaOptions(
-        16, 32, 128, 128, torch.zeros(8192, 4), torch.zeros(32), torch.zeros(32), torch.zeros(128), 1e-6
-    )
-    states = torch.zeros(3, 4 * (3 * 8192 + 32 * 128 * 128), dtype=torch.uint8)
-    # As parts of one product.
-    product = torch.zeros(num_tokens, 8192 + 4096 + 32 + 32, dtype=_BF16)
-    qkv, gate, beta, decay = product.split((8192, 4096, 32, 32), dim=1)
-    for each in (1, num_tokens):
-        delta.gated_delta_net(
-            qkv, gate, beta, decay, states, _metadata([*range(0, num_tokens, each), num_tokens], 2), options
-        )
+    """With the sizes of Qwen3-Next, and with decays of channels."""
+    for num_key_heads, num_decays in ((16, 32), (32, 32 * 128)):
+        num_channels, by_channel = (2 * num_key_heads + 32) * 128, num_decays > 32
+        options = ops.DeltaOptions(
+            num_key_heads, 32, 128, 128, torch.zeros(num_channels, 4), torch.zeros(32), torch.zeros(num_decays),
+            torch.zeros(128), 1e-6, has_channel_decay=by_channel, has_sigmoid_gate=by_channel,
+        )  # fmt: skip
+        states = torch.zeros(3, 4 * (3 * num_channels + 32 * 128 * 128), dtype=torch.uint8)
+        # As parts of one product.
+        sizes = (num_channels, 4096, 32, num_decays)
+        qkv, gate, beta, decay = torch.zeros(num_tokens, sum(sizes), dtype=_BF16).split(sizes, dim=1)
+        for each in (1, num_tokens):
+            delta.gated_delta_net(
+                qkv, gate, beta, decay, states, _metadata([*range(0, num_tokens, each), num_tokens], 2), options
+            )
 
 
 def _scan(num_tokens: int) -> None:

@@ -21,14 +21,14 @@ from tests.kernels.states import metadata, random_states
 from tests.kernels.triton.harness import IS_EMULATED
 
 from pagewick.kernels.triton import chunk_launches, delta, scan, windows  # isort: skip  (skipped without Triton)
-from pagewick.kernels.triton.chunk_launches import LONG, NEVER, Heads  # isort: skip
+from pagewick.kernels.triton.chunk_launches import LONG, NEVER, Heads, Rule  # isort: skip
 
 pytestmark = [
     # The interpreter rounds e^x for masked numbers, and for gates of 100 and more.
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
-KINDS = {True: delta._CHUNKS, False: scan._CHUNKS}
+KINDS = {kind.rule: kind for kind in (*delta._CHUNKS.values(), scan._CHUNKS)}
 WIDTH = 2
 # Roundings of operands: half a unit in the last place of 1, and a whole one of tf32, which is cut off.
 OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10} if IS_EMULATED else dict.fromkeys(chunk_launches.DTYPES, 0.0)
@@ -36,9 +36,9 @@ OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10} if IS_EMULATED else di
 
 @dataclass(frozen=True)
 class Prompts:
-    """Results of convolutions, gates and states. is_delta: for the gated delta rule, else for Mamba-2."""
+    """Results of convolutions, gates and states."""
 
-    is_delta: bool
+    rule: Rule
     heads: Heads
     mixed: Tensor
     decay: Tensor
@@ -48,18 +48,25 @@ class Prompts:
     skip: Tensor
     states: Tensor
     batch: AttentionMetadata
+    decay_bound: float | None = None
+
+    @property
+    def is_scan(self) -> bool:
+        return self.rule == Rule.SCAN
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Return results [T, H, DV] and states [blocks, H, DK, DV]."""
-        mixed, states, kind = self.mixed.clone(), self.states.clone(), KINDS[self.is_delta]
+        mixed, states, kind = self.mixed.clone(), self.states.clone(), KINDS[self.rule]
         where = windows.where(states, self.batch, mixed.shape[1], WIDTH)
         gates = {
             "decay_ptr": self.decay, "decay_stride": self.decay.stride(0), "log_decay_ptr": self.log_decay,
-            "dt_bias_ptr": self.dt_bias, "dt_scale": 1.0,
+            "dt_bias_ptr": self.dt_bias,
         }  # fmt: skip
-        if self.is_delta:
+        by_channel = self.rule == Rule.CHANNEL_DELTA
+        gates |= {"decay_bound": self.decay_bound or 0.0} if by_channel else {"dt_scale": 1.0}
+        if not self.is_scan:
             gates |= {"beta_ptr": self.beta, "beta_stride": self.beta.stride(0)}
-        kind.advance(self.heads, mixed, where, gates, None if self.is_delta else self.skip)
+        kind.advance(self.heads, mixed, where, gates, self.skip if self.is_scan else None)
         first = self.heads.first_value
         values = mixed[:, first : first + self.heads.num_heads * self.heads.value_dim]
         return values.unflatten(1, (self.heads.num_heads, -1)), self.memories(states)
@@ -81,8 +88,13 @@ class Prompts:
         queries, keys = (rows(first, h.num_groups, h.key_dim) for first in (h.first_query, h.first_key))
         values = rows(h.first_value, h.num_heads, h.value_dim)
         out = values.clone()
-        times = F.softplus(self.decay.double() + self.dt_bias.double(), threshold=1e9)
-        kept, strengths = (-self.log_decay.double().exp() * times).exp(), self.beta.double().sigmoid()
+        # For each head one factor, or one for each row of its state.
+        inputs = (self.decay.double() + self.dt_bias.double()).unflatten(1, (h.num_heads, -1))
+        times, speeds = F.softplus(inputs, threshold=1e9), self.log_decay.double().exp()[:, None]
+        logs = -speeds * times
+        if self.decay_bound is not None:
+            logs = self.decay_bound * (speeds * inputs).sigmoid()
+        kept, strengths = logs.exp(), self.beta.double().sigmoid()
         starts = self.batch.cu_seqlens_q.tolist()
         for seq, (source, target) in enumerate(self.batch.block_tables.tolist()):
             tokens = range(starts[seq], starts[seq + 1])
@@ -91,15 +103,15 @@ class Prompts:
             has_past = int(self.batch.context_lens[seq]) > len(tokens)
             memory = before[source].double() if has_past else torch.zeros_like(left[0])
             for t in tokens:
-                memory = memory * kept[t, :, None, None]
-                if self.is_delta:
+                memory = memory * kept[t, :, :, None]
+                if not self.is_scan:
                     held = (memory * keys[t, :, :, None]).sum(1)
                     new = (values[t] - held) * strengths[t, :, None]
                 else:
-                    new = values[t] * times[t, :, None]
+                    new = values[t] * times[t]
                 memory = memory + keys[t, :, :, None] * new[:, None]
                 out[t] = (memory * queries[t, :, :, None]).sum(1)
-                if not self.is_delta:
+                if self.is_scan:
                     out[t] += self.skip.double()[:, None] * values[t]
             left[target] = memory
         return out, left
@@ -124,25 +136,29 @@ def make_prompts(
     q_lens: Sequence[int],
     earlier: Sequence[int],
     *,
-    is_delta: bool,
+    rule: Rule,
     heads: tuple[int, int] = (2, 1),
     dims: tuple[int, int] = (64, 32),
     dtype: torch.dtype = torch.bfloat16,
 ) -> Prompts:
-    """Random numbers; heads: H and G, dims: DK and DV. Queries and keys have the length 1, or about 1 for Mamba-2."""
-    generator = torch.Generator().manual_seed(sum(q_lens) + is_delta)
+    """Random numbers; heads: H and G (H for CHANNEL_DELTA), dims: DK and DV.
+
+    Queries and keys have the length 1, or about 1 for Mamba-2.
+    """
+    generator = torch.Generator().manual_seed(sum(q_lens) + (rule != Rule.SCAN))
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     (num_heads, num_groups), (key_dim, value_dim), num_tokens = heads, dims, sum(q_lens)
+    num_groups = num_heads if rule == Rule.CHANNEL_DELTA else num_groups
     queries, keys = (random(num_tokens, num_groups, key_dim) for _ in range(2))
-    if is_delta:
+    if rule != Rule.SCAN:
         queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
     else:
         queries, keys = queries * key_dim**-0.5, keys * key_dim**-0.5
     values, size = random(num_tokens, num_heads * value_dim), num_groups * key_dim
-    if is_delta:
+    if rule != Rule.SCAN:
         mixed, places = torch.cat((queries.flatten(1), keys.flatten(1), values), dim=1), (0, size, 2 * size)
     else:
         mixed = torch.cat((values, keys.flatten(1), queries.flatten(1)), dim=1)
@@ -151,58 +167,75 @@ def make_prompts(
         generator, q_lens, earlier, (WIDTH - 1) * mixed.shape[1] + num_heads * key_dim * value_dim, in_place=False
     )
     # Rows that lie apart, as in a fused product.
-    decay, beta, _ = random(num_tokens, 2 * num_heads + 3).to(dtype).split([num_heads, num_heads, 3], dim=1)
-    vectors = random(num_heads) - 2, random(num_heads), random(num_heads)
-    return Prompts(is_delta, Heads(*heads, *dims, *places), mixed, decay, beta, *vectors, states, batch)
+    decays = num_heads * (key_dim if rule == Rule.CHANNEL_DELTA else 1)
+    decay, beta, _ = random(num_tokens, decays + num_heads + 3).to(dtype).split([decays, num_heads, 3], dim=1)
+    vectors = random(num_heads) - 2, random(decays), random(num_heads)
+    return Prompts(rule, Heads(num_heads, num_groups, *dims, *places), mixed, decay, beta, *vectors, states, batch)
 
 
-BOTH = pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "scan"])
+ALL = pytest.mark.parametrize("rule", Rule, ids=str)
 LENGTHS = [32, 63, 64, 65, 127, 128, 1003] if IS_DEEP else [130]
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_prompt(length: int, is_delta: bool) -> None:
-    make_prompts([length], [9], is_delta=is_delta).check()
+def test_a_prompt(length: int, rule: Rule) -> None:
+    make_prompts([length], [9], rule=rule).check()
 
 
-@BOTH
-def test_a_ragged_batch_with_short_sequences_and_empty_ones(monkeypatch: pytest.MonkeyPatch, is_delta: bool) -> None:
-    kind = KINDS[is_delta]
+@ALL
+def test_a_ragged_batch_with_short_sequences_and_empty_ones(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    kind = KINDS[rule]
     for name in ("relates", "advances"):
         few = {
             key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in getattr(kind, name).items()
         }
-        monkeypatch.setitem(KINDS, is_delta, replace(KINDS[is_delta], **{name: few}))
+        monkeypatch.setitem(KINDS, rule, replace(KINDS[rule], **{name: few}))
     q_lens = [1, LONG, 0, LONG - 1, 65, 0, 1, 64]
-    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], is_delta=is_delta, heads=(1, 1)).check()
+    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], rule=rule, heads=(1, 1)).check()
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("dtype", chunk_launches.DTYPES if IS_DEEP else [torch.float16], ids=str)
 @pytest.mark.parametrize("dims", [(128, 64), *([(64, 96), (256, 32)] if IS_DEEP else [])], ids=str)
-def test_dimensions_and_dtypes(dims: tuple[int, int], dtype: torch.dtype, is_delta: bool) -> None:
-    if dims[0] in KINDS[is_delta].key_dims:
-        make_prompts([70], [5], is_delta=is_delta, heads=(3 if IS_DEEP else 1, 1), dims=dims, dtype=dtype).check()
+def test_dimensions_and_dtypes(dims: tuple[int, int], dtype: torch.dtype, rule: Rule) -> None:
+    if dims[0] in KINDS[rule].key_dims:
+        make_prompts([70], [5], rule=rule, heads=(3 if IS_DEEP else 1, 1), dims=dims, dtype=dtype).check()
 
 
-@BOTH
-def test_gates_of_all_sizes(is_delta: bool) -> None:
-    """Heads that forget everything at some tokens and nothing at others, that never forget, and that always do."""
-    prompts = make_prompts([130], [0], is_delta=is_delta, heads=(4, 1))
-    decay, log_decay, beta = prompts.decay.clone(), torch.tensor([9.0, -30.0, 6.0, -3.0]), prompts.beta.clone()
-    decay[:, 0] = torch.where(torch.arange(130) % 7 == 3, 200.0, -12.0)
+@ALL
+def test_gates_of_all_sizes(rule: Rule) -> None:
+    """Heads that forget everything at some tokens and nothing at others, that never forget, and that always do.
+
+    Where channels decay by themselves, a third of them do as the head before.
+    """
+    by_channel = rule == Rule.CHANNEL_DELTA
+    prompts = make_prompts([130], [0], rule=rule, heads=(4, 1))
+    log_decay, beta = torch.tensor([9.0, -30.0, 6.0, -3.0]), prompts.beta.clone()
+    decay = prompts.decay.unflatten(1, (4, -1)).clone()
+    decay[:, 0] = torch.where(torch.arange(130) % 7 == 3, 200.0, -12.0)[:, None]
     decay[:, 2] = 100.0
     decay[:, 3] = -50.0
+    if by_channel:
+        decay[:, :, ::3] = decay[:, :, ::3].roll(1, 1)
     beta[::3] = 200.0
     beta[1::3] = -200.0
-    prompts = replace(prompts, decay=decay, beta=beta, log_decay=log_decay, dt_bias=torch.zeros(4))
+    dt_bias = torch.zeros_like(prompts.dt_bias)
+    prompts = replace(prompts, decay=decay.flatten(1), beta=beta, log_decay=log_decay, dt_bias=dt_bias)
     prompts.check()
+
+
+def test_channels_whose_decays_have_a_bound() -> None:
+    """Of a third of the tokens, each number of a state is kept or multiplied by e^-50, whatever the others are."""
+    prompts = make_prompts([67], [3], rule=Rule.CHANNEL_DELTA, heads=(2, 2))
+    decay = prompts.decay.clone()
+    decay[::3] *= 1000
+    replace(prompts, decay=decay, decay_bound=-50.0).check()
 
 
 def test_keys_that_repeat_and_alternate_give_no_cancellation() -> None:
     """L is all ones, or alternates: its 32nd power has numbers of 10^18."""
-    prompts = make_prompts([64], [7], is_delta=True, heads=(2, 2))
+    prompts = make_prompts([64], [7], rule=Rule.DELTA, heads=(2, 2))
     mixed, heads = prompts.mixed.clone(), prompts.heads
     keys = mixed[:, heads.first_key : heads.first_value].view(64, 2, 64)
     keys[:] = keys[:1]
@@ -212,9 +245,9 @@ def test_keys_that_repeat_and_alternate_give_no_cancellation() -> None:
     prompts.check(num_roundings=16)
 
 
-@BOTH
-def test_a_sequence_has_the_bits_that_it_has_alone(is_delta: bool) -> None:
-    prompts = make_prompts([40, 3, 70], [0, 2, 9], is_delta=is_delta)
+@ALL
+def test_a_sequence_has_the_bits_that_it_has_alone(rule: Rule) -> None:
+    prompts = make_prompts([40, 3, 70], [0, 2, 9], rule=rule)
     out, states = prompts.run()
     tables, lengths, _ = prompts.batch[:3]
     for seq, rows in ((0, slice(0, 40)), (2, slice(43, 113))):
@@ -231,7 +264,7 @@ def test_which_calls_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
     heads, batch = Heads(2, 1, 64, 32, 0, 64, 128), metadata([[0, 1]], [40], [40])
 
     def least(dtype: torch.dtype = torch.bfloat16, of: Heads = heads, longest: int | None = None) -> int:
-        return delta._CHUNKS.least(dtype, of, batch._replace(max_query_len=longest), 40)
+        return delta._CHUNKS[False].least(dtype, of, batch._replace(max_query_len=longest), 40)
 
     assert least() == least(torch.float16) == least(longest=LONG) == LONG
     assert least(torch.float32) == least(longest=LONG - 1) == NEVER

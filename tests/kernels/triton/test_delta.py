@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,9 @@ def test_heads_dimensions_and_widths(heads: tuple[int, int], dims: tuple[int, in
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_channels_that_decay_by_themselves(dtype: torch.dtype) -> None:
-    """Token by token, however long a prompt is."""
-    delta = make_channel_delta([1, LONG, 2], [3, 0, 1], heads=(2, 2), dims=(32, 16), width=2, dtype=dtype)
+    delta = make_channel_delta([1, 5, 2], [3, 0, 1], heads=(2, 2), dims=(32, 16), width=2, dtype=dtype)
     assert_is_expected(delta.run(kernels.gated_delta_net), delta, num_roundings=2)
-    assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, LONG]})
+    assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, 5]})
 
 
 def test_decays_with_a_bound() -> None:
@@ -58,9 +58,14 @@ def test_decays_with_a_bound() -> None:
     assert_same_bits_in_chunks(delta, kernels, {1: [0, 1, 5]})
 
 
-def test_prompts_are_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_channel_decay", [False, True])
+def test_prompts_are_taken_in_chunks(has_channel_decay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside sequences that are not; test_chunks.py has the details."""
-    delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), dims=(64, 32), width=2, dtype=torch.float16)
+    sizes: dict[str, Any] = {"dims": (64, 32), "width": 2, "dtype": torch.float16}
+    if has_channel_decay:
+        delta = make_channel_delta([2, LONG, 1], [7, 9, 0], heads=(1, 1), decay_bound=-2.0, **sizes)
+    else:
+        delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), **sizes)
     found = delta.run(kernels.gated_delta_net)
     # Products of tensor cores have tf32's digits.
     assert_is_expected(found, delta, error=2**-7 if IS_EMULATED else 0.0)

@@ -60,7 +60,7 @@ SM_90 = {
         "test_products_of_experts[plain-torch.bfloat16-some]",
     ],
     "test_attention.py": ["test_a_ragged_batch[dtype2]"],
-    "test_chunks.py": ["test_a_prompt[130-delta]"],
+    "test_chunks.py": ["test_a_prompt[130-delta]", "test_a_prompt[130-channel_delta]"],
     "test_delta.py": ["test_a_ragged_batch[dtype1]"],
     "test_full_attention.py": [
         "test_each_row_sees_all_rows_of_its_sequence[torch.bfloat16-72]",
