@@ -15,7 +15,7 @@ import torch
 
 from pagewick.cli.quantizing.hybrid import file_architecture, hybrid_values
 from pagewick.cli.quantizing.value_heads import state_of
-from pagewick.cli.quantizing.values_2026 import values_2026
+from pagewick.cli.quantizing.values_2026 import Factors, padded_factors, values_2026
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
@@ -24,9 +24,6 @@ from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.special_entries import INDEXERS
-
-Factors = dict[str, tuple[float, ...]]
-"""Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
 
 _GROUPS: Final = ("expert_group_count", "expert_group_used_count")
 _SCALE: Final = "expert_weights_scale"
@@ -59,6 +56,7 @@ _TEXT_PARTS: Final = {
     # Its list of layer_types may be longer than that of EXAONE 4, which is otherwise the same.
     "Exaone4_5_ForConditionalGeneration": "Exaone4_5_ForConditionalGeneration",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
+    "Step3p7ForConditionalGeneration": "Step3p7ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
@@ -149,7 +147,8 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         # A default of a family whose models may have none.
         found.pop("expert_used_count", None)
     values = {f"{kind}.{key}": value for key, value in found.items()}
-    return {"general.architecture": kind, "general.type": "model", **values}, factors
+    described = {"general.architecture": kind, "general.type": "model", **values}
+    return described, padded_factors(kind, model, factors)
 
 
 def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Collection[str]) -> dict[str, Any]:

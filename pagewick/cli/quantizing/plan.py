@@ -11,9 +11,10 @@ from typing import Any, Final
 from torch import Tensor
 
 from pagewick.cli.quantizing.hybrid import file_architecture, linear_layers, part_of, separate_shared_mlps
-from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
+from pagewick.cli.quantizing.metadata import check_same, metadata_of, text_config
 from pagewick.cli.quantizing.text_names import TEXT_PART, text_name
 from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_projections, state_of
+from pagewick.cli.quantizing.values_2026 import Factors
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.reading import borrowers_tensors

@@ -7,9 +7,12 @@ from typing import Any, Final
 
 from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.models.config import ModelConfig
-from pagewick.models.parts import MlpConfig
+from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.step3 import bound_of
 from pagewick.weights.gguf.entries_2026 import BOUNDS
+
+Factors = dict[str, tuple[float, ...]]
+"""Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
 
 
 def values_2026(kind: str, model: ModelConfig) -> dict[str, Any]:
@@ -18,18 +21,56 @@ def values_2026(kind: str, model: ModelConfig) -> dict[str, Any]:
     return {} if values is None else values(model)
 
 
+def padded_factors(kind: str, model: ModelConfig, factors: Factors) -> Factors:
+    """Return the divisors of rotary frequencies as files of a kind have them: those of Step 3.5 for each pair."""
+    if kind != "step35":
+        return factors
+    num_pairs = _attentions(model)[0].head_dim // 2
+    return {name: (*numbers, *[1.0] * (num_pairs - len(numbers))) for name, numbers in factors.items()}
+
+
 def _bailing(model: ModelConfig) -> dict[str, Any]:
-    shared = model.mixtures[0].shared_intermediate_size if model.mixtures else None
-    sizes = {} if shared is None else {"expert_shared_feed_forward_length": shared}
     # As the converter has it, which llama.cpp does not use.
     value_size = {"attention.value_length": model.deltas[0].value_dim} if model.deltas else {}
-    return {**_kinds(model), **_num_dense(model), **_groups(model), **_bounds(model), **sizes, **value_size}
+    return {
+        **_kinds(model),
+        **_num_dense(model),
+        **_groups(model),
+        **_bounds(model),
+        **_shared_size(model),
+        **value_size,
+    }
 
 
 def _kimi_linear(model: ModelConfig) -> dict[str, Any]:
     # Nothing turns, and files have the size all the same.
     turned = [layer.attention.qk_rope_head_dim for layer in model.layers if isinstance(layer.attention, MlaConfig)]
     return {**_kinds(model), **_num_dense(model), **_groups(model), "rope.dimension_count": turned[0]}
+
+
+def _step35(model: ModelConfig) -> dict[str, Any]:
+    # llama.cpp halves the numbers that turn in layers that see everything.
+    (head_dim,) = {attention.head_dim for attention in _attentions(model)}
+    size = {"rope.dimension_count": head_dim}
+    return {**_heads(model), **_num_dense(model), **_shared_size(model), **_bounds(model), **size}
+
+
+def _attentions(model: ModelConfig) -> list[AttentionConfig]:
+    return [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
+
+
+def _heads(model: ModelConfig) -> dict[str, Any]:
+    """Numbers of heads, which differ from layer to layer."""
+    attentions = _attentions(model)
+    return {
+        "attention.head_count": [attention.num_heads for attention in attentions],
+        "attention.head_count_kv": [attention.num_kv_heads for attention in attentions],
+    }
+
+
+def _shared_size(model: ModelConfig) -> dict[str, Any]:
+    shared = model.mixtures[0].shared_intermediate_size if model.mixtures else None
+    return {} if shared is None else {"expert_shared_feed_forward_length": shared}
 
 
 def _kinds(model: ModelConfig) -> dict[str, Any]:
@@ -67,4 +108,5 @@ def _bounds_of(mlp: MlpConfig | MoeConfig | None) -> tuple[float, float]:
 _VALUES: Final[Mapping[str, Callable[[ModelConfig], dict[str, Any]]]] = {
     "bailingmoe3": _bailing,
     "kimi-linear": _kimi_linear,
+    "step35": _step35,
 }

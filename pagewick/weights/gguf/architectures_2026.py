@@ -38,6 +38,18 @@ _LING: Final = {
     name: theirs.replace("self_attn", "attention").replace("attention.o_proj", "attention.dense")
     for name, theirs in {**common.LATENT, **_DELTA}.items()
 }
+# Heads whose number differs from layer to layer are read by entries_2026.py.
+_HEADS: Final = ("attention.head_count", "attention.head_count_kv")
+_UNLIKE_ENTRIES: Final = {
+    **{key: name for key, name in common.EXPERT_ENTRIES.items() if key not in _HEADS},
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_UNLIKE_REQUIRED: Final = (
+    *(key for key in common.EXPERTS if key not in _HEADS),
+    *("expert_feed_forward_length", "attention.key_length"),
+)
+_GATED_HEADS: Final = {**common.ATTENTION, **common.HEAD_NORMS, "attn_gate": "self_attn.g_proj"}
 
 # general.architecture -> its meaning.
 ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
@@ -80,5 +92,28 @@ ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
         },
         vectors=frozenset(),
         decay_shape=(1, 1, -1, 1),
+    ),
+    # Step 3.5 and 3.7.
+    "step35": GgufArchitecture(
+        name="Step3p7ForConditionalGeneration",
+        entries={
+            **_UNLIKE_ENTRIES,
+            "expert_count": "n_routed_experts",
+            "expert_shared_feed_forward_length": "share_expert_dim",
+            "expert_weights_scale": "moe_router_scaling_factor",
+        },
+        required=(*_UNLIKE_REQUIRED, "attention.sliding_window", "expert_shared_feed_forward_length"),
+        has=common.BIAS,
+        layer={
+            **common.GATED_MLP,
+            **_GATED_HEADS,
+            "ffn_gate_inp": "moe.gate",
+            "exp_probs_b": "moe.router_bias",
+            **{f"ffn_{part}_exps": f"moe.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+            **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        norm_offset=1.0,
+        fixed={"moe_every_n_layers": 1},
+        has_pattern=True,
     ),
 }

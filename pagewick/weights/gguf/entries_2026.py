@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pagewick.weights.gguf.metadata import Metadata
@@ -11,7 +12,8 @@ _SIGMOID: Final = 2  # expert_gating_func
 # Keys of the bounds of gated products, of experts and of shared ones, with a number for each layer; 0: none.
 BOUNDS: Final = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
 _LING_BOUNDS: Final = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
-_LINEAR, _FULL = "linear_attention", "full_attention"
+_PATTERN: Final = "attention.sliding_window_pattern"
+_LINEAR, _FULL, _SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
 Entries = Mapping[str, Any]
 
@@ -29,6 +31,88 @@ def _bailing(metadata: Metadata, found: Entries) -> dict[str, Any]:
         "layer_types": _kinds(metadata, found),
         **_bounds(metadata, found, _LING_BOUNDS),
     }
+
+
+def _step35(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Heads and rotations of both kinds of layers; of those that see everything, half of what a file says turns."""
+    _check_sigmoids(metadata)
+    if not metadata.get("expert_weights_norm", True):
+        raise metadata.wrong(f"{metadata.kind}.expert_weights_norm", "false, which is not supported")
+    head_dim = _head_dim(metadata)
+    turned = metadata.get("rope.dimension_count", head_dim)
+    kinds, shares = _window_kinds(metadata, found), {_FULL: turned // 2, _SLIDING: turned}
+    shares[_SLIDING] = metadata.get("rope.dimension_count_swa", turned)
+    heads = _of_kinds(metadata, "attention.head_count", kinds)
+    return {
+        "num_attention_heads": heads[_FULL],
+        "num_sliding_attention_heads": heads[_SLIDING],
+        "num_key_value_heads": metadata.get("attention.head_count_kv"),
+        "head_dim": head_dim,
+        "layer_types": kinds,
+        "mlp_layer_types": _mlp_kinds(metadata, found),
+        **_ropes(found, head_dim, shares),
+        **_bounds(metadata, found, ("swiglu_limits", "swiglu_limits_shared")),
+    }
+
+
+def _head_dim(metadata: Metadata) -> Any:
+    head_dim = metadata.get("attention.key_length")
+    if metadata.get("attention.value_length", head_dim) != head_dim:
+        raise metadata.wrong(
+            f"{metadata.kind}.attention.value_length", "another than key_length, which is not supported"
+        )
+    return head_dim
+
+
+def _window_kinds(metadata: Metadata, found: Entries) -> list[str]:
+    """Return layer_types by the list of flags that files have."""
+    slides = metadata.of_layers(_PATTERN, found["num_hidden_layers"])
+    if slides is None:
+        raise metadata.wrong(f"{metadata.kind}.{_PATTERN}", "missing")
+    return [_SLIDING if slide else _FULL for slide in slides]
+
+
+def _mlp_kinds(metadata: Metadata, found: Entries) -> list[str]:
+    """Return mlp_layer_types: layers that have a router have experts, as in llama.cpp."""
+    return [
+        "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in metadata.shapes else "dense"
+        for layer in range(found["num_hidden_layers"])
+    ]
+
+
+def _of_kinds(metadata: Metadata, key: str, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return a number of layers of each kind, which all of that kind have; a kind without layers has the other's."""
+    values = metadata.of_layers(key, len(kinds))
+    if values is None:
+        raise metadata.wrong(f"{metadata.kind}.{key}", "missing")
+    pairs = set(zip(kinds, values, strict=True))
+    numbers = dict(pairs)
+    if len(pairs) != len(numbers):
+        raise metadata.wrong(f"{metadata.kind}.{key}", "different in layers that see as much, which is not supported")
+    return {kind: numbers.get(kind, values[0]) for kind in (_FULL, _SLIDING)}
+
+
+def _ropes(found: Entries, head_dim: int, turned: Mapping[str, int]) -> dict[str, Any]:
+    """Return the rotations of both kinds of layers; the scaling is that of layers that see everything.
+
+    turned: numbers of a head that turn.
+    """
+    scaling = dict(found.get("rope_scaling") or {})
+    for name in ("short_factor", "long_factor"):
+        if name in scaling:
+            # Files have a divisor for each pair of a head, whether it turns or not.
+            scaling[name] = scaling[name][: turned[_FULL] // 2]
+    theta = found.get("rope_theta", 1e4)
+    ropes: dict[str, Any] = {
+        _FULL: {"rope_type": "default", **scaling, "rope_theta": theta},
+        _SLIDING: {"rope_type": "default", "rope_theta": found.get("rope_local_base_freq", theta)},
+    }
+    for kind, size in turned.items():
+        # The reader of config.json rounds the product with head_dim down, which must not become one less.
+        part = size / max(1, head_dim)
+        ropes[kind]["partial_rotary_factor"] = 1.0 if size == head_dim else math.nextafter(part, 2.0)
+    others = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor"))
+    return {**others, "rope_parameters": ropes}
 
 
 def _check_sigmoids(metadata: Metadata) -> None:
@@ -65,4 +149,5 @@ def _kimi_linear(metadata: Metadata, found: Entries) -> dict[str, Any]:
 ENTRIES_2026: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "bailingmoe3": _bailing,
     "kimi-linear": _kimi_linear,
+    "step35": _step35,
 }

@@ -21,8 +21,8 @@ from torch import nn
 
 from tests.models.checkpoints import save
 from tests.weights.gguf import vision_models
+from tests.weights.gguf.forms_2026 import publish_ling, publish_step
 from tests.weights.gguf.internvl_form import publish_internvl
-from tests.weights.gguf.ling_form import publish_ling
 from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
 
 # The architectures that published files name for the text parts of their models.
@@ -82,6 +82,8 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
     _publish_config(directory / "config.json")
     if name.startswith("ling-3"):
         publish_ling(directory)
+    if name == "step-3.7":
+        publish_step(directory)
     if name.startswith("internvl"):
         publish_internvl(directory)
     architecture = _architecture(directory, "TEXT")

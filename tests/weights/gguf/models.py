@@ -60,6 +60,11 @@ _LING: Final = {
 _ALONE: Final = {"num_hidden_layers": 2, "max_position_embeddings": 2**20}
 
 
+def _text_part(name: str, **entries: Any) -> Mapping[str, Any]:
+    """Entries for the text part of a model of which files hold nothing else."""
+    return {"text_config": {**VARIANTS[name].entries["text_config"], **_SIZES, **_WIDE, **entries}}
+
+
 def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
     """Entries for the text part of a model that also sees images; files hold no others.
 
@@ -272,15 +277,29 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "first_k_dense_replace": 1,
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
+    "step-3.7": _text_part(
+        "step-3.7",
+        num_hidden_layers=4,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        moe_layers_enum="1,2,3",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        share_expert_dim=64,
+        swiglu_limits=[0.0, 0.0, 7.0, 16.0],
+        swiglu_limits_shared=[7.0, 0.0, 16.0, 7.0],
+        rope_theta=[2e3, 1e3, 1e3, 2e3],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
+    ),
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
 }
 # Files whose weights are products of the checkpoint's and the model's factors, so that bits differ.
 FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}
-# Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors or with other names of
-# them, and all those that hold other tensors than the checkpoint.
+# Files in which heads keep llama.cpp's order, those with parts of a checkpoint's fused tensors, other names of them, or
+# not all of them, and all those that hold other tensors than the checkpoint.
 TILED: Final = frozenset({"qwen3.5-tied", "qwen3.5-moe"})
 SEPARATED: Final = frozenset(
-    {"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe", "granite-moe-shared", "ling-3-tiny"}
+    {"qwen3-next", "granite-4", "granite-4-h", "granite-4-h-moe", "granite-moe-shared", "ling-3-tiny", "step-3.7"}
 )
 DIFFERENT: Final = (
     TILED | SEPARATED | {"gemma-4-26b-a4b", "granite-moe", "mistral-4", "qwen2-vl", "qwen3-vl", "qwen3-vl-moe"}

@@ -23,7 +23,7 @@ PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 
 
 # A file has the results of Llama 3's scaling of frequencies, rounded to float32.
-EXACT = [name for name in MODELS if name not in TILED | {"llama3-rope", "llama4-scout", "exaone-4-32b"}]
+EXACT = [name for name in MODELS if name not in TILED | {"llama3-rope", "llama4-scout", "exaone-4-32b", "step-3.7"}]
 COMPARED = [
     *((name, "F32") for name in MODELS if IS_DEEP or name not in EXACT or cpu.library() is None),
     *((name, "F16") for number, name in enumerate(MODELS) if IS_DEEP or number % 5 == 0),

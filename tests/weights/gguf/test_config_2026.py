@@ -13,12 +13,12 @@ import torch
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.layers.state_config import DeltaConfig
-from pagewick.models.parts import MlpConfig
+from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.source import GgufSource
 from tests.weights.gguf.mixes import Numbers, rewrite
 from tests.weights.gguf.models import write_file
-from tests.weights.gguf.test_config import config_of
+from tests.weights.gguf.test_config import SHAPES, config_of
 from tests.weights.gguf.test_export import checkpoint_of, refusal
 
 DELTA: dict[str, Any] = {
@@ -108,6 +108,54 @@ def test_kimi_linear_with_weights_that_are_not_normalised_is_not_written(tmp_pat
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "moe_renormalize": False}))
     assert "have no key for what config.json says: moe_renormalize false" in refusal(model, tmp_path)
+
+
+STEP: dict[str, Any] = {
+    "block_count": 4, "attention.head_count": [4, 6, 6, 4], "attention.head_count_kv": [2, 2, 2, 2],
+    "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 24,
+    "attention.sliding_window_pattern": [False, True, True, False, True], "expert_count": 4, "expert_used_count": 2,
+    "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 40, "rope.freq_base": 5e3,
+    "rope.freq_base_swa": 1e3,
+}  # fmt: skip
+SPARSE = {**SHAPES, **{f"blk.{layer}.ffn_gate_inp.weight": (4, 64) for layer in (1, 3, 4)}}
+
+
+def test_layers_of_step_3_5() -> None:
+    """Layers that predict further tokens have entries in lists, too."""
+    heads = {"attention.head_count": [4, 6, 6, 4, 6], "attention.head_count_kv": [2] * 5}
+    keys = {**STEP, **heads, "block_count": 5, "nextn_predict_layers": 1, "expert_weights_scale": 2.5}
+    bounds = {"swiglu_clamp_exp": [0.0, 7.0, 0.0, 0.0, 0.0], "swiglu_clamp_shexp": [16.0, 0.0, 0.0, 7.0, 0.0]}
+    model = read_config(config_of({**keys, **bounds}, "step35", SPARSE))
+    attentions = [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
+    assert [attention.num_heads for attention in attentions] == [4, 6, 6, 4]
+    assert {(one.num_kv_heads, one.head_dim, one.qkv_bias) for one in attentions} == {(2, 16, False)}
+    assert [layer.window for layer in model.layers] == [None, 24, 24, None]
+    # Half of a head turns in layers that see everything.
+    ropes = [layer.rope for layer in model.layers if layer.rope is not None]
+    assert [(rope.theta, rope.rotary_dim) for rope in ropes] == [(5e3, 8), (1e3, 16), (1e3, 16), (5e3, 8)]
+    mlps = [layer.mlp for layer in model.layers]
+    assert [mlp.activation for mlp in mlps if mlp] == ["silu_within16", "silu_within7", "silu", "silu"]
+    assert isinstance(mlps[2], MlpConfig) and isinstance(mlps[3], MoeConfig)
+    assert (mlps[3].shared_activation, mlps[3].shared_intermediate_size) == ("silu_within7", 40)
+    assert mlps[3].routing.scaling == 2.5 and mlps[3].routing.renormalize
+    turned = read_config(config_of({**STEP, "rope.dimension_count": 8, "rope.dimension_count_swa": 12}, "step35"))
+    assert [layer.rope.rotary_dim for layer in turned.layers if layer.rope] == [4, 12, 12, 4]
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"attention.head_count": [4, 6, 8, 4]}, "step35.attention.head_count is different in layers that see as much"),
+        ({"attention.head_count": None}, "step35.attention.head_count is missing"),
+        ({"attention.head_count_kv": [2, 1, 1, 2]}, "step35.attention.head_count_kv is different in each layer"),
+        ({"attention.sliding_window_pattern": None}, "step35.attention.sliding_window_pattern is missing"),
+        ({"expert_weights_norm": False}, "step35.expert_weights_norm is false, which is not supported"),
+        ({"expert_gating_func": 1}, "step35.expert_gating_func is 1, which is not supported"),
+        ({"attention.value_length": 8}, "step35.attention.value_length is another than key_length, which is not"),
+    ],
+)
+def test_what_is_refused_of_step_3_5(keys: dict[str, Any], complaint: str) -> None:
+    assert f"m.gguf: {complaint}" in complaint_of("step35", {**STEP, **keys})
 
 
 def without_first_sizes(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:

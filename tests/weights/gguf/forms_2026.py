@@ -1,4 +1,4 @@
-"""The published form of Ling 3.0, as llama.cpp's converter reads it."""
+"""The published forms of models of 2026, as llama.cpp's converter reads them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,29 @@ def publish_ling(directory: Path) -> None:
         for name, weight in weights.items()
     }
     save_file(renamed, weights_path, {"format": "pt"})
+
+
+def publish_step(directory: Path) -> None:
+    """Leave the text part alone, under the names of Step 3.5's entries and tensors."""
+    path, weights_path = directory / "config.json", directory / "model.safetensors"
+    config = json.loads(path.read_text())["text_config"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full, sliding = (config["rope_parameters"].pop(f"{kind}_attention") for kind in ("full", "sliding"))
+    config |= {
+        "architectures": ["Step3p5ForCausalLM"],
+        "moe_num_experts": config["n_routed_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+        "num_attention_groups": config["num_key_value_heads"],
+        "norm_expert_weight": True,
+        "moe_layers_enum": ",".join(str(idx) for idx, kind in enumerate(config["mlp_layer_types"]) if kind == "sparse"),
+        "attention_other_setting": {"num_attention_heads": config["num_sliding_attention_heads"]},
+        "rope_theta": [full.pop("rope_theta"), sliding["rope_theta"]],
+        "partial_rotary_factors": [1.0 if slide else full["partial_rotary_factor"] for slide in slides],
+        "rope_scaling": full,
+    }
+    for name in ("model_type", "rope_parameters", "num_key_value_heads"):
+        del config[name]
+    path.write_text(json.dumps(config))
+    weights = load_file(weights_path)
+    kept = {name: weight for name, weight in weights.items() if not name.startswith(("vision_model", "vit_"))}
+    save_file(kept, weights_path, {"format": "pt"})
