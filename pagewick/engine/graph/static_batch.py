@@ -24,7 +24,7 @@ from pagewick.engine.streams import DeviceStream, Event
 # Tables of blocks have room for at least this number of tokens, whatever the context; then it grows by factors of two.
 _LEAST_CONTEXT = 512
 # Sampling sends at most this number of arrays along, of numbers of at most 8 bytes.
-_MAX_EXTRAS = 5
+_MAX_EXTRAS = 6
 # Pieces of host memory: one is packed while the device may still read the other.
 _NUM_PIECES = 2
 
