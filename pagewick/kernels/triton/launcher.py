@@ -7,12 +7,17 @@ same kinds finds the compiled kernel by a key.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
 import torch
 
+from pagewick.log import get_logger
+
+_logger = get_logger(__name__)
 # Kernels that are kept by their keys; all others are launched by Triton. A model has one or two for each variant.
 _MAX_KEPT: Final = 256
 # Triton compiles a form for addresses that are multiples of 16.
@@ -20,6 +25,8 @@ _ALIGNMENT_BITS: Final = 15
 _INT32_BITS: Final = 31
 # On AMD's GPUs, it compiles another form, with addresses of 32 bits, for memory that is not larger than this.
 _SHORT_BYTES: Final = 2**31 - 1
+# A launch that takes longer has compiled the kernel; one that Triton has in its cache is loaded within milliseconds.
+_COMPILED_S: Final = 0.5
 
 
 class Launcher:
@@ -53,7 +60,10 @@ class Launcher:
             # A compiled kernel takes all arguments of its definition, constants included, in order.
             compiled[(*grid, 1, 1)[:3]](*[values[name] for name in self._names])
             return
+        started = time.monotonic()
         compiled = self.launch_by_triton(grid, arguments)
+        if time.monotonic() - started > _COMPILED_S:
+            _note_compiler()
         if len(self._kept) < _MAX_KEPT:
             self._kept[key] = compiled
 
@@ -79,3 +89,11 @@ class Launcher:
             *[arguments[name] >> _INT32_BITS for name in self._free],
             *[type(arguments[name]) for name in self._floats],
         )
+
+
+@functools.cache
+def _note_compiler() -> None:
+    """Log, once, why the first requests take long."""
+    _logger.info(
+        "Triton compiles kernels when they are first needed; the first requests wait for it, once for each GPU"
+    )

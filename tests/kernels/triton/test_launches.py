@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewick.kernels.triton import launcher as launcher_module
 from pagewick.kernels.triton.launcher import Launcher
 from pagewick.kernels.triton.variant import Variant
 
@@ -110,6 +112,21 @@ def test_triton_draws_the_line_there(num_bytes: int, is_within: bool) -> None:
     # The first call only finds out whether PyTorch is there.
     HIPBackend.is_within_2gb(view)
     assert HIPBackend.is_within_2gb(view) is is_within
+
+
+def test_a_launch_that_compiles_is_explained_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter([0.0, 0.4, 1.0, 1.6, 2.0, 3.0])
+    monkeypatch.setattr(launcher_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(launcher_module, "_note_compiler", functools.cache(launcher_module._note_compiler.__wrapped__))
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
+    caplog.set_level(logging.INFO, logger="pagewick")
+    launcher, said = Kernel().launcher(), []
+    for size in (3, 4, 5):
+        launcher.launch((5,), {"free": 7, "size": size, "at": torch.zeros(8)})
+        said.append(len(caplog.records))
+    assert said == [0, 1, 1] and "Triton compiles" in caplog.text
 
 
 def test_an_error_of_the_compiler_names_our_switch(monkeypatch: pytest.MonkeyPatch) -> None:
