@@ -134,6 +134,8 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     **dict.fromkeys(("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN2_PLAIN),
     # Ling's expression is spelled otherwise, and matches the same words.
     **dict.fromkeys(("hunyuan", "solar-open", "grok-2", "bailingmoe", "bailingmoe2"), _QWEN2_PLAIN),
+    # Lines, and the words in them.
+    "laguna": PreTokenizer((r"[^\n]+|\n+", QWEN2_WORDS)),
     "seed-coder": PreTokenizer((_SEED_CODER_WORDS,)),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),

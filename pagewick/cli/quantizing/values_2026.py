@@ -9,10 +9,13 @@ from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.step3 import bound_of
-from pagewick.weights.gguf.entries_2026 import BOUNDS
+from pagewick.weights.gguf.entries_2026 import BOUNDS, FULL_INTERVAL
 
 Factors = dict[str, tuple[float, ...]]
 """Name of a tensor in the file that holds divisors of rotary frequencies -> the numbers."""
+
+
+_SIGMOID: Final = 2  # expert_gating_func
 
 
 def values_2026(kind: str, model: ModelConfig) -> dict[str, Any]:
@@ -53,6 +56,39 @@ def _step35(model: ModelConfig) -> dict[str, Any]:
     (head_dim,) = {attention.head_dim for attention in _attentions(model)}
     size = {"rope.dimension_count": head_dim}
     return {**_heads(model), **_num_dense(model), **_shared_size(model), **_bounds(model), **size}
+
+
+def _mimo2(model: ModelConfig) -> dict[str, Any]:
+    windows = [layer.window for layer in model.layers]
+    attention = _attentions(model)[0]
+    found = {
+        "attention.head_count": attention.num_heads,
+        "attention.head_count_kv": [attention.num_kv_heads for attention in _attentions(model)],
+        "attention.value_length": attention.value_dim,
+        "attention.value_scale": attention.value_scale,
+        "attention.sliding_window_pattern": [int(window is not None) for window in windows],
+        "expert_gating_func": _SIGMOID,
+    }
+    if sizes := {window for window in windows if window is not None}:
+        # The new token itself does not count.
+        found["attention.sliding_window"] = sizes.pop() - 1
+    return {**found, **_groups(model)}
+
+
+def _laguna(model: ModelConfig) -> dict[str, Any]:
+    attentions = _attentions(model)
+    found: dict[str, Any] = {
+        "attention.head_count": [attention.num_heads for attention in attentions],
+        "attention.head_count_kv": attentions[0].num_kv_heads,
+        **_num_dense(model),
+    }
+    slides = [layer.window is not None for layer in model.layers]
+    if not any(slides):
+        return {**found, "attention.sliding_window": 0}
+    if slides != [layer % FULL_INTERVAL != 0 for layer in range(model.num_layers)]:
+        found["attention.sliding_window_pattern"] = slides
+    turned = [layer.rope.rotary_dim for layer in model.layers if layer.window is not None and layer.rope is not None]
+    return {**found, "rope.dimension_count_swa": turned[0]}
 
 
 def _attentions(model: ModelConfig) -> list[AttentionConfig]:
@@ -109,4 +145,6 @@ _VALUES: Final[Mapping[str, Callable[[ModelConfig], dict[str, Any]]]] = {
     "bailingmoe3": _bailing,
     "kimi-linear": _kimi_linear,
     "step35": _step35,
+    "mimo2": _mimo2,
+    "laguna": _laguna,
 }

@@ -116,4 +116,46 @@ ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
         fixed={"moe_every_n_layers": 1},
         has_pattern=True,
     ),
+    # MiMo-V2-Flash.
+    "mimo2": GgufArchitecture(
+        name="MiMoV2FlashForCausalLM",
+        entries={
+            **{key: name for key, name in _UNLIKE_ENTRIES.items() if name != "sliding_window"},
+            "expert_count": "n_routed_experts",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "attention.value_length": "v_head_dim",
+            "attention.value_scale": "attention_value_scale",
+        },
+        required=(
+            *_UNLIKE_REQUIRED,
+            *("attention.sliding_window", "attention.value_length", "attention.value_scale", "attention.head_count"),
+        ),
+        has=common.BIAS,
+        layer={
+            **common.ATTENTION,
+            **common.GATED_MLP,
+            **common.ROUTED,
+            "attn_sinks": "self_attn.attention_sink_bias",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+    ),
+    "laguna": GgufArchitecture(
+        name="LagunaForCausalLM",
+        entries={
+            **_UNLIKE_ENTRIES,
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "expert_weights_scale": "moe_routed_scaling_factor",
+        },
+        required=(*_UNLIKE_REQUIRED, "leading_dense_block_count", "expert_shared_feed_forward_length"),
+        has=common.BIAS,
+        layer={
+            **common.GATED_MLP,
+            **_GATED_HEADS,
+            **common.ROUTED,
+            "exp_probs_b": "mlp.experts.e_score_correction_bias",
+            **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+        },
+    ),
 }

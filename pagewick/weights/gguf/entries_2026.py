@@ -6,13 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.metadata import Metadata
 
 _SIGMOID: Final = 2  # expert_gating_func
 # Keys of the bounds of gated products, of experts and of shared ones, with a number for each layer; 0: none.
 BOUNDS: Final = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
 _LING_BOUNDS: Final = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
-_PATTERN: Final = "attention.sliding_window_pattern"
+FULL_INTERVAL: Final = 4
+"""The first of every four layers of Laguna has no window, unless a file lists them."""
+
+_WINDOW: Final = "attention.sliding_window"
+_PATTERN: Final = f"{_WINDOW}_pattern"
 _LINEAR, _FULL, _SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
 Entries = Mapping[str, Any]
@@ -35,9 +40,8 @@ def _bailing(metadata: Metadata, found: Entries) -> dict[str, Any]:
 
 def _step35(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """Heads and rotations of both kinds of layers; of those that see everything, half of what a file says turns."""
-    _check_sigmoids(metadata)
-    if not metadata.get("expert_weights_norm", True):
-        raise metadata.wrong(f"{metadata.kind}.expert_weights_norm", "false, which is not supported")
+    _check_apart(metadata)
+    _check_weights(metadata)
     head_dim = _head_dim(metadata)
     turned = metadata.get("rope.dimension_count", head_dim)
     kinds, shares = _window_kinds(metadata, found), {_FULL: turned // 2, _SLIDING: turned}
@@ -55,6 +59,62 @@ def _step35(metadata: Metadata, found: Entries) -> dict[str, Any]:
     }
 
 
+def _mimo2(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Key heads of both kinds of layers. Windows of published files do not count the new token itself."""
+    _check_apart(metadata)
+    _check_sigmoids(metadata)
+    if (scale := metadata.get("expert_weights_scale", 1.0)) not in (0.0, 1.0):
+        raise metadata.wrong(f"{metadata.kind}.expert_weights_scale", f"{scale!r:.80}, which is not supported")
+    head_dim, kinds = metadata.get("attention.key_length"), _window_kinds(metadata, found)
+    turned, heads = (
+        metadata.get("rope.dimension_count", head_dim),
+        _of_kinds(metadata, "attention.head_count_kv", kinds),
+    )
+    return {
+        "num_attention_heads": metadata.get("attention.head_count"),
+        "num_key_value_heads": heads[_FULL],
+        "swa_num_key_value_heads": heads[_SLIDING],
+        "head_dim": head_dim,
+        "sliding_window": metadata.get(_WINDOW) + 1,
+        "layer_types": kinds,
+        "mlp_layer_types": _mlp_kinds(metadata, found),
+        **_ropes(found, head_dim, dict.fromkeys((_FULL, _SLIDING), turned)),
+    }
+
+
+def _laguna(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """Query heads of each layer, the kind of their gates, and rotations. Without a window, no layer has one."""
+    _check_apart(metadata)
+    _check_weights(metadata)
+    num_layers, head_dim = found["num_hidden_layers"], _head_dim(metadata)
+    heads = metadata.of_layers("attention.head_count", num_layers)
+    if heads is None:
+        raise metadata.wrong(f"{metadata.kind}.attention.head_count", "missing")
+    window = found.get("sliding_window")
+    turned = metadata.get("rope.dimension_count", head_dim)
+    shares = {_FULL: turned, _SLIDING: metadata.get("rope.dimension_count_swa", turned)}
+    gates = metadata.shapes.get("blk.0.attn_gate.weight", heads[:1])[0]
+    return {
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+        "num_key_value_heads": metadata.get("attention.head_count_kv"),
+        "head_dim": head_dim,
+        "gating": "per-head" if gates == heads[0] else "per-element",
+        "sliding_window": window or None,
+        "layer_types": _first_full(metadata, num_layers) if window else [_FULL] * num_layers,
+        **_ropes(found, head_dim, shares),
+    }
+
+
+def _first_full(metadata: Metadata, num_layers: int) -> list[str]:
+    """Return layer_types: the first of every four layers sees everything, unless the file says otherwise."""
+    pattern = metadata.values.get(f"{metadata.kind}.{_PATTERN}", FULL_INTERVAL)
+    if isinstance(pattern, list):
+        slides = metadata.of_layers(_PATTERN, num_layers)
+        return [_SLIDING if slide else _FULL for slide in slides or ()]
+    return [_SLIDING if layer % max(1, pattern) else _FULL for layer in range(num_layers)]
+
+
 def _head_dim(metadata: Metadata) -> Any:
     head_dim = metadata.get("attention.key_length")
     if metadata.get("attention.value_length", head_dim) != head_dim:
@@ -62,6 +122,16 @@ def _head_dim(metadata: Metadata) -> Any:
             f"{metadata.kind}.attention.value_length", "another than key_length, which is not supported"
         )
     return head_dim
+
+
+def _check_apart(metadata: Metadata) -> None:
+    """Raise ModelLoadError for queries, keys and values in one tensor, whose parts differ from layer to layer."""
+    fused = next((name for name in metadata.shapes if name.endswith(".attn_qkv.weight")), None)
+    if fused is not None:
+        raise ModelLoadError(
+            f"{metadata.where} holds {fused}: queries, keys and values in one tensor are not supported in files of "
+            f"{metadata.kind}\n  use another file of this model"
+        )
 
 
 def _window_kinds(metadata: Metadata, found: Entries) -> list[str]:
@@ -115,6 +185,13 @@ def _ropes(found: Entries, head_dim: int, turned: Mapping[str, int]) -> dict[str
     return {**others, "rope_parameters": ropes}
 
 
+def _check_weights(metadata: Metadata) -> None:
+    """Raise ModelLoadError unless experts are chosen by sigmoids, and their weights normalised."""
+    _check_sigmoids(metadata)
+    if not metadata.get("expert_weights_norm", True):
+        raise metadata.wrong(f"{metadata.kind}.expert_weights_norm", "false, which is not supported")
+
+
 def _check_sigmoids(metadata: Metadata) -> None:
     if (gating := metadata.get("expert_gating_func", _SIGMOID)) != _SIGMOID:
         raise metadata.wrong(f"{metadata.kind}.expert_gating_func", f"{gating!r:.80}, which is not supported")
@@ -150,4 +227,6 @@ ENTRIES_2026: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]]
     "bailingmoe3": _bailing,
     "kimi-linear": _kimi_linear,
     "step35": _step35,
+    "mimo2": _mimo2,
+    "laguna": _laguna,
 }

@@ -64,3 +64,29 @@ def publish_step(directory: Path) -> None:
     weights = load_file(weights_path)
     kept = {name: weight for name, weight in weights.items() if not name.startswith(("vision_model", "vit_"))}
     save_file(kept, weights_path, {"format": "pt"})
+
+
+def publish_mimo(directory: Path) -> None:
+    """Give MiMo-V2-Flash the names of its published entries. The number of a window does not count the new token."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    full, sliding = (config["rope_parameters"].pop(f"{kind}_attention") for kind in ("full", "sliding"))
+    window = config["sliding_window"] - 1
+    config |= {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config["layer_types"]],
+        "moe_layer_freq": [int(kind == "sparse") for kind in config["mlp_layer_types"]],
+        **{f"swa_{name}": config[name] for name in ("head_dim", "num_attention_heads", "v_head_dim")},
+        "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+        "sliding_window": window,
+        "sliding_window_size": window,
+        "layernorm_epsilon": config.pop("rms_norm_eps"),
+        "rope_theta": full["rope_theta"],
+        "swa_rope_theta": sliding["rope_theta"],
+        "partial_rotary_factor": full["partial_rotary_factor"],
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+    # transformers would rename entries again.
+    for name in ("model_type", "rope_parameters"):
+        del config[name]
+    path.write_text(json.dumps(config))

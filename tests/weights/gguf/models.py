@@ -23,12 +23,12 @@ from tests.models.variants import VARIANTS
 from tests.models.variants.deepseek import FACTORS, YARN
 from tests.models.variants.phi import longrope
 from tests.models.variants.variant import rope
+from tests.weights.gguf.models_2026 import MODELS_2026
+from tests.weights.gguf.models_2026 import SIZES as _SIZES
+from tests.weights.gguf.models_2026 import WIDE as _WIDE
 
 FILES: Final = Path(__file__).parent / "files"
 VOCAB_SIZE: Final = 97
-# Rows have to be a multiple of 32 for Q8_0.
-_SIZES: Final = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 96}
-_WIDE: Final = {"hidden_size": 96}
 _HEADS: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
 _LATENT: Final = {**_HEADS, "moe_intermediate_size": 32}
 _FEW: Final = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
@@ -43,26 +43,8 @@ _EXPERTS: Final = {**_WIDE, "intermediate_size": 32, "num_local_experts": 4, "nu
 _STATES: Final = {"layer_types": ["linear_attention", "full_attention"]}
 # The converter knows heads of 64 numbers only, if it finds no entry of another model.
 _NEMOTRON: Final = {**_WIDE, "mamba_head_dim": 16}
-# The converter knows decays with a bound only, and no layers without experts behind others that have some.
-_LING: Final = {
-    **_LATENT,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "kda_safe_gate": True,
-    "first_k_dense_replace": 1,
-    "mlp_layer_types": ["dense", "sparse", "sparse"],
-    "linear_head_dim": 16,
-}
 # The converter writes this context, whatever config.json has.
 _ALONE: Final = {"num_hidden_layers": 2, "max_position_embeddings": 2**20}
-
-
-def _text_part(name: str, **entries: Any) -> Mapping[str, Any]:
-    """Entries for the text part of a model of which files hold nothing else."""
-    return {"text_config": {**VARIANTS[name].entries["text_config"], **_SIZES, **_WIDE, **entries}}
 
 
 def _with_images(name: str, **entries: Any) -> Mapping[str, Any]:
@@ -257,41 +239,8 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_shared_expert_intermediate_size": 64,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
     },
-    "ling-3-flash": {**_LING, "num_hidden_layers": 3, "layer_group_size": 3},
-    "ling-3-tiny": {
-        **_LING,
-        "num_hidden_layers": 3,
-        "q_lora_rank": 32,
-        "expert_swiglu_limit_list": [0, 5, 4],
-        "share_expert_swiglu_limit_list": [0, 7, 5],
-        "norm_topk_prob": True,
-    },
-    "kimi-linear": {
-        **_LATENT,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-        "linear_attn_config": {},
-        **{"linear_head_dim": 16, "linear_num_heads": 6, "linear_conv_kernel_dim": 3},
-        "num_experts": 4,
-        "num_experts_per_token": 2,
-        "first_k_dense_replace": 1,
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-    },
-    "step-3.7": _text_part(
-        "step-3.7",
-        num_hidden_layers=4,
-        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        moe_layers_enum="1,2,3",
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        share_expert_dim=64,
-        swiglu_limits=[0.0, 0.0, 7.0, 16.0],
-        swiglu_limits_shared=[7.0, 0.0, 16.0, 7.0],
-        rope_theta=[2e3, 1e3, 1e3, 2e3],
-        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
-    ),
     "glm-4.7-flash": {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1},
+    **MODELS_2026,
 }
 # Files whose weights are products of the checkpoint's and the model's factors, so that bits differ.
 FACTORED: Final = {"falcon-h1": {"head_dim": 16, "num_hidden_layers": 2}}

@@ -15,11 +15,13 @@ from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.layers.state_config import DeltaConfig
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
+from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.source import GgufSource
 from tests.weights.gguf.mixes import Numbers, rewrite
 from tests.weights.gguf.models import write_file
 from tests.weights.gguf.test_config import SHAPES, config_of
 from tests.weights.gguf.test_export import checkpoint_of, refusal
+from tests.weights.gguf.written import write
 
 DELTA: dict[str, Any] = {
     "block_count": 4, "attention.head_count_kv": [0, 0, 1, 0], "attention.key_length_mla": 24,
@@ -31,9 +33,9 @@ LING = {**DELTA, "kda.gate_lower_bound": -2.0, "nextn_predict_layers": 1, "rope.
 LING["attention.head_count_kv"] = [0, 0, 1, 0, 1]
 
 
-def complaint_of(kind: str, keys: dict[str, Any]) -> str:
+def complaint_of(kind: str, keys: dict[str, Any], shapes: dict[str, tuple[int, ...]] = SHAPES) -> str:
     with pytest.raises(ModelLoadError) as refused:
-        read_config(config_of(keys, kind))
+        read_config(config_of(keys, kind, shapes))
     return str(refused.value)
 
 
@@ -156,6 +158,102 @@ def test_layers_of_step_3_5() -> None:
 )
 def test_what_is_refused_of_step_3_5(keys: dict[str, Any], complaint: str) -> None:
     assert f"m.gguf: {complaint}" in complaint_of("step35", {**STEP, **keys})
+
+
+MIMO: dict[str, Any] = {
+    **{key: value for key, value in STEP.items() if "shared" not in key},
+    "attention.head_count": 4, "attention.head_count_kv": [1, 2, 2, 1], "attention.value_length": 12,
+    "attention.value_scale": 0.5, "rope.dimension_count": 6, "expert_group_count": 2, "expert_group_used_count": 1,
+}  # fmt: skip
+
+
+def test_layers_of_mimo_v2_flash() -> None:
+    sinks = {f"blk.{layer}.attn_sinks.weight": (4,) for layer in (1, 2)}
+    model = read_config(config_of(MIMO, "mimo2", {**SPARSE, **sinks}))
+    attentions = [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
+    assert [(one.num_kv_heads, one.has_sinks) for one in attentions] == [(1, False), (2, True), (2, True), (1, False)]
+    assert {(one.num_heads, one.head_dim, one.value_dim, one.value_scale) for one in attentions} == {(4, 16, 12, 0.5)}
+    # The number in files does not count the new token itself.
+    assert [layer.window for layer in model.layers] == [None, 25, 25, None]
+    ropes = [layer.rope for layer in model.layers if layer.rope is not None]
+    assert [(rope.theta, rope.rotary_dim) for rope in ropes] == [(5e3, 6), (1e3, 6), (1e3, 6), (5e3, 6)]
+    assert [isinstance(layer.mlp, MoeConfig) for layer in model.layers] == [False, True, False, True]
+    routing = model.mixtures[0].routing
+    assert (routing.num_groups, routing.top_k_groups, routing.renormalize, routing.scaling) == (2, 1, True, 1.0)
+
+
+FUSED = {**SHAPES, "blk.0.attn_qkv.weight": (96, 64)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "shapes", "complaint"),
+    [
+        ({"attention.value_scale": None}, SHAPES, "mimo2.attention.value_scale is missing"),
+        ({"attention.head_count_kv": [1, 2, 4, 1]}, SHAPES, "mimo2.attention.head_count_kv is different in layers"),
+        ({"expert_weights_scale": 2.5}, SHAPES, "mimo2.expert_weights_scale is 2.5, which is not supported"),
+        # MiMo-V2.5.
+        (
+            {},
+            FUSED,
+            "holds blk.0.attn_qkv.weight: queries, keys and values in one tensor are not supported in files of",
+        ),
+    ],
+)
+def test_what_is_refused_of_mimo_v2_flash(
+    keys: dict[str, Any], shapes: dict[str, tuple[int, ...]], complaint: str
+) -> None:
+    assert complaint in complaint_of("mimo2", {**MIMO, **keys}, shapes)
+
+
+LAGUNA: dict[str, Any] = {
+    **{key: value for key, value in STEP.items() if "pattern" not in key},
+    "block_count": 5, "attention.head_count": [4, 6, 8, 6, 4], "attention.head_count_kv": 2,
+    "leading_dense_block_count": 2, "rope.dimension_count": 8, "rope.dimension_count_swa": 12,
+}  # fmt: skip
+
+
+def test_layers_of_laguna() -> None:
+    gates = {**SHAPES, "blk.0.attn_gate.weight": (4, 64)}
+    model = read_config(config_of(LAGUNA, "laguna", gates))
+    attentions = [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionConfig)]
+    assert [attention.num_heads for attention in attentions] == [4, 6, 8, 6, 4]
+    assert {(one.num_kv_heads, one.has_head_gates, one.has_number_gates) for one in attentions} == {(2, True, False)}
+    assert [layer.window for layer in model.layers] == [None, 24, 24, 24, None]
+    assert [layer.rope.rotary_dim for layer in model.layers if layer.rope] == [8, 12, 12, 12, 8]
+    assert [isinstance(layer.mlp, MoeConfig) for layer in model.layers] == [False, False, True, True, True]
+    for pattern, windows in (
+        (3, [None, 24, 24, None, 24]),
+        ([True, False, True, False, False], [24, None, 24, None, None]),
+    ):
+        told = read_config(config_of({**LAGUNA, "attention.sliding_window_pattern": pattern}, "laguna", gates))
+        assert [layer.window for layer in told.layers] == windows
+    for window in (None, 0):
+        keys = {**LAGUNA, "attention.sliding_window": window, "attention.head_count": 4}
+        model = read_config(config_of(keys, "laguna", {**SHAPES, "blk.0.attn_gate.weight": (64, 64)}))
+        assert {layer.window for layer in model.layers} == {None}
+        attention = model.attention
+        assert isinstance(attention, AttentionConfig) and (attention.has_head_gates, attention.num_heads) == (False, 4)
+        assert attention.has_number_gates
+
+
+def test_what_is_refused_of_laguna() -> None:
+    for keys, complaint in (
+        ({"expert_weights_norm": False}, "laguna.expert_weights_norm is false, which is not supported"),
+        ({"attention.head_count": None}, "laguna.attention.head_count is missing"),
+        ({"attention.value_length": 8}, "laguna.attention.value_length is another than key_length"),
+        ({"leading_dense_block_count": None}, "laguna.leading_dense_block_count is missing"),
+    ):
+        assert f"m.gguf: {complaint}" in complaint_of("laguna", {**LAGUNA, **keys})
+
+
+def test_laguna_with_windows_in_other_layers_says_so(tmp_path: Path) -> None:
+    model = checkpoint_of("laguna-xs", tmp_path / "m")
+    config = json.loads((model / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    (model / "config.json").write_text(json.dumps({**config, "layer_types": kinds}))
+    found = open_gguf(write(model, tmp_path / "out.gguf", "f32"))
+    assert found.values["laguna.attention.sliding_window_pattern"] == [True, False, True, False]
+    assert [layer.window for layer in read_config(found.config).layers] == [21, None, 21, None]
 
 
 def without_first_sizes(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:

@@ -52,7 +52,7 @@ _MORE_OF_GRANITE4: Final = re.compile(
 _MORE: Final = re.compile(
     r"tokenizer\..*|[\w-]+\.(vocab_size|attention\.(key|value)_length|expert_gating_func"
     r"|rope\.(freq_base|dimension_count|scaling\.yarn_beta_(fast|slow)))|mistral4\.attention\.temperature_scale"
-    r"|kimi-linear\.expert_(group_count|weights_norm)"
+    r"|kimi-linear\.expert_(group_count|weights_norm)|laguna\.attention\.sliding_window"
     # The converters of GPT-2 and GPT-NeoX leave these out, as all heads have keys.
     r"|(gpt2|gptneox)\.attention\.head_count_kv|general\.file_type"
 )
