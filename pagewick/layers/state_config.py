@@ -176,8 +176,8 @@ class ChannelScanConfig:
 
     @property
     def products_width(self) -> int:
-        """Numbers of a token in the layer's products."""
-        return 5 * self.num_channels + 2 * (self.step_rank + 2 * self.state_dim)
+        """Numbers of a token in the layer's products, and on a GPU states of 16 numbers between chunks of 64 tokens."""
+        return 6 * self.num_channels + 2 * (self.step_rank + 2 * self.state_dim)
 
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, inputs of the convolution, then the states."""

@@ -36,7 +36,7 @@ from pagewick.kernels.triton.windows import softplus
 
 
 @triton.jit
-def _num_chunks(starts_ptr, places, num_seqs, least, CHUNK: tl.constexpr):
+def num_chunks(starts_ptr, places, num_seqs, least, CHUNK: tl.constexpr):
     """Return the chunks of sequences `places`: 0 if they have fewer tokens than `least`, or do not exist."""
     begins = tl.load(starts_ptr + places, mask=places < num_seqs, other=0)
     count = tl.load(starts_ptr + 1 + places, mask=places < num_seqs, other=0) - begins
@@ -49,7 +49,7 @@ def chunk_in(slot, starts_ptr, num_seqs, least, CHUNK: tl.constexpr, BLOCK_B: tl
     seq, earlier, total = 0, 0, 0
     for begin in range(0, num_seqs, BLOCK_B):
         places = begin + tl.arange(0, BLOCK_B)
-        counts = _num_chunks(starts_ptr, places, num_seqs, least, CHUNK)
+        counts = num_chunks(starts_ptr, places, num_seqs, least, CHUNK)
         is_before = (places < num_seqs) & (total + tl.cumsum(counts, 0) <= slot)
         seq += tl.sum(is_before.to(tl.int32), 0)
         earlier += tl.sum(tl.where(is_before, counts, 0), 0)
@@ -184,7 +184,7 @@ def advance_chunks(
     if end - start >= least:
         slot = 0
         for begin in range(0, seq, BLOCK_B):
-            slot += tl.sum(_num_chunks(starts_ptr, begin + tl.arange(0, BLOCK_B), seq, least, CHUNK), 0)
+            slot += tl.sum(num_chunks(starts_ptr, begin + tl.arange(0, BLOCK_B), seq, least, CHUNK), 0)
         columns = tile * BLOCK_V + tl.arange(0, BLOCK_V)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, value_dim, num_channels, width,

@@ -24,6 +24,7 @@ from pagewick.kernels import kv_cache
 from pagewick.kernels import options as ops
 from pagewick.kernels.triton import (
     attention,
+    channel_scan,
     delta,
     elementwise,
     full_attention,
@@ -140,7 +141,7 @@ def _advance(num_tokens: int) -> None:
 
 
 def _scan(num_tokens: int) -> None:
-    """As parts of one product, whose rows are those of Granite 4.0-H; and LFM2's convolutions."""
+    """As parts of one product, whose rows are those of Granite 4.0-H; LFM2's convolutions, and Falcon Mamba's scan."""
     zeros, size, channels = torch.zeros, 48 * 64, 48 * 64 + 2 * 128
     options = ops.ScanOptions(
         48, 1, 64, 128, zeros(channels, 4), zeros(channels), zeros(48), zeros(48), zeros(48), zeros(size), 1e-6
@@ -152,6 +153,13 @@ def _scan(num_tokens: int) -> None:
         batch = _metadata([*range(0, num_tokens, each), num_tokens], 2)
         scan.selective_scan(xbc, gate, dt, states, batch, options)
         short_convolution.short_convolution(bcx, states, batch, weights)
+    x, gate, dt = (zeros(num_tokens, 2 * 8192, dtype=_BF16).chunk(2, dim=1)[1] for _ in range(3))
+    keys, queries = zeros(num_tokens, 256 + 2 * 16, dtype=_BF16)[:, 256:].chunk(2, dim=1)
+    of_channels = ops.ChannelScanOptions(zeros(16, 8192), zeros(8192), zeros(8192), 3 * 8192)
+    states = zeros(3, 4 * (3 + 16) * 8192, dtype=torch.uint8)
+    for each in (1, num_tokens):
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], 2)
+        channel_scan.channel_scan(x, gate, dt, keys, queries, states, batch, of_channels)
 
 
 def _see(num_patches: int) -> None:
@@ -216,6 +224,8 @@ def main() -> None:
     driver.set_active(gpu)
     JITFunction._do_compile = _note_form
     Launcher.launch = _launch_both_ways  # type: ignore[method-assign]
+    # So that chunks are among the first forms.
+    channel_scan.LONG = 256  # type: ignore[misc]
     with torch.inference_mode():
         first, further = forms_of(FIRST, FIRST_WIDTHS), forms_of(FURTHER, FURTHER_WIDTHS)
     print(json.dumps({"first": first, "further": further}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagewick.kernels import reference
+from pagewick.kernels import batch_invariance, reference
 from tests.deep import IS_DEEP
 from tests.kernels.scan import make_channel_scan, make_convolution, make_plain_convolution, make_scan
 from tests.kernels.states import (
@@ -72,6 +72,47 @@ def test_channels_have_the_same_bits_alone_and_in_chunks() -> None:
     assert_padding_changes_nothing(make_channel_scan([2, 1, 1, 1], [5, 0, 0, 0], num_channels=16), channels)
     other = make_channel_scan([2, 1], [1, 0], num_channels=17)
     assert all(map(torch.equal, other.run(channels.channel_scan), other.run(reference.channel_scan)))
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 4 tokens for sequences with 6 or more; two sequences are compared at once."""
+    changes = {"CHUNK": 4, "BLOCK_B": 2}
+    for name in ("_LEAVES", "_JOINS", "_READS"):
+        changed = {
+            key: replace(each, constexprs=each.constexprs | changes) for key, each in getattr(channels, name).items()
+        }
+        monkeypatch.setattr(channels, name, changed)
+    monkeypatch.setattr(channels, "CHUNK", 4)
+    monkeypatch.setattr(channels, "LONG", 6)
+
+
+@pytest.mark.usefixtures("roughly", "short_chunks")
+@pytest.mark.parametrize("dtype", channels.DTYPES if IS_DEEP else [torch.float16], ids=str)
+def test_prompts_of_mamba_1_are_taken_in_chunks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole chunks and halves, with an earlier state and without, beside sequences that are not taken in chunks."""
+    scan = make_channel_scan([1, 8, 0, 5, 11, 6], [2, 3, 0, 1, 0, 7], num_channels=48, dtype=dtype, in_place=True)
+    found = scan.run(channels.channel_scan)
+    assert_is_expected(found, scan)
+    out, states = scan.only(4).run(channels.channel_scan)
+    assert torch.equal(out, found[0][scan.of(4)])
+    target = scan.batch.block_tables[4, 1]
+    assert torch.equal(states[target], found[1][target])
+    monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
+    one_by_one = scan.run(channels.channel_scan)
+    is_same = (found[1] == one_by_one[1]).all(1)[scan.batch.block_tables[:, 1]]
+    assert is_same.tolist() == [True, False, True, True, False, False]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.usefixtures("short_chunks")
+def test_chunks_of_channels_that_forget_everything_and_nothing() -> None:
+    scan = make_channel_scan([12], [3], num_channels=16, dtype=torch.float16)
+    dt, log_decay = scan.dt.clone(), scan.options.log_decay.clone()
+    dt[:, ::3], dt[::5, 1::3] = -40, 40
+    log_decay[3:6], log_decay[7:9] = 9, -30
+    scan = scan.changed({"dt": dt, "log_decay": log_decay})
+    assert_is_expected(scan.run(channels.channel_scan), scan)
 
 
 @pytest.mark.parametrize(
