@@ -1,4 +1,4 @@
-"""Norms and rotation of queries and keys, and storing of keys and values into blocks, in one pass.
+"""Norms of heads, rotation of queries and keys, and storing of keys and values into blocks, in one pass.
 
 Definitions: rope_and_store and store_kv of reference.py, with turn_heads of reference_rope.py and, for 8-bit caches,
 quantize_vectors of reference_kv.py. Rotary embeddings: Su et al. 2021, arXiv:2104.09864. A head's result depends on
@@ -21,52 +21,70 @@ from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
 from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
 from pagewick.kernels.triton.fallback import by_definition
-from pagewick.kernels.triton.norm import rms_norm
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
 # The largest D that a variant serves, and how many numbers a program has: it takes as many heads as that allows.
-BLOCKS = (32, 64, 128, 256)
+BLOCKS = (32, 64, 128, 256, 512)
 _TILE = 1024
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_PLAIN_NORM = {"eps": 0.0, "offset": 0.0, "weight_stride": 0}
-_VARYING = ["q_eps", "k_eps", "q_offset", "k_offset", "k_scale", "v_scale", "interleaved", "is_layer_norm", "has_bias"]
-_VARYING += ["has_q_scales"]
+# The bits of a norm's kind. No bit: heads stay as they are.
+_IS_NORMED, _IS_CENTRED, _HAS_BIAS = 1, 2, 4
+_VARYING = [f"{name}_{field}" for field in ("eps", "offset") for name in "qkv"]
+_VARYING += ["k_scale", "v_scale", "q_kind", "k_kind", "v_kind", "interleaved", "has_q_scales"]
 
 
 @triton.jit
-def _normed(x, weight, bias, eps, offset, mean, variance):
-    """Return (x - mean) / sqrt(variance + eps) * (weight + offset) + bias for rows of heads."""
-    return (x - mean[:, None]) * tl.rsqrt(variance + eps)[:, None] * (weight + offset) + bias
+def _moments(x, inside, head_dim, kind):
+    """Return the mean and the variance of rows x [BLOCK_H, BLOCK_D]; an RMS norm takes 0 for the mean."""
+    mean = tl.sum(x, axis=1) / head_dim * ((kind >> 1) & 1)
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    return mean, tl.sum(centred * centred, axis=1) / head_dim
+
+
+@triton.jit
+def _normed(
+    x, mean, variance, heads, dims, places, inside, weight_ptr, bias_ptr, weight_stride, eps, offset, head_dim, kind
+):  # fmt: skip
+    """Return (x - mean) / sqrt(variance + eps) * (weight + offset) + bias for x, the numbers of heads at `places`."""
+    weights = heads[:, None] * weight_stride + places[None, :]
+    has_weights = inside & (dims[None, :] < head_dim * (kind & 1))
+    has_biases = inside & (dims[None, :] < head_dim * ((kind >> 2) & 1))
+    weight = tl.load(weight_ptr + weights, mask=has_weights, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + weights, mask=has_biases, other=0.0).to(tl.float32)
+    normed = (x - mean[:, None]) * tl.rsqrt(variance + eps)[:, None] * (weight + offset) + bias
+    return tl.where((kind & 1) != 0, normed, x)
 
 
 @triton.jit
 def _turned(
     heads_ptr, heads, dims, inside, partners, weight_ptr, bias_ptr, weight_stride, eps, offset, cos, sin, is_first,
-    stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM: tl.constexpr,
+    stride_head, head_dim, kind, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Return heads [BLOCK_H, BLOCK_D] of one token, normed and rotated, in float32.
+    """Return heads [BLOCK_H, BLOCK_D] of one token, normed and rotated, in float32. NORM: see rope_store.
 
     Each number is rotated with that at `partners`; both come from memory, where the second is in the cache already.
     """
     rows = heads_ptr + heads[:, None].to(tl.int64) * stride_head
     x = tl.load(rows + dims[None, :], mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(rows + partners[None, :], mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        # An RMS norm leaves the mean as it is.
-        mean = tl.sum(x, axis=1) / head_dim * is_layer_norm
-        centred = tl.where(inside, x - mean[:, None], 0.0)
-        variance = tl.sum(centred * centred, axis=1) / head_dim
-        weights = weight_ptr + heads[:, None] * weight_stride
-        biases = bias_ptr + heads[:, None] * weight_stride
-        has_biases = inside & (dims[None, :] < head_dim * has_bias)
-        weight = tl.load(weights + dims[None, :], mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(biases + dims[None, :], mask=has_biases, other=0.0).to(tl.float32)
-        x = _normed(x, weight, bias, eps, offset, mean, variance)
-        weight = tl.load(weights + partners[None, :], mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(biases + partners[None, :], mask=has_biases, other=0.0).to(tl.float32)
-        partner = _normed(partner, weight, bias, eps, offset, mean, variance)
-    turned = tl.where(is_first[None, :], -partner, partner) * sin[None, :]
-    return x * cos[None, :] + turned
+    if NORM == "first":
+        mean, variance = _moments(x, inside, head_dim, kind)
+        x = _normed(
+            x, mean, variance, heads, dims, dims, inside, weight_ptr, bias_ptr, weight_stride, eps, offset, head_dim,
+            kind,
+        )  # fmt: skip
+        partner = _normed(
+            partner, mean, variance, heads, dims, partners, inside, weight_ptr, bias_ptr, weight_stride, eps, offset,
+            head_dim, kind,
+        )  # fmt: skip
+    x = x * cos[None, :] + tl.where(is_first[None, :], -partner, partner) * sin[None, :]
+    if NORM == "last":
+        mean, variance = _moments(x, inside, head_dim, kind)
+        x = _normed(
+            x, mean, variance, heads, dims, dims, inside, weight_ptr, bias_ptr, weight_stride, eps, offset, head_dim,
+            kind,
+        )  # fmt: skip
+    return x
 
 
 @triton.jit
@@ -93,17 +111,18 @@ def _store(
 @triton.jit(do_not_specialize=_VARYING)
 def rope_store(
     q_ptr, k_ptr, v_ptr, out_ptr, cos_ptr, sin_ptr, q_scales_ptr, slots_ptr, cache_ptr, scales_ptr, q_weight_ptr,
-    q_bias_ptr, k_weight_ptr, k_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, q_stride_token,
-    q_stride_head, k_stride_token, k_stride_head, v_stride_token, v_stride_head, angle_stride, cache_stride_block,
-    cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block, scales_stride_which,
-    scales_stride_head, q_weight_stride, k_weight_stride, q_eps, k_eps, q_offset, k_offset, k_scale, v_scale,
-    interleaved, is_layer_norm, has_bias, has_q_scales, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_NORM: tl.constexpr, FORMAT: tl.constexpr,
+    q_bias_ptr, k_weight_ptr, k_bias_ptr, v_weight_ptr, v_bias_ptr, num_heads, num_kv_heads, head_dim, rotary_dim,
+    block_size, q_stride_token, q_stride_head, k_stride_token, k_stride_head, v_stride_token, v_stride_head,
+    angle_stride, cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
+    scales_stride_which, scales_stride_head, q_weight_stride, k_weight_stride, v_weight_stride, q_eps, k_eps, v_eps,
+    q_offset, k_offset, v_offset, k_scale, v_scale, q_kind, k_kind, v_kind, interleaved, has_q_scales,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Process token program_id(0): query heads in the first programs of dimension 1, then as many keys and values.
 
     q [T, H, D], k, v [T, KVH, D]: heads in one piece. out: [T, H, D]. cos, sin: [T, R / 2] float32. slots: [T] int64.
-    q_scales: [T] float32, read with has_q_scales.
+    q_scales: [T] float32, read with has_q_scales. NORM: "first", "last" or "none": whether queries and keys are normed
+    before or after their rotation. q_kind, k_kind, v_kind: bits of 1 for a norm, 2 for a layer norm, 4 for a bias.
     """
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -123,7 +142,7 @@ def rope_store(
         inside = (heads < num_heads)[:, None] & (dims < head_dim)[None, :]
         q = _turned(
             q_ptr + token * q_stride_token, heads, dims, inside, partners, q_weight_ptr, q_bias_ptr, q_weight_stride,
-            q_eps, q_offset, cos, sin, is_first, q_stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM,
+            q_eps, q_offset, cos, sin, is_first, q_stride_head, head_dim, q_kind, NORM,
         )  # fmt: skip
         q *= tl.load(q_scales_ptr + token, mask=has_q_scales != 0, other=1.0)
         places = out_ptr + (token * num_heads + heads[:, None]) * head_dim + dims[None, :]
@@ -133,7 +152,7 @@ def rope_store(
         inside = (heads < num_kv_heads)[:, None] & (dims < head_dim)[None, :]
         k = _turned(
             k_ptr + token * k_stride_token, heads, dims, inside, partners, k_weight_ptr, k_bias_ptr, k_weight_stride,
-            k_eps, k_offset, cos, sin, is_first, k_stride_head, head_dim, has_bias, is_layer_norm, HAS_NORM,
+            k_eps, k_offset, cos, sin, is_first, k_stride_head, head_dim, k_kind, NORM,
         )  # fmt: skip
         k = tl.where(inside, k.to(k_ptr.dtype.element_ty).to(tl.float32), 0.0)
         _store(
@@ -143,6 +162,13 @@ def rope_store(
         )  # fmt: skip
         rows = v_ptr + token * v_stride_token + heads[:, None].to(tl.int64) * v_stride_head
         v = tl.load(rows + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+        if NORM != "none":
+            mean, variance = _moments(v, inside, head_dim, v_kind)
+            v = _normed(
+                v, mean, variance, heads, dims, dims, inside, v_weight_ptr, v_bias_ptr, v_weight_stride, v_eps,
+                v_offset, head_dim, v_kind,
+            )  # fmt: skip
+            v = tl.where(inside, v.to(v_ptr.dtype.element_ty).to(tl.float32), 0.0)
         _store(
             v, heads, dims, inside, 1, token, v_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
             cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
@@ -150,35 +176,44 @@ def rope_store(
         )  # fmt: skip
 
 
-def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, has_norm: bool) -> Variant:
+def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, norm: str) -> Variant:
     number, cache_format = f"*{TYPE_NAMES[dtype]}", FORMATS.get(cache_dtype, "plain")
-    pointers = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", *_NORM_POINTERS)
-    signature = dict.fromkeys(pointers if has_norm else pointers[:4], number)
+    signature = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), number)
+    signature |= {} if norm == "none" else dict.fromkeys(_NORM_POINTERS, number)
     signature |= dict.fromkeys(("cos_ptr", "sin_ptr", "q_scales_ptr", "scales_ptr"), "*fp32") | {"slots_ptr": "*i64"}
     signature["cache_ptr"] = "*u8" if cache_dtype in FORMATS else f"*{TYPE_NAMES[cache_dtype]}"
     if cache_format == "plain":
         del signature["scales_ptr"]
-    signature |= {name: "fp32" if name in _VARYING[:6] else "i32" for name in _VARYING}
+    signature |= {name: "fp32" if name in _VARYING[:8] else "i32" for name in _VARYING}
     numbers = [name for name in rope_store.arg_names if name.islower() and not name.endswith("_ptr")]
     signature |= {name: "i32" for name in numbers if name not in signature}
     signature |= {name: "i32:16" for name in numbers if name.startswith(("q_stride", "k_stride", "v_stride"))}
     signature |= dict.fromkeys(("cache_stride_block", "scales_stride_block"), "i64")
     absent = {"scales_ptr": None, **dict.fromkeys(_NORM_POINTERS)}
-    sizes = {"BLOCK_H": _TILE // block, "BLOCK_D": block, "HAS_NORM": has_norm, "FORMAT": cache_format}
+    sizes = {"BLOCK_H": _TILE // block, "BLOCK_D": block, "NORM": norm, "FORMAT": cache_format}
+    kind = {"none": "", "first": "norm_", "last": "late_norm_"}[norm]
     return Variant(
-        name=f"{'norm_' if has_norm else ''}rope_{TYPE_NAMES[dtype]}_into_{TYPE_NAMES[cache_dtype]}_{block}",
+        name=f"{kind}rope_{TYPE_NAMES[dtype]}_into_{TYPE_NAMES[cache_dtype]}_{block}",
         kernel=rope_store,
         signature=signature,
         constexprs={name: None for name in absent if name not in signature} | sizes,
         num_warps=4,
-        in_sample=(dtype, cache_dtype, block, has_norm) == (torch.bfloat16, torch.float8_e4m3fn, 128, True),
+        in_sample=(dtype, cache_dtype, block, norm) in _SAMPLE,
         # Else the threads of a row get sums that differ in their last bits: see Variant.
         fuses=False,
     )
 
 
-_NORM_POINTERS = ("q_weight_ptr", "q_bias_ptr", "k_weight_ptr", "k_bias_ptr")
-_VARIANTS = {key: _variant(*key) for key in itertools.product(_DTYPES, (*_DTYPES, *FORMATS), BLOCKS, (False, True))}
+_NORM_POINTERS = tuple(f"{name}_{field}_ptr" for name in "qkv" for field in ("weight", "bias"))
+_SAMPLE = {
+    (torch.bfloat16, torch.float8_e4m3fn, 128, "first"),
+    # Gemma 4, and Hunyuan.
+    (torch.bfloat16, torch.float8_e4m3fn, 512, "first"),
+    (torch.bfloat16, torch.bfloat16, 128, "last"),
+}
+_VARIANTS = {
+    key: _variant(*key) for key in itertools.product(_DTYPES, (*_DTYPES, *FORMATS), BLOCKS, ("none", "first", "last"))
+}
 VARIANTS = tuple(_VARIANTS.values())
 
 # Llama 3.1 8B: 32 query heads and 8 key/value heads of 128. Everything is read once and written once.
@@ -198,8 +233,6 @@ def rope_and_store(
     if heads is None or not _is_served(heads, cache, options):
         return by_definition(reference.rope_and_store, qkv, cache, slot_mapping, layout, options)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    if options.v_norm is not None:
-        v = rms_norm(v, options.v_norm.weight, options.v_norm.eps, options.v_norm.offset)
     return _run(q, k, v, cache, slot_mapping, options)
 
 
@@ -212,20 +245,18 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 
 def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
-    """Whether a variant serves heads [T, heads, D]; norms of queries and keys are of one kind, and come first."""
-    q_norm, k_norm, v_norm = options.q_norm, options.k_norm, options.v_norm
+    """Whether a variant serves heads [T, heads, D]; queries and keys are both normed first, or both last."""
     if cache.is_packed or cache.data.stride(-1) != 1 or heads.dtype not in _DTYPES or heads.stride(-1) != 1:
         return False
-    if heads.shape[-1] > BLOCKS[-1] or (q_norm is None) != (k_norm is None):
-        return False
-    if q_norm is not None and k_norm is not None and not (
-        q_norm.is_layer_norm == k_norm.is_layer_norm
-        and (q_norm.bias is None) == (k_norm.bias is None)
-        and q_norm.weight.dtype == k_norm.weight.dtype == heads.dtype
-        and not (q_norm.is_after_rotation or k_norm.is_after_rotation)
-    ):  # fmt: skip
-        return False
-    return v_norm is None or not (v_norm.is_layer_norm or v_norm.weight.dim() > 1 or v_norm.bias is not None)
+    norms = [norm for norm in (options.q_norm, options.k_norm, options.v_norm) if norm is not None]
+    are_known = all(norm.weight.dtype == heads.dtype for norm in norms)
+    return heads.shape[-1] <= BLOCKS[-1] and are_known and len(_orders(options)) < 2
+
+
+def _orders(options: HeadOptions) -> set[str]:
+    """Return where the norms of queries and keys have their place: see rope_store."""
+    norms = [norm for norm in (options.q_norm, options.k_norm) if norm is not None]
+    return {"last" if norm.is_after_rotation else "first" for norm in norms}
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options: HeadOptions) -> Tensor:
@@ -240,7 +271,9 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
         q_scales = options.q_scales.contiguous()
     if rotation is not None:
         cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
-    variant = _variant_of(k.dtype, cache.dtype, head_dim, options.q_norm is not None)
+    block = next(block for block in BLOCKS if block >= head_dim)
+    norm = next(iter(_orders(options)), "none" if options.v_norm is None else "first")
+    variant = _VARIANTS[k.dtype, cache.dtype, block, norm]
     numbers = cache.data if cache.dtype not in FORMATS else cache.data.view(torch.uint8)
     scales = {} if cache.scales is None else {"scales_ptr": cache.scales}
     strides, scale_strides = numbers.stride(), (0, 0, 0) if cache.scales is None else cache.scales.stride()
@@ -263,26 +296,29 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
     return out
 
 
-def _variant_of(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, has_norm: bool) -> Variant:
-    return _VARIANTS[dtype, cache_dtype, next(block for block in BLOCKS if block >= head_dim), has_norm]
-
-
 def _norms(options: HeadOptions) -> dict[str, Tensor | int | float]:
     """Return the arguments that say how heads are normed."""
-    if options.q_norm is None or options.k_norm is None:
-        plain = {f"{name}_{field}": value for name in "qk" for field, value in _PLAIN_NORM.items()}
-        return {**plain, "is_layer_norm": 0, "has_bias": 0}
-    is_layer_norm, has_bias = options.q_norm.is_layer_norm, options.q_norm.bias is not None
-    arguments = {**_norm("q", options.q_norm), **_norm("k", options.k_norm)}
-    return {**arguments, "is_layer_norm": int(is_layer_norm), "has_bias": int(has_bias)}
+    given = {"q": options.q_norm, "k": options.k_norm, "v": options.v_norm}
+    some = next((norm.weight for norm in given.values() if norm is not None), None)
+    arguments: dict[str, Tensor | int | float] = {}
+    for name, norm in given.items():
+        arguments |= _norm(name, norm)
+        if some is not None:
+            # A kernel needs some pointer also where nothing is read from it.
+            arguments.setdefault(f"{name}_weight_ptr", some)
+            arguments.setdefault(f"{name}_bias_ptr", some)
+    return arguments
 
 
-def _norm(name: str, norm: HeadNorm) -> dict[str, Tensor | int | float]:
-    weight = norm.weight.contiguous()
+def _norm(name: str, norm: HeadNorm | None) -> dict[str, Tensor | int | float]:
+    if norm is None:
+        return {f"{name}_kind": 0, f"{name}_weight_stride": 0, f"{name}_eps": 1.0, f"{name}_offset": 0.0}
+    weight, bias = norm.weight.contiguous(), {} if norm.bias is None else {f"{name}_bias_ptr": norm.bias.contiguous()}
     return {
+        f"{name}_kind": _IS_NORMED + norm.is_layer_norm * _IS_CENTRED + (norm.bias is not None) * _HAS_BIAS,
         f"{name}_weight_ptr": weight,
-        f"{name}_bias_ptr": weight if norm.bias is None else norm.bias.contiguous(),
         f"{name}_weight_stride": weight.shape[-1] if weight.dim() == 2 else 0,
         f"{name}_eps": norm.eps,
         f"{name}_offset": norm.offset,
+        **bias,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.kernels.triton.comparison import DTYPES, numbers
 
 rope = pytest.importorskip("pagewick.kernels.triton.rope")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-QUICK = [0, 3, 8, 9, 11, 12, 13]
+QUICK = [0, 3, 8, 9, 11, 12, 13, 17]
 
 
 @pytest.mark.parametrize("dtype", DTYPES if IS_DEEP else DTYPES[:2])
@@ -74,10 +75,48 @@ def test_a_token_has_the_bits_that_it_has_alone_and_a_packed_cache_is_refused() 
         rope.rope_and_store(qkv, replace(caches[0], is_packed=True), slots, layout)
 
 
-def test_keys_alone_may_be_normed_by_the_definition() -> None:
+@pytest.mark.parametrize(
+    ("normed", "norm", "head_dim"),
+    [("q", "layer", 40), ("k", "rms_last", 24), ("v", "everything", 24), ("qv", "layer_per_head", 40)],
+)
+def test_some_heads_are_normed_and_others_are_not(normed: str, norm: str, head_dim: int) -> None:
+    """Queries alone are normed where a layer borrows keys (Gemma 3n), and values with nothing or with a weight."""
+    case = Case(norm=norm, num_tokens=3, head_dim=head_dim, rotary_dim=16)
+    options = structs(case.options)
+    given = options["options"]
+    norms = {"q_norm": given.q_norm, "k_norm": given.k_norm, "v_norm": given.k_norm}
+    kept = {name: value if name[0] in normed else None for name, value in norms.items()}
+    assert_found_is_defined(case, {**options, "options": given._replace(**kept)})
+
+
+def assert_found_is_defined(case: Case, options: dict[str, Any]) -> None:
+    """That a kernel serves a call, in float32, and gives and stores what the definition does."""
+    found, expected = case.plain.clone(), case.plain.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rope, "by_definition", None)
+        q = rope.rope_and_store(case.qkv, plain_cache(found), case.slots, **options)
+    wanted = reference.rope_and_store(case.qkv, plain_cache(expected), case.slots, **options)
+    torch.testing.assert_close((q, found), (wanted, expected), rtol=4e-6, atol=4e-6)
+
+
+def test_heads_of_512_numbers() -> None:
+    """Gemma 4's, with as many angles as pairs, and in a cache of 8 bits."""
+    case = Case(norm="rms", norms_values=True, num_tokens=3, num_heads=3, num_kv_heads=1, head_dim=512, rotary_dim=512)
+    assert_found_is_defined(case, structs(case.options))
+    k, v = numbers(2, 3, 2, 512)
+    expected, found = (empty_heads("fp8_e4m3", 2, 2, 4, 512, is_packed=False) for _ in range(2))
+    slots = torch.tensor([5, -1, 0])
+    reference.store_kv(k, v, expected, slots)
+    rope.store_kv(k, v, found, slots)
+    assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
+
+
+def test_norms_in_different_places_are_computed_by_the_definition() -> None:
     case = Case(norm="rms", num_tokens=2, head_dim=16, rotary_dim=16)
     options = structs(case.options)
-    options["options"] = options["options"]._replace(q_norm=None)
+    given = options["options"]
+    later = replace(given.q_norm, is_after_rotation=True)
+    options["options"] = given._replace(q_norm=later)
     found, expected = case.plain.clone(), case.plain.clone()
     q = rope.rope_and_store(case.qkv, plain_cache(found), case.slots, **options)
     assert torch.equal(q, reference.rope_and_store(case.qkv, plain_cache(expected), case.slots, **options))
