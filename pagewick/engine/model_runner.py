@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pagewick import kernels, openmp
-from pagewick.config import EngineConfig
+from pagewick.config import ATTENTION_PACKAGES, EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.adapter_loading import AdapterLoader
 from pagewick.engine.batch import AdapterLoad, SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
@@ -126,7 +126,8 @@ class ModelRunner:
             return 0
         models = [self.model_config, *([self.draft_model.model_config] if self.draft_model else [])]
         ranks = self._collectives.tp_size
-        needs = [(model, StepLimits.of(self.config, model)) for model in models]
+        has_kernels = self.config.attention_backend in ATTENTION_PACKAGES or kernels.serves_attention("cuda")
+        needs = [(model, replace(StepLimits.of(self.config, model), has_kernels=has_kernels)) for model in models]
         # Both keep their graphs; the rest is needed by one at a time.
         graphs = [gpu_graph_bytes(*need, ranks) for need in needs]
         return sum(graphs) + max(gpu_step_bytes(*need, ranks) - own for need, own in zip(needs, graphs, strict=True))

@@ -40,10 +40,10 @@ and the whole step on a GPU is
                      * 4, at most 256 MiB, with room for s = 16 / (query heads / KV heads) tokens of each sequence, or
                      4 with latent attention (kernels/triton/attention.py); with sparse attention each of the T tokens
                      is a sequence of k tokens
-    plain attention  for heads that no kernel serves, K / R of keys and values and D numbers: 16 K / R * D * c for the
-                     keys and values of a sequence with c visible tokens, and for up to 256 queries 12 D * query heads
-                     / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or sinks, each of at most 1 GiB with
-                     room for one query (kernels/reference.py)
+    plain attention  for heads that no kernel serves, or all if there are no kernels, K / R of keys and values and D
+                     numbers: 16 K / R * D * c for the keys and values of a sequence with c visible tokens, and for up
+                     to 256 queries 12 D * query heads / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or
+                     sinks, each of at most 1 GiB with room for one query (kernels/reference.py)
     indexer          of h heads with d numbers, in plain PyTorch: 16 T * h * d for queries, 12 d * context for keys, and
                      4 h * context for the scores of each of 64 tokens (kernels/reference_index.py)
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
@@ -78,7 +78,7 @@ MAX_SHORT_TOKENS: Final = 4
 # Tokens whose scores an indexer has at once (kernels/reference_index.py).
 QUERY_SLICE: Final = 64
 # Sizes of heads that kernels/triton/attention.py serves; others have the queries and scores of kernels/reference.py.
-SERVED_HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 192, 256)
+SERVED_HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
 PLAIN_QUERIES: Final = 256
 PLAIN_SCORES: Final = 2**28
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
@@ -99,7 +99,7 @@ class StepLimits:
     """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
 
     element_bytes: bytes of a number of the activations. image_pixels: those of the largest image. has_adapters: whether
-    there is room for LoRA adapters.
+    there is room for LoRA adapters. has_kernels: whether kernels compute attention on the GPU, where they serve it.
     """
 
     num_tokens: int
@@ -108,6 +108,7 @@ class StepLimits:
     element_bytes: int
     image_pixels: int = 0
     has_adapters: bool = False
+    has_kernels: bool = True
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
@@ -172,7 +173,9 @@ def plain_attention_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int
 
 def _plain_attention_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
     attention = layer.attention
-    if not isinstance(attention, AttentionConfig) or attention.head_dim in SERVED_HEAD_DIMS:
+    if not isinstance(attention, AttentionConfig):
+        return 0
+    if limits.has_kernels and attention.head_dim in SERVED_HEAD_DIMS:
         return 0
     num_heads, num_kv_heads = (-(-n // num_ranks) for n in (attention.num_heads, attention.num_kv_heads))
     num_queries = min(PLAIN_QUERIES, limits.num_tokens)

@@ -121,6 +121,11 @@ def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     return cpu.empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
 
 
+def serves_attention(device_kind: str) -> bool:
+    """Whether kernels compute attention on a kind of device; where none do, plain PyTorch needs more memory for it."""
+    return TABLE.backend("paged_attention", device_kind, torch.bfloat16) is not None
+
+
 def packs_kv(head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a cache on this device is to be packed (kv_cache.py): where native operations serve it."""
     # Whether queries are served is a question of the device: they may have another dtype than the cache.

@@ -29,6 +29,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.mixers import DecoderAttention
 from pagewick.models.parts import AttentionConfig, MlpConfig
 from pagewick.models.registry import read_config
+from tests.engine.graph.late_device import late_device
 from tests.models.answers import answers, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.published import PUBLISHED
@@ -106,19 +107,23 @@ def test_plain_attention_takes_no_more_than_is_counted(
     # The output is part of the layer's activations.
     measured -= q.nbytes
     model = of_plain_attention(num_heads, num_kv_heads, 512, logit_soft_cap=cap)
-    counted = plain_attention_bytes(model, StepLimits(num_queries, 1, context, dtype.itemsize))
+    limits = StepLimits(num_queries, 1, context, dtype.itemsize, has_kernels=False)
+    counted = plain_attention_bytes(model, limits)
     assert measured <= counted * 1.02
     assert counted <= measured * 1.6
 
 
 def test_plain_attention_by_hand() -> None:
-    """Gemma 4 E2B: layers that see all have heads of 512 numbers, which no kernel serves."""
+    """Gemma 4 E2B, without kernels: layers that see all have heads of 512 numbers."""
     model = read_config(PUBLISHED["gemma-4-E2B"])
-    limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+    served = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+    assert plain_attention_bytes(model, served) == 0
+    limits = replace(served, has_kernels=False)
     expected = 2 * 4 * 256 * 8 * 8192 + (12 * 256 * 8 + 16 * 1 * 8192) * 512
     assert plain_attention_bytes(model, limits) == expected
-    served = replace(model, layers=tuple(layer for layer in model.layers if layer.window is not None))
-    assert plain_attention_bytes(served, limits) == 0
+    # Layers with a window of 512 have heads of 256, and queries of 256 tokens see 768 keys.
+    windows = replace(model, layers=tuple(layer for layer in model.layers if layer.window is not None))
+    assert plain_attention_bytes(windows, limits) == 2 * 4 * 256 * 8 * 768 + (12 * 256 * 8 + 16 * 1 * 768) * 256
     assert gpu_step_bytes(model, limits) >= expected * 9 // 8 + gpu_graph_bytes(model, limits)
     long = replace(limits, context=131072 * 2)
     assert plain_attention_bytes(model, long) == 2 * 4 * PLAIN_SCORES + (12 * 256 * 8 + 16 * 1 * 131072 * 2) * 512
@@ -128,13 +133,27 @@ def test_plain_attention_by_hand() -> None:
 
 def test_plain_attention_in_a_window_and_with_sinks() -> None:
     limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
-    model = of_plain_attention(8, 2, 160, has_sinks=True)
-    num_bytes = 3 * 4 * 256 * 8 * 8192 + (12 * 256 * 8 + 16 * 2 * 8192) * 160
+    model = of_plain_attention(8, 2, 144, has_sinks=True)
+    num_bytes = 3 * 4 * 256 * 8 * 8192 + (12 * 256 * 8 + 16 * 2 * 8192) * 144
     assert plain_attention_bytes(model, limits) == num_bytes
     narrow = replace(model, layers=(replace(model.layers[0], window=100),))
-    num_bytes = 3 * 4 * 256 * 8 * 356 + (12 * 256 * 8 + 16 * 2 * 356) * 160
+    num_bytes = 3 * 4 * 256 * 8 * 356 + (12 * 256 * 8 + 16 * 2 * 356) * 144
     assert plain_attention_bytes(narrow, limits) == num_bytes
 
 
 def test_numbers_of_plain_attention_are_those_of_the_operation() -> None:
     assert (reference.QUERY_SLICE, reference.MAX_SCORES) == (PLAIN_QUERIES, PLAIN_SCORES)
+
+
+def test_attention_without_kernels_is_counted_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint("llama", tmp_path)
+    model = read_config(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    with late_device(), running(tmp_path, device="cuda", max_model_len=96, num_kv_blocks=30) as engine:
+        runner = engine._ranks.runner
+        with_kernels = runner.step_bytes
+        monkeypatch.setattr("pagewick.kernels.serves_attention", lambda device_kind: False)
+        more = runner.step_bytes - with_kernels
+        limits = replace(StepLimits.of(runner.config, model), has_kernels=False)
+        assert more == pytest.approx(plain_attention_bytes(model, limits) * 9 / 8, abs=1) and more > 0
+        monkeypatch.setattr(runner, "config", replace(runner.config, attention_backend="FLASH_ATTN"))
+        assert runner.step_bytes == with_kernels

@@ -48,7 +48,7 @@ MAX_SHORT_ROWS = 16
 PARTS_BYTES = 256 * 2**20
 # Without a window, queries see this number of tokens.
 NO_WINDOW = 2**30
-HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 192, 256)
+HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -81,6 +81,8 @@ def _tile(key: Key, block_dim: int) -> Tile:
 
     It is the same with ends and without, so that a token has the same bits beside an image.
     """
+    if block_dim == 512:
+        return _widest_tile(key)
     is_wide, is_hopper = block_dim > 128, key.target == "sm_90"
     num_stages = 2 if is_wide or key.target in ("sm_89", "gfx942") else 3
     if key.dtype == torch.float32 and key.stored:
@@ -104,6 +106,24 @@ def _tile(key: Key, block_dim: int) -> Tile:
     return Tile(64 if is_wide else 128, 64 if block_dim <= 64 else 32, 8, num_stages)
 
 
+def _widest_tile(key: Key) -> Tile:
+    """Return the tile of a variant for heads of more than 256 numbers, by the same measure.
+
+    64 rows of the result in float32 would be half of the registers of a program of 8 warps, so that no tile has enough
+    rows for the products of warpgroups on sm_90.
+    """
+    if key.dtype == torch.float32:
+        if key.target == "gfx942":
+            return Tile(MAX_SHORT_ROWS, 16, 4, 1)
+        return Tile(MAX_SHORT_ROWS, 16, 8, 1 if key.stored else 2)
+    num_keys = 32 if key.target in ("sm_80", "sm_90") and not key.stored else 16
+    if not key.is_long:
+        return Tile(MAX_SHORT_ROWS, num_keys, 8, 1 if key.stored else 2)
+    if key.target == "gfx942":
+        return Tile(32, 16, 4, 1) if key.stored else Tile(64, 16, 8, 2)
+    return Tile(32, num_keys, 8, 2)
+
+
 _SHARED_SIGNATURE = {
     "block_tables": "*i32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32", "num_kv_heads": "i32",
     "group": "i32", "q_stride": "i32:16", "table_stride": "i32", "block_stride": "i32:16", "scale_stride": "i32",
@@ -121,6 +141,8 @@ _SAMPLE = {
     (True, torch.float32, "int8", 256, False, False),
     # Gemma 3 and 4.
     (True, torch.bfloat16, "", 256, False, True),
+    (False, torch.bfloat16, "", 512, False, False),
+    (True, torch.bfloat16, "", 512, False, True),
 }
 
 
@@ -225,12 +247,14 @@ def workload(q_len: int, num_seqs: int, context_len: int, num_heads: int, num_kv
     return Workload("paged_attention", shape, 2 * numbers, operations)
 
 
-# Llama 3.1 8B and Qwen3-0.6B.
+# Llama 3.1 8B, Qwen3-0.6B, and a layer of Gemma 4 31B without a window.
 WORKLOADS = (
     workload(1, 1, 8192, 32, 8, 128),
     workload(1, 64, 4096, 32, 8, 128),
     workload(8192, 1, 8192, 32, 8, 128),
     workload(1, 256, 1024, 16, 8, 128),
+    workload(1, 64, 4096, 32, 4, 512),
+    workload(8192, 1, 8192, 32, 4, 512),
 )
 
 

@@ -57,7 +57,8 @@ def test_the_kernel_for_prompts_starts_only_if_a_sequence_may_be_long(
 
 
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "block_size"), [((7, 1), 80, 16), ((3, 3), 16, 1), ((35, 1), 16, 64), ((16, 2), 112, 32)]
+    ("heads", "head_dim", "block_size"),
+    [((7, 1), 80, 16), ((3, 3), 16, 1), ((35, 1), 16, 64), ((16, 2), 112, 32), ((5, 1), 160, 16), ((8, 1), 512, 32)],
 )
 def test_groups_head_sizes_and_block_sizes(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
     paged = make_paged([2, 20], [270, 21], heads=heads, head_dim=head_dim, block_size=block_size)

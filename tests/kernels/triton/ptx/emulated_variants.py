@@ -83,7 +83,7 @@ def test_attention_over_numbers_of_8_bits(dtype: torch.dtype, name: str, head_di
         assert_attention(found, scaled.paged, dtype if dtype == torch.float32 else torch.bfloat16, **options)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("name", ["", *NAMES])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_long_prompts(dtype: torch.dtype, name: str, head_dim: int) -> None:
