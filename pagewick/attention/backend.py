@@ -108,7 +108,7 @@ class BoundLatents(Protocol):
     def forward(
         self,
         q: Tensor,
-        latents: Tensor,
+        latents: Tensor | None,
         batch: AttentionBatch,
         absorb: Callable[[Tensor], Tensor],
         selected: SelectedKeys | None = None,
@@ -116,7 +116,9 @@ class BoundLatents(Protocol):
     ) -> Tensor:
         """Store latents [T, L + R], then attend with q [T, H, N + R]. Returns sums of latents [T, H, L].
 
-        absorb: maps the part of the queries that does not rotate, [T, H, N], to the space of the latents, [T, H, L].
+        latents: may also be [T, L], whose keys are 0; None: nothing is stored, and the queries attend to what the
+        blocks hold. absorb: maps queries [T, H, N + R], or the part of them that does not rotate, to the space of the
+        latents, [T, H, L].
         selected: the tokens that each token sees; None: all up to itself.
         """
         ...

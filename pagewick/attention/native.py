@@ -119,7 +119,7 @@ class NativeLatents:
     def forward(
         self,
         q: Tensor,
-        latents: Tensor,
+        latents: Tensor | None,
         batch: AttentionBatch,
         absorb: Callable[[Tensor], Tensor],
         selected: SelectedKeys | None = None,
@@ -129,7 +129,7 @@ class NativeLatents:
         q_rope = kernels.rope_and_store_latent(
             q, latents, self._cache, group.slot_mapping, scales=self._scales, **options
         )
-        q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
+        q_latent = absorb(q)
         cache, metadata = self._cache, _metadata(group, batch, len(q))
         if selected is not None:
             # Rows follow each other without gaps, so that each token is a block: decision 58.

@@ -22,13 +22,14 @@ from pagewick.errors import ConfigError
 from pagewick.layers.attention import Attention
 from pagewick.layers.context import LayerContext
 from pagewick.layers.indexer import Indexer
-from pagewick.layers.latent_attention import LatentAttention
+from pagewick.layers.latent_attention import LatentCache
 from pagewick.layers.rotary import Angles, rotary_of
 from pagewick.layers.state import StateLayer
 from pagewick.models.blocks import BLOCKS, Block
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import DecoderStack
 from pagewick.models.name_map import NameMap
+from pagewick.models.parts import LayerConfig
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes
@@ -63,6 +64,12 @@ class TextBatch:
     window_key_ends: Tensor | None = None
     token_types: Tensor | None = None
     adapter_ids: Tensor | None = None
+
+
+def _reads_more(layer: LayerConfig) -> bool:
+    """Whether a layer, of a block that reads hidden states alone, also reads what is outside of it."""
+    has_logs = layer.latent is not None and layer.latent.has_log_scales
+    return layer.lender is not None or has_logs or (layer.rope is not None and layer.rope.is_learned)
 
 
 def batches_of(token_ids: Sequence[Sequence[int]], config: ModelConfig) -> list[TextBatch]:
@@ -107,7 +114,7 @@ class TextRunner:
     """Runs the layers of a checkpoint over batches of a text."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, batches: Sequence[TextBatch]) -> None:
-        if config.block not in BLOCKS:
+        if config.block not in BLOCKS or any(map(_reads_more, config.layers)):
             raise ConfigError(
                 f"{config.architecture} cannot be run layer by layer: its layers read more than hidden states\n"
                 "  quantize it at load instead: --quantization"
@@ -178,7 +185,7 @@ class TextRunner:
             if callable(finish := getattr(module, "finish_loading", None)):
                 finish()
         for part in block.modules():
-            if isinstance(part, Attention | LatentAttention | Indexer | StateLayer):
+            if isinstance(part, Attention | LatentCache | Indexer | StateLayer):
                 blocks = torch.zeros(self._num_blocks, part.cache_spec.block_bytes, dtype=torch.uint8)
                 part.bind_cache(blocks, 0)
         return block, None if seen is None else InputObservation(block, routes, seen)

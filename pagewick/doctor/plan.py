@@ -187,7 +187,7 @@ class LayerGroup:
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
     """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
-    groups = Counter(kept for layer in model.layers if layer.lender is None for kept in _kept(layer, num_ranks))
+    groups = Counter(kept for layer in model.layers for kept in _kept(layer, num_ranks))
     return [
         LayerGroup(
             state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count
@@ -208,10 +208,11 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
         yield KeptState(state.state_bytes(num_ranks))
     if layer.latent is not None:
         indexer = layer.latent.indexer
-        yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim, indexer is not None)
+        if layer.lender is None:
+            yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim, indexer is not None)
         if indexer is not None and not indexer.is_shared:
             yield KeptIndexKeys(indexer.head_dim)
-    if isinstance(attention, AttentionConfig):
+    if isinstance(attention, AttentionConfig) and layer.lender is None:
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
         yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked)

@@ -274,6 +274,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
         elif layer.latent.has_head_gates:
             # A gate for each number of the heads' values, and these times the gates.
             width += layer.latent.num_heads * 2 * layer.latent.v_head_dim
+        if layer.latent.has_log_scales:
+            # Queries, their factors, and the products of both, before anything of attention.
+            width = max(width, layer.latent.num_heads * 3 * layer.latent.qk_head_dim)
     width += sum(state.products_width for state in layer.states)
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):

@@ -21,7 +21,7 @@ QUERY_SLICE = 256
 
 def rope_and_store_latent(
     q: Tensor,
-    latents: Tensor,
+    latents: Tensor | None,
     cache: Tensor,
     slot_mapping: Tensor,
     *,
@@ -32,6 +32,7 @@ def rope_and_store_latent(
 ) -> Tensor:
     """Store the normalised latent and the rotated key of latents [T, L + R]; return the rotated queries [T, H, R].
 
+    latents may also be [T, L]: their keys are stored as 0; or None: nothing is stored.
     q: [T, H, N + R], of which the last R elements are rotated. cache: [num_blocks, block_size, L + R]. slot_mapping:
     [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. Results
     are rounded once from float32 to q.dtype, and then to the cache's dtype. scales: those of a cache of 8-bit numbers,
@@ -39,13 +40,15 @@ def rope_and_store_latent(
     """
     cos, sin, interleaved = rotation
     latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
-    wide = latents.to(torch.promote_types(latents.dtype, torch.float32))
-    latent, key = wide[:, :latent_dim], wide[:, latent_dim:]
-    normed = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
-    stored = slot_mapping >= 0
-    rows = torch.cat((normed, rotate(key, cos, sin, interleaved)), dim=-1).to(latents.dtype)
-    store_latents(cache, scales, rows[stored], latent_dim, slot_mapping[stored])
-    q_rope = q[..., -rope_dim:].to(wide.dtype)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if latents is not None:
+        latent, key = latents[:, :latent_dim].to(dtype), latents[:, latent_dim:].to(dtype)
+        normed = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
+        turned = rotate(key, cos, sin, interleaved) if key.shape[1] else key.new_zeros(len(key), rope_dim)
+        stored = slot_mapping >= 0
+        rows = torch.cat((normed, turned), dim=-1).to(latents.dtype)
+        store_latents(cache, scales, rows[stored], latent_dim, slot_mapping[stored])
+    q_rope = q[..., -rope_dim:].to(dtype)
     return rotate(q_rope, cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(q.dtype)
 
 

@@ -34,6 +34,8 @@ class RopeConfig:
     head_dim: proportional's; frequencies are spread over a head of this size, of which the pairs beyond rotary_dim
     stand still, and pairs are (i, i + head_dim / 2).
     is_reversed: pairs turn in the other direction; not with dynamic.
+    is_learned: the file has a tensor, alpha: each frequency is multiplied by e to the power of its number (LeRoPE, in
+    Mistral Large 4); not with dynamic.
     query_beta: queries are also multiplied by 1 + query_beta * log(1 + floor(position / the original length)).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
@@ -60,6 +62,7 @@ class RopeConfig:
     # keys do not depend on the scale of queries.
     head_dim: int = field(default=0, repr=False)
     query_beta: float = field(default=0.0, repr=False)
+    is_learned: bool = field(default=False, repr=False)
     is_reversed: bool = field(default=False, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
     mrope_interleaved: bool = field(default=False, repr=False)
@@ -88,7 +91,9 @@ class IndexerConfig:
 
     num_heads, head_dim: of the indexer. top_k: tokens that are selected. is_interleaved: as MlaConfig.rope_interleaved,
     for the indexer's queries and keys, of which the first qk_rope_head_dim elements rotate. is_shared: the layer has no
-    indexer, and sees what the nearest layer before it that has one has selected.
+    indexer, and sees what the nearest layer before it that has one has selected. reads_hidden_states: queries are made
+    from hidden states behind a layer norm of their own, not from what the queries of attention are made from.
+    has_log_scales: as MlaConfig.has_log_scales, for the indexer's heads.
     """
 
     num_heads: int
@@ -96,6 +101,8 @@ class IndexerConfig:
     top_k: int
     is_interleaved: bool
     is_shared: bool = False
+    reads_hidden_states: bool = False
+    has_log_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +115,12 @@ class MlaConfig:
     softmax_scale: factor of the scores; includes the square of YaRN's mscale if the model uses it.
     norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
     rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2). indexer: None: a
-    token sees all before it. With one, q_lora_rank is a number.
+    token sees all before it. With one that does not read hidden states, q_lora_rank is a number.
+    has_own_latents: False: the layer attends to the latents of another one, LayerConfig.lender.
+    has_shared_key: False: nothing of queries and keys rotates: queries have qk_nope_head_dim elements. The cache then
+    holds qk_rope_head_dim zeros beside a latent, so that the blocks of all layers are alike.
+    has_log_scales: queries are multiplied by scale * log(position + 1) + bias, with two numbers of the file for each
+    head (scalable softmax, arXiv:2501.19399).
     latent_scale: factor of latents behind their norm.
     has_gates: each number of a head's output is multiplied by the sigmoid of one, which q_b_proj makes behind the
     head's query. It then reads the queries' latent as its norm makes it, and as the norm gets it; q_lora_rank is a
@@ -130,10 +142,18 @@ class MlaConfig:
     has_gates: bool = False
     has_head_gates: bool = False
     latent_scale: float = 1.0
+    has_own_latents: bool = True
+    has_shared_key: bool = True
+    has_log_scales: bool = False
+
+    @property
+    def key_dim(self) -> int:
+        """Number of elements of a query, and of the key that all heads share, that rotate."""
+        return self.qk_rope_head_dim if self.has_shared_key else 0
 
     @property
     def qk_head_dim(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
+        return self.qk_nope_head_dim + self.key_dim
 
     @property
     def query_rows(self) -> int:

@@ -10,6 +10,7 @@ from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import IndexerConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import ReplicatedLinear
+from pagewick.layers.log_scales import LogScales
 from pagewick.layers.moe import Router
 from pagewick.layers.norm import LayerNorm
 from pagewick.layers.rotary import Angles, CosSin
@@ -57,8 +58,9 @@ class Indexer(nn.Module):
     """
 
     def __init__(
-        self, context: LayerContext, prefix: str, hidden_size: int, q_lora_rank: int, config: IndexerConfig
+        self, context: LayerContext, prefix: str, hidden_size: int, q_lora_rank: int | None, config: IndexerConfig
     ) -> None:
+        """q_lora_rank: size of what queries are made from, unless that is hidden states."""
         super().__init__()
         num_heads, head_dim = config.num_heads, config.head_dim
         self._config = config
@@ -68,7 +70,15 @@ class Indexer(nn.Module):
         self._backend = context.backend
         self._bound: BoundIndex | None = None
         self.lent = LentSelection()
+        self.q_input_norm: LayerNorm | None = None
+        if config.reads_hidden_states:
+            q_lora_rank = hidden_size
+            self.q_input_norm = LayerNorm(context, hidden_size, _NORM_EPS, has_bias=True)
+        assert q_lora_rank is not None, "other indexers read what queries are made from"
         self.wq_b = ReplicatedLinear(context, f"{prefix}.wq_b", q_lora_rank, num_heads * head_dim)
+        self.softmax_scaling: LogScales | None = None
+        if config.has_log_scales:
+            self.softmax_scaling = LogScales(context, head_dim, num_heads, total_num_heads=num_heads)
         self.wk = ReplicatedLinear(context, f"{prefix}.wk", hidden_size, head_dim)
         self.k_norm = LayerNorm(context, head_dim, _NORM_EPS, has_bias=True)
         self.weights_proj = Router(context, f"{prefix}.weights_proj", hidden_size, num_heads)
@@ -82,21 +92,32 @@ class Indexer(nn.Module):
         self._bound = self._backend.bind_index(self._kept, blocks, group)
 
     def forward(
-        self, hidden_states: Tensor, query_latents: Tensor, angles: Angles | CosSin, batch: AttentionBatch, group: int
+        self,
+        hidden_states: Tensor,
+        query_latents: Tensor | None,
+        angles: Angles | CosSin | None,
+        turn: CosSin,
+        batch: AttentionBatch,
+        group: int,
     ) -> SelectedKeys:
         """Select tokens for [T, hidden_size]. group: the cache group of the latents.
 
-        query_latents: [T, q_lora_rank], from which the queries of attention are made as well.
+        query_latents: [T, q_lora_rank], from which the queries of attention are made as well; None in an indexer that
+        reads hidden states. turn: the cosines and sines by which queries and keys rotate.
         """
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
+        if self.q_input_norm is not None:
+            query_latents = self.q_input_norm(hidden_states)
         queries = self.wq_b(query_latents, batch)
+        if self.softmax_scaling is not None:
+            queries = self.softmax_scaling(queries, angles)
         selected = self._bound.forward(
             queries.view(len(hidden_states), config.num_heads, config.head_dim),
             self.k_norm(self.wk(hidden_states, batch)),
             self.weights_proj(hidden_states, batch),
             batch,
-            rotation=Rotation(*angles[:2], config.is_interleaved),
+            rotation=Rotation(*turn, config.is_interleaved),
             top_k=self._top_k,
             latent_group=group,
         )

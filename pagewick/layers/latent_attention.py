@@ -19,8 +19,10 @@ from pagewick.layers.elementwise import sigmoid_gate
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.indexer import Indexer, LentSelection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
+from pagewick.layers.log_scales import LogScales
 from pagewick.layers.norm import RMSNorm, ScaledRMSNorm
 from pagewick.layers.rotary import Angles, CosSin
+from pagewick.parallel.sharding import shard_bounds
 
 
 class LatentProjection(nn.Module):
@@ -88,21 +90,42 @@ class QueryGates:
         return queries, gates
 
 
+class LatentCache(nn.Module):
+    """The latents that a layer keeps. The engine reads `cache_spec` and calls `bind_cache` once.
+
+    num_heads: query heads of this rank. bound: the backend's; set by bind_cache, as is the cache group.
+    """
+
+    def __init__(self, context: LayerContext, num_heads: int, config: MlaConfig) -> None:
+        super().__init__()
+        self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim, config.indexer is not None)
+        self._scoring = Scoring(num_heads, config.softmax_scale)
+        self._backend = context.backend
+        self.bound: BoundLatents | None = None
+        self.group = 0
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return self._backend.cache_spec(self._kept)
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
+        self.bound, self.group = self._backend.bind_latents(self._kept, self._scoring, blocks, group), group
+
+
 class LatentAttention(nn.Module):
     """Self-attention: [T, hidden_size] -> [T, hidden_size].
 
-    Each rank has some of the heads; the latents, and the weights that make them, are on every rank. The engine reads
-    `cache_spec` and calls `bind_cache` once. is_selective: each token sees a selection of those before it.
+    Each rank has some of the heads; the latents, and the weights that make them, are on every rank. kept: None: the
+    layer attends to the latents of another one. is_selective: each token sees a selection of those before it.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MlaConfig) -> None:
         super().__init__()
         self._config = config
         self.is_selective = config.indexer is not None
-        self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim, self.is_selective)
-        self._backend = context.backend
-        self._bound: BoundLatents | None = None
-        self._group = 0
+        # Not a submodule: it is another layer.
+        self._lenders: tuple[LatentAttention, ...] = ()
         head_dim = config.qk_head_dim
         if config.q_lora_rank is None:
             heads = head_share(context, hidden_size, config.num_heads, head_dim)
@@ -118,13 +141,22 @@ class LatentAttention(nn.Module):
         self.indexer: Indexer | None = None
         self._lent: LentSelection | None = None
         if config.indexer is not None and not config.indexer.is_shared:
-            assert config.q_lora_rank is not None, "an indexer reads what queries are made from"
             self.indexer = Indexer(context, f"{prefix}.indexer", hidden_size, config.q_lora_rank, config.indexer)
-        self.kv_a_proj_with_mqa = ReplicatedLinear(
-            context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, config.latent_size, bias=config.attention_bias
-        )
-        self.kv_a_layernorm = ScaledRMSNorm(context, config.kv_lora_rank, config.norm_eps, config.latent_scale)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
+        self.kept: LatentCache | None = None
+        if config.has_own_latents:
+            num_rows = config.kv_lora_rank + config.key_dim
+            self.kv_a_proj_with_mqa = ReplicatedLinear(
+                context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, num_rows, bias=config.attention_bias
+            )
+            self.kv_a_layernorm = ScaledRMSNorm(context, config.kv_lora_rank, config.norm_eps, config.latent_scale)
+            self.kept = LatentCache(context, self.kv_b_proj.num_heads, config)
+        self.softmax_scaling: LogScales | None = None
+        if config.has_log_scales:
+            first, last = shard_bounds(config.num_heads, context.tp_rank, context.tp_size)
+            self.softmax_scaling = LogScales(
+                context, head_dim, last - first, total_num_heads=config.num_heads, first_head=first
+            )
         self._gates: QueryGates | None = None
         if config.has_gates:
             self._gates = QueryGates(context, self.kv_b_proj.num_heads, config)
@@ -146,15 +178,10 @@ class LatentAttention(nn.Module):
             multiple=config.v_head_dim,
         )
 
-    @property
-    def cache_spec(self) -> CacheSpec:
-        return self._backend.cache_spec(self._kept)
-
-    def bind_cache(self, blocks: Tensor, group: int) -> None:
-        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        scoring = Scoring(self.kv_b_proj.num_heads, self._config.softmax_scale)
-        self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
-        self._group = group
+    def borrow_from(self, lender: LatentAttention) -> None:
+        """Attend to the latents of an earlier layer with equal sizes. Called once, if this one has none of its own."""
+        assert self.kept is None and lender.kept is not None
+        self._lenders = (lender,)
 
     def select_as(self, lent: LentSelection) -> None:
         """See what the indexer of an earlier layer selects. Called once, if this layer has none."""
@@ -163,8 +190,13 @@ class LatentAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, angles: Angles | CosSin | None, batch: AttentionBatch) -> Tensor:
         """angles: those of qk_rope_head_dim / 2 pairs; None: nothing is rotated."""
-        assert self._bound is not None, "bind_cache comes first"
-        config = self._config
+        config, owner = self._config, self._lenders[0] if self._lenders else self
+        assert owner.kept is not None and owner.kept.bound is not None, "bind_cache comes first"
+        turn = angles[:2] if angles is not None and angles[0].numel() else None
+        if turn is None:
+            cos, sin = (each.expand(len(hidden_states), -1) for each in self._still)
+            turn = cos, sin
+        query_latents: Tensor | None = None
         selected: SelectedKeys | None = None
         gates: Tensor | None = None
         if config.q_lora_rank is None:
@@ -177,23 +209,24 @@ class LatentAttention(nn.Module):
             else:
                 query_latents, both = self._gates.with_norm(query_latents, self.q_a_layernorm)
                 queries, gates = self._gates.separated(self.q_b_proj(both, batch))
-            if self.indexer is not None:
-                selected = self.indexer(hidden_states, query_latents, angles, batch, self._group)
-            elif self._lent is not None:
-                selected = self._lent.take()
+        if self.indexer is not None:
+            selected = self.indexer(hidden_states, query_latents, angles, turn, batch, owner.kept.group)
+        elif self._lent is not None:
+            selected = self._lent.take()
+        if self.softmax_scaling is not None:
+            queries = self.softmax_scaling(queries, angles)
         if isinstance(angles, Angles) and angles.q_factors is not None:
             # Rotation is linear: scaled before it, queries are the same as scaled after it, but for rounding.
             queries = kernels.multiply(queries, kernels.gather_columns(angles.q_factors, self._only_column))
-        cos, sin = angles[:2] if angles else (each.expand(len(hidden_states), -1) for each in self._still)
-        sums = self._bound.forward(
+        sums = owner.kept.bound.forward(
             queries.view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
-            self.kv_a_proj_with_mqa(hidden_states, batch),
+            self.kv_a_proj_with_mqa(hidden_states, batch) if self.kept is not None else None,
             batch,
-            self.kv_b_proj.queries.linear,
+            self._absorb,
             selected,
-            norm_weight=self.kv_a_layernorm.weight,
+            norm_weight=owner.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
-            rotation=Rotation(cos, sin, config.rope_interleaved),
+            rotation=Rotation(*turn, config.rope_interleaved),
         )
         values = self.kv_b_proj.values.linear(sums).flatten(1)
         if self.g_proj is not None:
@@ -201,3 +234,7 @@ class LatentAttention(nn.Module):
         if gates is not None:
             values = sigmoid_gate(values, gates)
         return self.o_proj(values, batch)  # type: ignore[no-any-return]
+
+    def _absorb(self, queries: Tensor) -> Tensor:
+        """Return what does not rotate of queries in the space of latents: [T, H, head size] -> [T, H, kv_lora_rank]."""
+        return self.kv_b_proj.queries.linear(queries[..., : self._config.qk_nope_head_dim])

@@ -6,7 +6,7 @@ T tokens of a batch, R = rotary_dim values of a head that are rotated.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.layers.config import QueryScaleConfig, RopeConfig
 from pagewick.layers.context import LayerContext
+from pagewick.quantization.share import check_floats
 
 CosSin = tuple[Tensor, Tensor]
 
@@ -23,13 +24,15 @@ class Angles(NamedTuple):
     """The numbers that the positions of a batch give.
 
     cos, sin: [T, R / 2] float32, or empty where nothing is rotated. q_scales: [T] float32, factors of queries.
-    q_factors: [T, 1], the same in the dtype of hidden states; only with rotation.
+    q_factors: [T, 1], the same in the dtype of hidden states; only with rotation. logs: [T, 1], log(position + 1) in
+    that dtype, in models whose heads are scaled by them (layers/log_scales.py).
     """
 
     cos: Tensor
     sin: Tensor
     q_scales: Tensor | None = None
     q_factors: Tensor | None = None
+    logs: Tensor | None = None
 
 
 def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
@@ -113,6 +116,10 @@ class RotaryEmbedding(nn.Module):
         assert not (config.is_reversed and config.kind == "dynamic"), "its frequencies are computed elsewhere"
         frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
         self._frequencies = -frequencies if config.is_reversed else frequencies
+        self.alpha: nn.Parameter | None = None
+        if config.is_learned:
+            assert config.kind != "dynamic", "its frequencies are computed elsewhere"
+            self.alpha = nn.Parameter(torch.empty_like(frequencies), requires_grad=False)
         self._q_scales: Tensor | None = None
         if config.query_beta:
             steps = torch.arange(context.max_model_len) // config.original_max_position_embeddings
@@ -124,9 +131,21 @@ class RotaryEmbedding(nn.Module):
         """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
         config = self._config
         order = "interleaved" if config.mrope_interleaved else ""
-        direction = "reversed" if config.is_reversed else ""
-        others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim, direction) if value)
+        kinds = "reversed" if config.is_reversed else "", "learned" if config.is_learned else ""
+        others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim, *kinds) if value)
         return f"{config} {'long' if self._is_long else 'short'}{others}"
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return () if self.alpha is None else ((None, "alpha"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        assert self.alpha is not None, "others list no tensors"
+        check_floats(tensor, tuple(self.alpha.shape))
+        self.alpha.copy_(tensor)
+
+    def finish_loading(self) -> None:
+        if self.alpha is not None:
+            self._frequencies = self._frequencies * self.alpha.exp()
 
     def forward(self, positions: Tensor) -> CosSin:
         if positions.dim() == 1:

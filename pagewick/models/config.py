@@ -31,7 +31,7 @@ from pagewick.models.parts import (
 from pagewick.parallel.sharding import check_tensor_parallel
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MoeConfig
+    from pagewick.layers.config import MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
@@ -96,6 +96,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def position_kinds(self) -> list[tuple[RopeConfig | None, QueryScaleConfig | None]]:
+        """The ways in which layers use positions, each once, in the order of the layers."""
+        return list(dict.fromkeys((layer.rope, layer.query_scale) for layer in self.layers))
 
     @property
     def attentions(self) -> list[AttentionConfig | MlaConfig]:

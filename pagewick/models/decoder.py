@@ -21,6 +21,7 @@ from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.label_head import DenseLayer, LabelScores
+from pagewick.layers.log_scales import LogPositions
 from pagewick.layers.norm import LayerNorm, RMSNorm, empty_sum
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.altup import AltUpBlock
@@ -29,7 +30,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ExtendedBlock
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
-from pagewick.models.mixers import DecoderAttention, share_indexers
+from pagewick.models.mixers import DecoderAttention, lend, share_indexers
 from pagewick.models.parts import EncoderConfig
 from pagewick.models.shortcut import ShortcutBlock, share_shortcuts
 from pagewick.models.vision.building import build_encoder
@@ -97,9 +98,10 @@ class DecoderStack(nn.Module):
             self.embed_types = WholeEmbedding(context, "model.embed_types", encoder.num_token_types, config.hidden_size)
         self.embed_norm = make_norm(context, config) if config.has_embedding_norm else None
         # Layers with equal rotation share their angles, which are computed once per step.
-        of_layers = [(layer.rope, layer.query_scale) for layer in config.layers]
-        kinds = list(dict.fromkeys(of_layers))
-        self._rope_of_layer = [kinds.index(kind) for kind in of_layers]
+        kinds = config.position_kinds
+        self._rope_of_layer = [kinds.index((layer.rope, layer.query_scale)) for layer in config.layers]
+        has_logs = any(layer.latent is not None and layer.latent.has_log_scales for layer in config.layers)
+        self.log_positions = LogPositions(context) if has_logs else None
         self.rotary = nn.ModuleList(rotary_of(context, *kind) or nn.Identity() for kind in kinds)
         blocks = [
             _BLOCKS[layer.block or config.block](context, f"model.layers.{layer_idx}", config, layer)
@@ -110,8 +112,7 @@ class DecoderStack(nn.Module):
         for layer, attention in zip(config.layers, attentions, strict=True):
             if layer.lender is not None:
                 lender = attentions[layer.lender]
-                assert isinstance(attention, DecoderAttention) and isinstance(lender, DecoderAttention)
-                attention.borrow_from(lender)
+                lend(lender, attention)
         share_indexers(attentions)
         share_shortcuts(blocks)
         self.distance_bias: DistanceBias | None = None
@@ -141,6 +142,9 @@ class DecoderStack(nn.Module):
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         kinds = RotaryEmbedding, QueryScales
         angles = [rope.angles(positions) if isinstance(rope, kinds) else None for rope in self.rotary]
+        if self.log_positions is not None:
+            logs = self.log_positions(positions)
+            angles = [self.log_positions.added_to(each, logs) for each in angles]
         if self.layer_inputs is None:
             deep = () if batch.deep_embeds is None else batch.deep_embeds
             for layer, rope, after in zip_longest(self.layers, self._rope_of_layer, deep):

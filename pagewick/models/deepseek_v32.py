@@ -64,17 +64,23 @@ def _read(entries: Entries, *, is_interleaved: bool, default_eps: float) -> Mode
     return latent_model(entries, mlps, is_interleaved=True, default_eps=default_eps, indexers=indexers)
 
 
-def read_indexers(entries: Entries, *, is_interleaved: bool) -> list[IndexerConfig]:
-    """Read the indexer of each layer. is_interleaved: it rotates interleaved pairs."""
+def read_indexers(entries: Entries, *, is_interleaved: bool, reads_hidden_states: bool = False) -> list[IndexerConfig]:
+    """Read the indexer of each layer. is_interleaved: it rotates interleaved pairs.
+
+    reads_hidden_states: as in IndexerConfig; the queries of such an indexer are also scaled by their position.
+    """
     own = IndexerConfig(
         num_heads=entries.size("index_n_heads"),
         head_dim=entries.size("index_head_dim", 128),
         top_k=entries.size("index_topk", 2048),
         is_interleaved=is_interleaved,
+        reads_hidden_states=reads_hidden_states,
+        has_log_scales=reads_hidden_states,
     )
     if own.head_dim < (rope_dim := entries.size("qk_rope_head_dim", 64)):
         raise entries.wrong("index_head_dim", f"at least qk_rope_head_dim ({rope_dim})")
-    entries.size("q_lora_rank")
+    if not reads_hidden_states:
+        entries.size("q_lora_rank")
     return [replace(own, is_shared=is_shared) for is_shared in _shared_layers(entries)]
 
 

@@ -40,22 +40,27 @@ def read_mistral4(entries: Entries) -> ModelConfig:
     return read_alone(entries, read_mistral4_text)
 
 
-def read_mistral4_text(entries: Entries) -> ModelConfig:
-    """Read the model itself, which may be the part of another that reads text."""
-    if "rope_scaling" not in entries:
-        entries = entries.without_null(("rope_parameters",)).filled({"rope_parameters": _ROPE})
-    entries = entries.filled(_USUAL)
+def read_softmax_routing(entries: Entries, num_experts: int) -> dict[str, Any]:
+    """Read the arguments of Routing. The weights of the chosen experts are normalised."""
     entries.demand("scoring_func", "softmax", "softmax")
     entries.demand("sliding_window", None, None)
-    num_experts = entries.size("n_routed_experts", 128)
-    routing = {
+    return {
         "top_k": entries.size("num_experts_per_tok", 4, most=num_experts),
-        "renormalize": entries.flag("norm_topk_prob", False),
+        "renormalize": True,
         "num_groups": entries.size("n_group"),
         "top_k_groups": entries.size("topk_group"),
         "group_score": "sum_of_two",
         "scaling": entries.positive("routed_scaling_factor", 1.0),
     }
+
+
+def read_mistral4_text(entries: Entries) -> ModelConfig:
+    """Read the model itself, which may be the part of another that reads text."""
+    if "rope_scaling" not in entries:
+        entries = entries.without_null(("rope_parameters",)).filled({"rope_parameters": _ROPE})
+    entries = entries.filled(_USUAL)
+    num_experts = entries.size("n_routed_experts", 128)
+    routing = {**read_softmax_routing(entries, num_experts), "renormalize": entries.flag("norm_topk_prob", False)}
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
     num_dense = min(reading.read_num_layers(entries), entries.count("first_k_dense_replace"))
     return latent_model(

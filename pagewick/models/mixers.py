@@ -234,6 +234,15 @@ def _head_norm(
     )
 
 
+def lend(lender: nn.Module | None, borrower: nn.Module | None) -> None:
+    """Let a layer attend to what an earlier one of its kind keeps of each token."""
+    if isinstance(borrower, LatentAttention) and isinstance(lender, LatentAttention):
+        borrower.borrow_from(lender)
+    else:
+        assert isinstance(borrower, DecoderAttention) and isinstance(lender, DecoderAttention)
+        borrower.borrow_from(lender)
+
+
 def share_indexers(mixers: Iterable[nn.Module | None]) -> None:
     """Let layers without an indexer, where others have one, see what the nearest before them selects."""
     indexer = None

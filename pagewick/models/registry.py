@@ -33,6 +33,7 @@ ARCHITECTURES: Final = {
     "MinistralForCausalLM": "pagewick.models.mistral:read_ministral",
     "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",
     "Mistral4ForCausalLM": "pagewick.models.mistral4:read_mistral4",
+    "MistralLarge4ForConditionalGeneration": "pagewick.models.mistral_large4:read_mistral_large4",
     "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
     "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",
     "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",

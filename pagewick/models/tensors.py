@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pagewick.layers.config import XIELU_SHAPES, IndexerConfig, MlaConfig
+from pagewick.layers.config import XIELU_SHAPES, MlaConfig
 from pagewick.layers.state_config import StateConfig
 from pagewick.models.config import ModelConfig
+from pagewick.models.latent_tensors import latent_tensors
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
@@ -73,6 +74,9 @@ class _Table:
         if config.altup is not None:
             for index, kind in itertools.product(range(config.altup.num_streams - 1), _STREAM_PROJECTIONS):
                 yield from self._linear(f"model.altup.{kind}.{index}", "mlp", hidden, hidden)
+        for kind_idx, (rope, _) in enumerate(config.position_kinds):
+            if rope is not None and rope.is_learned:
+                yield self._tensor(f"model.rotary.{kind_idx}.alpha", "attention", whole(rope.rotary_dim // 2))
         for layer_idx, layer in enumerate(config.layers):
             path = f"model.layers.{layer_idx}"
             if layer.attention is not None:
@@ -125,7 +129,8 @@ class _Table:
         if isinstance(config, AttentionConfig):
             return self._attention(f"{path}.self_attn", config)
         if isinstance(config, MlaConfig):
-            return self._latent_attention(f"{path}.self_attn", config)
+            named = latent_tensors(config, whole(self.config.hidden_size), self._cut(config.num_heads))
+            return (self._tensor(f"{path}.self_attn.{name}", role, *sizes) for name, role, sizes in named)
         return self._state(path, config)
 
     def _state(self, path: str, config: StateConfig) -> Iterator[ModelTensor]:
@@ -182,38 +187,6 @@ class _Table:
         for head in range(num_heads):
             size = Size(config.head_dim, kept.count(head) * config.head_dim)
             yield self._tensor(f"{path}.norms.{head}.weight", "norm", size)
-
-    def _latent_attention(self, path: str, config: MlaConfig) -> Iterator[ModelTensor]:
-        hidden, heads, has_bias = whole(self.config.hidden_size), self._cut(config.num_heads), config.attention_bias
-        queries = heads.times(config.query_rows)
-        if config.q_lora_rank is None:
-            yield from self._linear(f"{path}.q_proj", "attention", queries, hidden)
-        else:
-            low = whole(config.q_lora_rank)
-            yield from self._linear(f"{path}.q_a_proj", "attention", low, hidden, has_bias=has_bias)
-            yield from self._norm(f"{path}.q_a_layernorm", config.q_lora_rank)
-            inputs = low.times(2) if config.has_gates else low
-            yield from self._linear(f"{path}.q_b_proj", "attention", queries, inputs)
-        latent = whole(config.latent_size)
-        yield from self._linear(f"{path}.kv_a_proj_with_mqa", "attention", latent, hidden, has_bias=has_bias)
-        yield from self._norm(f"{path}.kv_a_layernorm", config.kv_lora_rank)
-        keys_and_values = heads.times(config.qk_nope_head_dim + config.v_head_dim)
-        yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, whole(config.kv_lora_rank))
-        if config.has_head_gates:
-            yield from self._linear(f"{path}.g_proj", "attention", heads, hidden)
-        values = heads.times(config.v_head_dim)
-        yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
-        if config.indexer is not None and config.q_lora_rank is not None and not config.indexer.is_shared:
-            yield from self._indexer(f"{path}.indexer", config.indexer, config.q_lora_rank)
-
-    def _indexer(self, path: str, config: IndexerConfig, q_lora_rank: int) -> Iterator[ModelTensor]:
-        """Yield the tensors of an indexer, all of which every rank has."""
-        hidden, keys = whole(self.config.hidden_size), whole(config.head_dim)
-        queries = whole(config.num_heads * config.head_dim)
-        yield from self._linear(f"{path}.wq_b", "attention", queries, whole(q_lora_rank))
-        yield from self._linear(f"{path}.wk", "attention", keys, hidden)
-        yield from self._norm(f"{path}.k_norm", config.head_dim, has_bias=True)
-        yield self._tensor(f"{path}.weights_proj.weight", "router", whole(config.num_heads), hidden)
 
     def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
         inner = self._cut(config.intermediate_size)

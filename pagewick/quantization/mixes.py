@@ -44,17 +44,18 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "head": ("output", "lm_head", "embed_out"),
     "embedding": (
         *("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
+        "tok_embeddings",
         # Mamba's names, and Mamba-2's.
         *("backbone.embeddings", "backbone.embedding"),
     ),
     "values": (
         *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
-        *("c_attn", "Wqkv", "in_proj_qkv"),
+        *("c_attn", "Wqkv", "in_proj_qkv", "wkv_b"),
     ),
     "keys": ("attn_k", "k_proj"),
     "attention output": (
         *("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
-        *("self_attn.out_proj", "self_attention.dense"),
+        *("self_attn.out_proj", "self_attention.dense", "attention.wo"),
     ),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }
@@ -68,6 +69,7 @@ _UNQUANTIZED: Final = re.compile(
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
     r"|(^|\.)(visual|vision_(tower|model|encoder|projection)|(multi_modal|mm)_projector|embed_vision|connector|merger)\."
+    r"|^(patch_merger|vision_language_adapter)\."
 )
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
 

@@ -136,7 +136,7 @@ class Int8Latents:
             rows = self._vectors.load(table, num_tokens)
             return rows, rows[..., : self._kept.latent_dim]
 
-        whole = torch.cat((absorb(q[..., : q.shape[-1] - q_rope.shape[-1]]), q_rope), dim=-1)
+        whole = torch.cat((absorb(q), q_rope), dim=-1)
         return attend_all(whole, batch, group.block_tables, load, self._scoring, None)
 
 

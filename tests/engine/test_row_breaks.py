@@ -20,7 +20,7 @@ from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD, write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
 # Patches of 4 pixels; squares of 2 x 2 of them and of 3 x 3, and single ones, become a token.
-SIDES = {"mistral-small-3.1": 8, "ministral-3-multimodal": 12, "pixtral-12b": 4}
+SIDES = {"mistral-small-3.1": 8, "ministral-3-multimodal": 12, "mistral-large-4": 8, "pixtral-12b": 4}
 IMAGE, ROW_END, IMAGE_END = 190, 191, 192
 
 

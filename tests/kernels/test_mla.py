@@ -238,6 +238,21 @@ def test_storing(operations: Any, dtype: torch.dtype, cache_dtype: torch.dtype, 
     assert bool(found[untouched].isnan().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_may_be_zero_and_nothing_may_be_stored(operations: Any, dtype: torch.dtype) -> None:
+    stored, slots = make_stored(dtype, 5, 2, (3, 19, 6)), torch.tensor([3, -1, 11, 0, 4])
+    caches = [torch.full((3, 4, 25), 7.0, dtype=dtype) for _ in range(3)]
+    latents = stored["latents"], stored["latents"][:, :19], None
+    turned = [
+        store(operations, cache, slots, {**stored, "latents": each}, norm_eps=0.01, interleaved=True)  # type: ignore[dict-item]
+        for cache, each in zip(caches, latents, strict=True)
+    ]
+    assert all(torch.equal(each, turned[0]) for each in turned)
+    with_keys, without = (cache.flatten(0, 1)[slots[slots >= 0]] for cache in caches[:2])
+    assert torch.equal(without[:, :19], with_keys[:, :19]) and not bool(without[:, 19:].any())
+    assert int((caches[1] == 7).sum()) == 8 * 25 and bool((caches[2] == 7).all())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_stored_of_a_token_has_the_same_bits_in_any_company(native: NativeKernels, dtype: torch.dtype) -> None:
     stored = make_stored(dtype, 300, 4, (16, 96, 16))

@@ -78,9 +78,10 @@ class Case:
         attention = LatentAttention(context, "attention", HIDDEN_SIZE, self.config)
         holder.attention = attention
         load_weights(holder, OneTensorEach(self.theirs))  # type: ignore[arg-type]
-        spec = attention.cache_spec
+        assert attention.kept is not None
+        spec = attention.kept.cache_spec
         assert spec.kind == "latent" and spec.block_bytes == (20 + ROPE_DIM) * BLOCK_SIZE * 4
-        attention.bind_cache(torch.full((8, spec.block_bytes), 255, dtype=torch.uint8), 0)
+        attention.kept.bind_cache(torch.full((8, spec.block_bytes), 255, dtype=torch.uint8), 0)
         return attention
 
     def run(self, attention: LatentAttention, chunks: list[int]) -> Tensor:

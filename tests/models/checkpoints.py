@@ -73,7 +73,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Gemma3ImageProcessorFast", "image_seq_length": config["mm_tokens_per_image"],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    if config["model_type"] in ("mistral3", "llava", "lighton_ocr"):
+    if config["model_type"] in ("mistral3", "mistral_large4", "llava", "lighton_ocr"):
         size = config["vision_config"]["patch_size"]
         settings = {
             "patch_size": {"height": size, "width": size}, "size": {"longest_edge": 160}, "image_mean": IMAGE_MEAN,

@@ -17,6 +17,17 @@ CHANGES_2026: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.short_factor": [1.5, 2.0, 2.4, 3.1, 4.0, 5.2, 6.0, 7.5]},
         {"tie_word_embeddings": True, "lm_head_bias": False},
     ],
+    "mistral-large-4": [
+        {"text_config.kv_source_layers": [0, 1, 2, 1]},
+        {"text_config.kv_source_layers": None},
+        {"text_config.no_rope_layers": [1, 1, 1, 0], "text_config.kv_source_layers": None},
+        {"text_config.final_logit_softcapping": 6.0},
+        {"text_config.indexer_types": ["full", "shared", "full", "full"]},
+        {"text_config.index_topk": 9},
+        {"text_config.rms_norm_eps": 0.05},
+        {"text_config.routed_scaling_factor": 0.9},
+        {"text_config.rope_parameters.factor": 3.0},
+    ],
     "granite-swash": [
         {"sliding_window": 30},
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},

@@ -68,6 +68,17 @@ def test_heads_share_out_the_hidden_size_unless_their_size_has_a_default(archite
         assert attention.head_dim == (getattr(model, "head_dim", None) or shared_out)
 
 
+def test_what_the_text_part_of_mistral_large_4_leaves_out_is_the_default() -> None:
+    config = {
+        **transformers.MistralLarge4Config().to_dict(),
+        "architectures": ["MistralLarge4ForConditionalGeneration"],
+    }
+    text, expected = config["text_config"], read_config(config)
+    for name in text.keys() - SIZES:
+        left_out = {key: value for key, value in text.items() if key != name}
+        assert read_config({**config, "text_config": left_out}) == expected, name
+
+
 def test_what_is_null_is_not_left_out() -> None:
     mistral = read_config({**usual("MistralForCausalLM"), "num_key_value_heads": None}).layers[0].attention
     assert isinstance(mistral, AttentionConfig)

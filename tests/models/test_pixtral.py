@@ -30,7 +30,9 @@ from tests.models.test_vision import Pixels, build, image_of
 
 # Squares of 2 x 2 patches, and of 3 x 3; and single patches.
 NAMES = ("mistral-small-3.1", "ministral-3-multimodal")
-MERGED = {"mistral-small-3.1": 2, "ministral-3-multimodal": 3, "pixtral-12b": 1, "lighton-ocr": 2}
+MERGED = {
+    "mistral-small-3.1": 2, "ministral-3-multimodal": 3, "mistral-large-4": 2, "pixtral-12b": 1, "lighton-ocr": 2,
+}  # fmt: skip
 # Rows and columns of tokens. transformers' projector drops the only row of an image of one token.
 SIZES = ((1, 2), (5, 1), (3, 7), (9, 4))
 

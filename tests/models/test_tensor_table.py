@@ -115,12 +115,12 @@ def test_experts_without_gates(latent_size: int | None) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_transformers_has_as_many_parameters(name: str) -> None:
     tensors = dict(reference_of(VARIANTS[name]).named_parameters())
-    # Corrections of routers, factors of layers, two numbers of xIELU, and limits and standards of Gemma 4's encoder are
-    # buffers there.
+    # Corrections of routers, factors of layers and of frequencies, two numbers of xIELU, and limits and standards of
+    # Gemma 4's encoder are buffers there.
     tensors |= {
         path: buffer
         for path, buffer in reference_of(VARIANTS[name]).named_buffers()
-        if path.endswith(("_bias", "layer_scalar", "_min", "_max", "std_scale", ".beta", ".eps"))
+        if path.endswith(("_bias", "layer_scalar", "_min", "_max", "std_scale", ".beta", ".eps", ".alpha"))
     }
     if name == "minicpm-v-4.6-4x":
         # A part that this mode leaves out.

@@ -84,6 +84,7 @@ VARIANT_OF = {
     "MinistralForCausalLM": "ministral-8b",
     "Ministral3ForCausalLM": "ministral-3",
     "Mistral4ForCausalLM": "mistral-4",
+    "MistralLarge4ForConditionalGeneration": "mistral-large-4",
     "Qwen2VLForConditionalGeneration": "qwen2-vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2.5-vl-window",
     "Qwen3VLForConditionalGeneration": "qwen3-vl",
@@ -156,7 +157,9 @@ VARIANT_OF = {
     "Jais2ForCausalLM": "jais-2",
 }
 # Parts that are not loaded.
-OTHER_PARTS = re.compile(r"vision_|embed_vision|multi_modal|mm_projector|connector|vit_large|model\.merger")
+OTHER_PARTS = re.compile(
+    r"vision_|embed_vision|multi_modal|mm_projector|connector|vit_large|model\.merger|patch_merger"
+)
 CPU = torch.device("cpu")
 
 
@@ -244,6 +247,7 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
 
 
 STEP = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
+LARGE_4 = VARIANTS["mistral-large-4"].entries["text_config"]
 # Refused configs: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
@@ -284,6 +288,15 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("glm-5.2", {"indexer_types": ["full", "shared"]}, ("indexer_types", "num_hidden_layers (3)")),
     ("glm-5.2", {"indexer_types": None, "index_topk_pattern": "FSF"}, ("index_topk_pattern", "indexer_types")),
     ("glm-5.2", {"rope_interleave": False}, ("rope_interleave",)),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "q_lora_rank": 20}}, ("text_config.q_lora_rank", "one matrix")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "norm_topk_prob": False}}, ("norm_topk_prob",)),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "model_type": "mistral4"}}, ("model_type", "mistral_large4_text")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "kv_source_layers": [0, 1]}}, ("kv_source_layers", "(4)")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "kv_source_layers": [0, 1, 1, 1]}}, ("layer 2", "rotates")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "kv_source_layers": [0, 1, 2, 2]}}, ("layer 3", "its own")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "kv_source_layers": [0, 3, 0, 3]}}, ("layer 1", "before it")),
+    ("mistral-large-4", {"text_config": {**LARGE_4, "no_rope_layers": [1, 0]}}, ("no_rope_layers", "(4)")),
+    ("mistral-large-4", {"vision_feature_layer": -2}, ("vision_feature_layer",)),
     ("gemma-3n", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
     ("gemma-3n", {"altup_active_idx": 1}, ("altup_active_idx", "first stream")),
     ("gemma-3n", {"altup_correct_scale": False}, ("altup_correct_scale",)),

@@ -10,6 +10,7 @@ from pagewick.kernels.cpu.binding import (
     CACHE_DTYPES,
     DTYPES,
     Operation,
+    address,
     check_metadata,
     empty,
     is_plain,
@@ -25,7 +26,7 @@ _LATENT_ATTENTION = Operation("latent_attention", LatentAttentionArgs)
 
 def rope_and_store_latent(
     q: Tensor,
-    latents: Tensor,
+    latents: Tensor | None,
     cache: Tensor,
     slot_mapping: Tensor,
     *,
@@ -56,10 +57,8 @@ def rope_and_store_latent(
             f"q {q.dtype} {list(q.shape)} must be [T, H, N + {rope_dim}] of a native dtype, heads together"
         )
     num_tokens, num_heads, head_dim = q.shape
-    if latents.shape != (num_tokens, latent_dim + rope_dim) or latents.dtype != q.dtype or latents.stride(1) != 1:
-        raise ValueError(
-            f"latents {latents.dtype} {list(latents.shape)} must be {q.dtype} {[num_tokens, latent_dim + rope_dim]}"
-        )
+    if latents is not None:
+        _check_latents(latents, q, latent_dim, rope_dim)
     if norm_weight.dtype != q.dtype or norm_weight.dim() != 1 or not norm_weight.is_contiguous():
         raise ValueError(f"norm_weight must be contiguous {q.dtype} [L], not {norm_weight.dtype}")
     check_rotation(num_tokens, rope_dim, rotation)
@@ -68,12 +67,13 @@ def rope_and_store_latent(
         raise ValueError(f"slot_mapping must be contiguous int64 [{num_tokens}]")
     out = empty((num_tokens, num_heads, rope_dim), q.dtype)
     args = StoreLatentArgs(
-        q=q.data_ptr(), latents=latents.data_ptr(), norm=norm_weight.data_ptr(), cos=cos.data_ptr(),
+        q=q.data_ptr(), latents=address(latents), norm=norm_weight.data_ptr(), cos=cos.data_ptr(),
         sin=sin.data_ptr(), slot_mapping=slot_mapping.data_ptr(), q_rope=out.data_ptr(), cache=cache.data_ptr(),
         num_tokens=num_tokens, num_heads=num_heads, nope_dim=head_dim - rope_dim, latent_dim=latent_dim,
-        rope_dim=rope_dim, q_stride=q.stride(0), latent_stride=latents.stride(0), angle_stride=cos.stride(0),
-        num_blocks=cache.shape[0], block_size=cache.shape[1], norm_eps=norm_eps, dtype=DTYPES[q.dtype],
-        cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
+        rope_dim=rope_dim, q_stride=q.stride(0), latent_stride=0 if latents is None else latents.stride(0),
+        angle_stride=cos.stride(0), num_blocks=cache.shape[0], block_size=cache.shape[1], norm_eps=norm_eps,
+        dtype=DTYPES[q.dtype], cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
+        has_key=latents is not None and latents.shape[1] > latent_dim,
     )  # fmt: skip
     if _STORE_LATENT.run(args) == BAD_BLOCK_ID:
         raise IndexError(f"a slot is outside 0 .. {cache.shape[0] * cache.shape[1] - 1}")
@@ -129,6 +129,14 @@ OPERATIONS = dict.fromkeys((rope_and_store_latent, latent_attention), DTYPES)
 
 def _is_served(x: Tensor, cache: Tensor) -> bool:
     return cache.dtype in CACHE_DTYPES and is_plain(x)
+
+
+def _check_latents(latents: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> None:
+    shapes = [len(q), latent_dim + rope_dim], [len(q), latent_dim]
+    if list(latents.shape) not in shapes or latents.dtype != q.dtype or latents.stride(1) != 1:
+        raise ValueError(
+            f"latents {latents.dtype} {list(latents.shape)} must be {q.dtype} {shapes[0]}, or {shapes[1]} without keys"
+        )
 
 
 def _check_cache(cache: Tensor, scales: Tensor | None, size: int) -> None:

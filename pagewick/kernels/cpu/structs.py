@@ -197,7 +197,7 @@ class StoreLatentArgs(Structure):
     q: Address; latents: Address; norm: Address; cos: Address; sin: Address; slot_mapping: Address; q_rope: Address
     cache: Address; num_tokens: Int64; num_heads: Int64; nope_dim: Int64; latent_dim: Int64; rope_dim: Int64
     q_stride: Int64; latent_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; norm_eps: Float
-    dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    dtype: Int32; cache_dtype: Int32; is_interleaved: Int32; has_key: Int32
 
 @laid_out
 class RouteArgs(Structure):

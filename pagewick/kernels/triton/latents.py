@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -127,7 +128,7 @@ WORKLOADS = tuple(
 
 def rope_and_store_latent(
     q: Tensor,
-    latents: Tensor,
+    latents: Tensor | None,
     cache: Tensor,
     slot_mapping: Tensor,
     *,
@@ -139,7 +140,9 @@ def rope_and_store_latent(
     """reference_mla.rope_and_store_latent."""
     sizes = len(norm_weight), 2 * rotation.cos.shape[-1]
     variant = _VARIANTS.get((q.dtype, cache.dtype, sizes))
-    tensors = (q, latents, norm_weight)
+    if latents is not None and latents.shape[1] == sizes[0]:
+        latents = F.pad(latents, (0, sizes[1]))
+    tensors = (q, norm_weight if latents is None else latents, norm_weight)
     if variant is None or not _is_served(tensors, cache, scales):
         return by_definition(
             reference_mla.rope_and_store_latent, q, latents, cache, slot_mapping, norm_weight=norm_weight,
@@ -149,12 +152,16 @@ def rope_and_store_latent(
     rotated = q[..., -sizes[1] :]
     out = torch.empty(rotated.shape, dtype=q.dtype, device=q.device)
     cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
+    # Without latents, the programs that store them are left out.
+    num_stored = 0 if latents is None else 1
     variant.launch(
-        (num_tokens, -(-num_heads // BLOCK_H) + 1), q_ptr=rotated, latents_ptr=latents, weight_ptr=norm_weight,
+        (num_tokens, -(-num_heads // BLOCK_H) + num_stored), q_ptr=rotated, latents_ptr=tensors[1],
+        weight_ptr=norm_weight,
         out_ptr=out, cos_ptr=cos, sin_ptr=sin, slots_ptr=slot_mapping.contiguous(),
         cache_ptr=cache if scales is None else cache.view(torch.uint8), num_heads=num_heads,
-        q_stride_token=q.stride(0), q_stride_head=q.stride(1), latents_stride=latents.stride(0),
-        angle_stride=cos.stride(0), block_size=cache.shape[1], cache_stride_block=cache.stride(0),
+        q_stride_token=q.stride(0), q_stride_head=q.stride(1),
+        latents_stride=0 if latents is None else latents.stride(0), angle_stride=cos.stride(0),
+        block_size=cache.shape[1], cache_stride_block=cache.stride(0),
         scales_stride_block=0 if scales is None else scales.stride(0), eps=norm_eps,
         interleaved=int(rotation.interleaved), **({} if scales is None else {"scales_ptr": scales}),
     )  # fmt: skip

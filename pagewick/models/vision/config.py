@@ -127,7 +127,8 @@ class PixtralConfig(VisionConfig):
     projector_eps: of the norm before patches are merged; None: each patch becomes a row (Pixtral 12B).
     projector_activation, projector_bias: of the MLP behind that. has_row_tokens: another token follows each row of an
     image's placeholder tokens. takes_rest: the sides of images are multiples of patch_size; patches at the right and
-    lower edges that fill no square are seen by the others, and make no row of the output (LightOnOCR).
+    lower edges that fill no square are seen by the others, and make no row of the output (LightOnOCR). is_interleaved:
+    pairs that turn together are (2i, 2i + 1), else (i, i + head_dim / 2).
     """
 
     projector_eps: float | None
@@ -135,6 +136,7 @@ class PixtralConfig(VisionConfig):
     projector_bias: bool = False
     has_row_tokens: bool = True
     takes_rest: bool = False
+    is_interleaved: bool = False
 
     @property
     def step(self) -> int:

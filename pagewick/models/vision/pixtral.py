@@ -117,6 +117,7 @@ class PixtralEncoder(PatchReader):
         patches = self._patches(pixels, self._to_device(order.rows * columns + order.columns))
         x = self.ln_pre(self.patch_conv(patches))
         rotation = self._rotation(order, self._of_rows, self._of_columns)
+        rotation = rotation._replace(interleaved=self.config.is_interleaved)
         for block in self.blocks:
             x = block(x, rotation, (0, len(x)))
         rows = self.projector(x[: num_rows * self.config.merge_size**2])

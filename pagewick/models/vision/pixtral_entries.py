@@ -1,4 +1,4 @@
-"""Reads the vision part of the config.json of Mistral 3, Pixtral 12B and LightOnOCR, with its projector. No torch.
+"""Reads the vision part of the config.json of Mistral 3, Pixtral 12B, Mistral Large 4 and LightOnOCR. No torch.
 
 transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
 """
@@ -14,7 +14,12 @@ from pagewick.models.name_map import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.config import PixtralConfig
 from pagewick.models.vision.entries import MAX_MERGED, MAX_PATCH, check_heads, read_axial_theta
-from pagewick.models.vision.tensor_names import LIGHTON_TENSORS, TOWER_TENSORS, without_encoders
+from pagewick.models.vision.tensor_names import (
+    LIGHTON_TENSORS,
+    MISTRAL_TENSORS,
+    TOWER_TENSORS,
+    without_encoders,
+)
 
 # Not in the file: the norms of all published encoders have it.
 _NORM_EPS: Final = 1e-5
@@ -25,24 +30,53 @@ _IN_TOWER: Final = (
     ("attn", "attention"), ("feed_forward.linear_fc2", "feed_forward.down_proj"),
 )  # fmt: skip
 
+_ORIGINAL_NAMES: Final = (
+    ("visual.projector.norm", "pre_mm_projector_norm"),
+    ("visual.projector.merging_layer", "patch_merger.merging_layer"),
+    ("visual.projector.linear_1", "vision_language_adapter.w_in"),
+    ("visual.projector.linear_fc2", "vision_language_adapter.w_out"),
+    ("visual", "vision_encoder"), ("attn.q_proj", "attn.wq"), ("attn.k_proj", "attn.wk"), ("attn.v_proj", "attn.wv"),
+    ("attn.proj", "attn.wo"), ("linear_fc2", "down_proj"), *_IN_TOWER,
+)  # fmt: skip
+
 
 def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) -> ModelConfig:
     """Return the text part's config with the vision part of the file, if the file describes one that can be used.
 
     merges: whether squares of patches become rows (Mistral 3), or each patch does (Llava).
     """
+    vision = _read(config, entries, merges=merges)
+    if vision is None:
+        return config
+    return _seeing(config, vision, tower="vision_tower", projector="multi_modal_projector")
+
+
+def with_original_pixtral(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """As with_pixtral, for Mistral Large 4: the file has Mistral's own names, and queries and keys of their layout."""
+    vision = _read(config, entries, merges=True)
+    if vision is None:
+        return config
+    return replace(
+        config,
+        vision=replace(vision, is_interleaved=True, tensors=MISTRAL_TENSORS),
+        names=tuple(NameMap(parts=(*_ORIGINAL_NAMES, *names.parts)) for names in config.names),
+        ignored=without_encoders(config.ignored),
+    )
+
+
+def _read(config: ModelConfig, entries: Entries, *, merges: bool) -> PixtralConfig | None:
     given = entries.child("vision_config")
     if given is None:
-        return config
+        return None
     renamed = entries.renamed({"image_token_index": "image_token_id"})
     token = renamed.count("image_token_index", 10 if merges else 32000)
     if token >= config.vocab_size:
         # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
-        return config
+        return None
     entries.demand("vision_feature_layer", -1, -1 if merges else -2, "images are read from the encoder's last layer")
     if not merges:
         entries.demand("vision_feature_select_strategy", "full", "default", "this encoder has a row for patches only")
-    vision = PixtralConfig(
+    return PixtralConfig(
         image_token_id=token,
         **_encoder(given),
         out_hidden_size=config.hidden_size,
@@ -52,7 +86,6 @@ def with_pixtral(config: ModelConfig, entries: Entries, *, merges: bool = True) 
         projector_bias=entries.flag("multimodal_projector_bias", not merges),
         tensors=TOWER_TENSORS,
     )
-    return _seeing(config, vision, tower="vision_tower", projector="multi_modal_projector")
 
 
 def with_lighton(config: ModelConfig, entries: Entries) -> ModelConfig:

@@ -45,7 +45,7 @@ _PACKED_BITS: Final = (2, 3, 4, 8)
 _LOOSE: Final = 10
 _CLASSES: Final = ("Linear", "Embedding")
 _CLASS_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]*")
-_EMBEDDINGS: Final = ("embed_tokens", "wte")
+_EMBEDDINGS: Final = ("embed_tokens", "tok_embeddings", "wte")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from tests.models.encoders import ENCODERS, write_encoder
 from tests.models.pooled import pooled
 
 # Their choice of tokens makes the host wait.
-SPARSE = ("deepseek-v3.2", "glm-5.2", "a.x-k2", "a.x-k2-groups")
+SPARSE = (
+    "deepseek-v3.2", "glm-5.2", "a.x-k2", "a.x-k2-groups", "mistral-large-4", "mistral-large-4-bias",
+)  # fmt: skip
 # They have each kind of attention, of state, of experts and of residual streams.
 SAMPLE = (
     "deepseek-v3", "falcon-h1", "falcon-mamba", "gemma-3n", "gpt-oss", "kimi-linear", "lfm2-moe", "llama4-scout",

@@ -194,7 +194,7 @@ class Store {
     return status_of("store_latent", pagewick::StoreLatentArgs{
         q_.data(), latents_.data(), norm_.data(), cos_.floats(), sin_.floats(), slots_.data(), outputs[0].data(),
         outputs[1].data(), c_.num_tokens, c_.num_heads, c_.nope_dim, c_.latent_dim, c_.rope_dim, q_stride_,
-        latent_stride_, angle_stride_, num_blocks_, c_.block_size, kEps, dtype_, cache_dtype_, c_.is_interleaved});
+        latent_stride_, angle_stride_, num_blocks_, c_.block_size, kEps, dtype_, cache_dtype_, c_.is_interleaved, 1});
   }
 
   void check(const Outputs& outputs) const {

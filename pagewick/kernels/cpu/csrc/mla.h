@@ -33,10 +33,10 @@ struct LatentAttentionArgs {
 };
 
 // A row of `latents` is a latent, which is normalised, and a key, which is rotated; both are stored. The last R
-// elements of each query head are rotated.
+// elements of each query head are rotated. Without has_key a row is a latent alone, and its key is stored as 0.
 struct StoreLatentArgs {
   const void* q;                // [T, H, nope_dim + R], tokens q_stride elements apart
-  const void* latents;          // [T, L + R], rows latent_stride elements apart
+  const void* latents;          // [T, L + R] or [T, L], rows latent_stride elements apart; null: none is stored
   const void* norm;             // [L]
   const float* cos;             // [T, R / 2], rows angle_stride elements apart
   const float* sin;
@@ -57,6 +57,7 @@ struct StoreLatentArgs {
   DType dtype;  // of q, latents, norm and q_rope
   DType cache_dtype;
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + R / 2)
+  int32_t has_key;
 };
 
 // As AttentionKernels. All heads share one KV head, so the query rows of a sequence are numbered token * H + head.

@@ -288,7 +288,7 @@ void rotate(const StoreLatentArgs& args, int64_t token, float* row) {
   turn(row, args.cos + angles, args.sin + angles, args.rope_dim / 2);
 }
 
-// row = the normalised latent of a token and its rotated key, in fp32.
+// row = the normalised latent of a token and its rotated key, or zeros in its place, in fp32.
 template <class T>
 void turn_latent(const StoreLatentArgs& args, int64_t token, const T* latent, const T* weight, float* row) {
   const int64_t size = args.latent_dim;
@@ -296,6 +296,10 @@ void turn_latent(const StoreLatentArgs& args, int64_t token, const T* latent, co
   for_vectors(0, size, [&](int64_t i, auto count) {
     store_count(row + i, load_count(latent + i, count()) * scale * load_count(weight + i, count()), count());
   });
+  if (!args.has_key) {
+    memset(row + size, 0, args.rope_dim * sizeof(float));
+    return;
+  }
   copy_rounded<float>(latent + size, args.rope_dim, row + size);
   rotate(args, token, row + size);
 }
@@ -330,7 +334,7 @@ void store(const StoreLatentArgs& args, int64_t first_token, int64_t end_token) 
         copy_rounded<float>(row, args.rope_dim, q_rope + (token * args.num_heads + head) * args.rope_dim);
       }
       const int64_t slot = args.slot_mapping[token];
-      if (slot < 0) continue;
+      if (args.latents == nullptr || slot < 0) continue;
       turn_latent(args, token, latents + token * args.latent_stride, static_cast<const T*>(args.norm), row);
       with_cache_type(args.cache_dtype, [&](auto* cache_type) {
         store_latent<T>(args, layout, slot, row, static_cast<decltype(cache_type)>(args.cache));
