@@ -19,7 +19,8 @@ from pagewick.weights.gguf.header import GgufArray, GgufHeader, GgufTensor
 from pagewick.weights.gguf.metadata import Metadata
 from pagewick.weights.gguf.pieces import GatheredPiece, Piece
 from pagewick.weights.gguf.vision_entries import processor_files, whole_entries
-from pagewick.weights.gguf.vision_families import DEEPSTACK, FAMILIES, LINEAR
+from pagewick.weights.gguf.vision_families import DEEPSTACK, FAMILIES
+from pagewick.weights.gguf.vision_family import LINEAR
 from pagewick.weights.gguf.vision_keys import NUMBERED, ProcessorFiles, VisionKeys
 from pagewick.weights.gguf.vocabulary import TokenType, token_types
 

@@ -79,6 +79,16 @@ def _pixtral_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) 
     }  # fmt: skip
 
 
+def _lighton_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision_config": _pixtral(file, text),
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": "mm.1.bias" in file.names,
+        "spatial_merge_size": file.count("spatial_merge_size", 2),
+    }
+
+
 def _glm_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
     scaling = found.get("rope_scaling") or {"rope_type": "default"}
     entries = {"vision_config": _glm(file, text), "rope_scaling": {**scaling, "mrope_section": _sections(text)}}
@@ -233,6 +243,14 @@ def _pixtral_processor(file: VisionKeys) -> ProcessorFiles:
     return ProcessorFiles(entries, {}, {"patch_size": size, "spatial_merge_size": merged})
 
 
+def _lighton_processor(file: VisionKeys) -> ProcessorFiles:
+    """The settings of LightOnOCR, whose images fill patches, and not always tokens, as in LightOnOCR 2."""
+    files = _pixtral_processor(file)
+    edge = file.count("preproc_image_size", file.count("image_size"))
+    config = {"architectures": list(set(file.family.models.values()))}
+    return files._replace(image={**files.image, "size": {"longest_edge": edge}}, config=config)
+
+
 def _glm_processor(file: VisionKeys) -> ProcessorFiles:
     least, most = (
         file.count(f"image_{name}_pixels", default)
@@ -290,6 +308,7 @@ _QWENS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]], dict[str, Any]]]] = {
     **dict.fromkeys(_QWENS, _qwen_config),
     "pixtral": _pixtral_config,
+    "lightonocr": _lighton_config,
     "glm4v": _glm_config,
     "gemma3": _gemma3_config,
     "gemma4v": _gemma4_config,
@@ -300,6 +319,7 @@ _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]],
 _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
     **dict.fromkeys(_QWENS, _qwen_processor),
     "pixtral": _pixtral_processor,
+    "lightonocr": _lighton_processor,
     "glm4v": _glm_processor,
     "gemma3": _gemma3_processor,
     "gemma4v": _gemma4_processor,

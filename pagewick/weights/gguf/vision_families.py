@@ -1,4 +1,4 @@
-"""VisionFamily: what the vision parts of one kind in GGUF files mean. Imports no torch.
+"""The kinds of vision parts in GGUF files, as tables of what vision_family.py explains. Imports no torch.
 
 Source of the keys and names: https://github.com/ggml-org/llama.cpp, tools/mtmd/clip-impl.h and clip.cpp, and its
 converter, which writes the files. Limits: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct,
@@ -7,9 +7,10 @@ Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen3-VL-8B-Instruct.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Final
+
+from pagewick.weights.gguf.vision_family import LINEAR, VisionFamily
 
 _BLOCK: Final = {
     "ln1": "norm1",
@@ -28,58 +29,63 @@ _SIGLIP_BLOCK: Final = {
     "ffn_down": "mlp.fc2",
 }
 _TOWER: Final = "vision_tower"
-LINEAR: Final = ".linear"
-"""The end of the names of weights whose products have limits; the limits stand beside it."""
 _PROJECTOR: Final = "multi_modal_projector"
 _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
 
 
-@dataclass(frozen=True, slots=True)
-class VisionFamily:
-    """The meaning of the vision parts of one kind, which the key projector_type names.
-
-    models: general.architecture of the text part -> the architecture in config.json. is_shared: models that only read
-    text have these, too. text_types: the architecture of the text part by itself -> its model_type, in families that
-    have several.
-    whole, block: names of tensors.
-    activation: of the blocks, and the keys clip.use_* that say so. limits: pixels of an image, the least and the most,
-    in the files that the authors publish; (0, 0) where these do not decide. eps: that of the norms, and others that
-    files may have in its place. is_gated: MLPs have gates. is_interleaved: the sections of the rotation are.
-    has_frames: a patch has a weight for each of two pictures.
-    prefix: of all names in the checkpoint. blocks: the name of the list of blocks. offset_norms: norms in the file to
-    whose weights 1 was added. output: the tensor whose last dimension is the width of the rows; None: a key has it.
-    bare: tensors, by their names in the file or within a block, whose names in the checkpoint have no ending.
-    is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
-    colours_last: the patches, where the checkpoint has the colours of each pixel side by side. has_patch_bias: they may
-    have a bias. others: a regular expression of tensors that no image needs, such as those of a part that hears.
-    placeholder: the token that stands for an image. stand_in: a regular expression of control tokens of which the last
-    one does it in files whose vocabulary ends before that token; the model never sees which token it is.
-    """
-
-    models: Mapping[str, str]
-    whole: Mapping[str, str]
-    block: Mapping[str, str]
-    activation: str
-    uses: frozenset[str]
-    limits: tuple[int, int] = (0, 0)
-    eps: tuple[float, ...] = (1e-6,)
-    is_shared: bool = False
-    text_types: Mapping[str, str] = field(default_factory=dict)
-    is_gated: bool = False
-    is_interleaved: bool = False
-    has_frames: bool = True
-    prefix: str = "visual."
-    blocks: str = "blocks"
-    offset_norms: frozenset[str] = frozenset()
-    output: str | None = None
-    bare: frozenset[str] = frozenset()
-    is_permuted: bool = False
-    colours_last: str | None = None
-    has_patch_bias: bool = True
-    others: str = ""
-    placeholder: str = "<|image_pad|>"
-    stand_in: str | None = None
-
+_PIXTRAL: Final = VisionFamily(
+    # Pixtral 12B has the first one, too, and another architecture.
+    models=dict.fromkeys(("llama", "mistral3", "mistral4"), "Mistral3ForConditionalGeneration"),
+    is_shared=True,
+    text_types={
+        "LlamaForCausalLM": "mistral",
+        "Ministral3ForCausalLM": "ministral3",
+        "Mistral4ForCausalLM": "mistral4",
+    },
+    whole={
+        "v.patch_embd": f"{_TOWER}.patch_conv",
+        "v.pre_ln": f"{_TOWER}.ln_pre",
+        "mm.input_norm": f"{_PROJECTOR}.norm",
+        "mm.patch_merger": f"{_PROJECTOR}.patch_merger.merging_layer",
+        "mm.1": f"{_PROJECTOR}.linear_1",
+        "mm.2": f"{_PROJECTOR}.linear_2",
+    },
+    block={
+        "ln1": "attention_norm",
+        "ln2": "ffn_norm",
+        "attn_q": "attention.q_proj",
+        "attn_k": "attention.k_proj",
+        "attn_v": "attention.v_proj",
+        "attn_out": "attention.o_proj",
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+    },
+    activation="silu",
+    uses=frozenset({"silu"}),
+    eps=(1e-5,),
+    is_gated=True,
+    has_frames=False,
+    prefix="",
+    blocks=f"{_TOWER}.transformer.layers",
+    is_permuted=True,
+    has_patch_bias=False,
+    # The embedding of a token, which the text part has.
+    others=r"v\.token_embd\.img_break",
+    placeholder="[IMG]",
+)
+_LIGHTON: Final = replace(
+    _PIXTRAL,
+    models={"qwen3": "LightOnOcrForConditionalGeneration"},
+    text_types={"Qwen3ForCausalLM": "qwen3"},
+    whole={
+        name: theirs.replace(_TOWER, "vision_encoder").replace(_PROJECTOR, "vision_projection")
+        for name, theirs in _PIXTRAL.whole.items()
+    },
+    blocks="vision_encoder.transformer.layers",
+    others="",
+    placeholder="<|image_pad|>",
+)
 
 FAMILIES: Final = {
     "qwen2vl_merger": VisionFamily(
@@ -215,47 +221,8 @@ FAMILIES: Final = {
         colours_last="v.patch_embd",
         placeholder="<image>",
     ),
-    "pixtral": VisionFamily(
-        # Pixtral 12B has the first one, too, and another architecture.
-        models=dict.fromkeys(("llama", "mistral3", "mistral4"), "Mistral3ForConditionalGeneration"),
-        is_shared=True,
-        text_types={
-            "LlamaForCausalLM": "mistral",
-            "Ministral3ForCausalLM": "ministral3",
-            "Mistral4ForCausalLM": "mistral4",
-        },
-        whole={
-            "v.patch_embd": f"{_TOWER}.patch_conv",
-            "v.pre_ln": f"{_TOWER}.ln_pre",
-            "mm.input_norm": f"{_PROJECTOR}.norm",
-            "mm.patch_merger": f"{_PROJECTOR}.patch_merger.merging_layer",
-            "mm.1": f"{_PROJECTOR}.linear_1",
-            "mm.2": f"{_PROJECTOR}.linear_2",
-        },
-        block={
-            "ln1": "attention_norm",
-            "ln2": "ffn_norm",
-            "attn_q": "attention.q_proj",
-            "attn_k": "attention.k_proj",
-            "attn_v": "attention.v_proj",
-            "attn_out": "attention.o_proj",
-            "ffn_gate": "feed_forward.gate_proj",
-            "ffn_up": "feed_forward.up_proj",
-            "ffn_down": "feed_forward.down_proj",
-        },
-        activation="silu",
-        uses=frozenset({"silu"}),
-        eps=(1e-5,),
-        is_gated=True,
-        has_frames=False,
-        prefix="",
-        blocks=f"{_TOWER}.transformer.layers",
-        is_permuted=True,
-        has_patch_bias=False,
-        # The embedding of a token, which the text part has.
-        others=r"v\.token_embd\.img_break",
-        placeholder="[IMG]",
-    ),
+    "pixtral": _PIXTRAL,
+    "lightonocr": _LIGHTON,
     "glm4v": VisionFamily(
         # GLM-OCR has the first one, too, and another encoder.
         models={"glm4": "Glm4vForConditionalGeneration", "glm4moe": "Glm4vMoeForConditionalGeneration"},

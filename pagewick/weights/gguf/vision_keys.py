@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.header import GgufArray, GgufTensor
-from pagewick.weights.gguf.vision_families import FAMILIES, VisionFamily
+from pagewick.weights.gguf.vision_families import FAMILIES
+from pagewick.weights.gguf.vision_family import VisionFamily
 
 NUMBERED: Final = re.compile(r"v\.(?P<kind>blk|deepstack)\.(?P<block>\d{1,6})\.(?P<stem>[a-z0-9_]+)", re.ASCII)
 

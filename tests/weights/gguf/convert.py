@@ -26,7 +26,10 @@ from tests.weights.gguf.internvl_form import publish_internvl
 from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
 
 # The architectures that published files name for the text parts of their models.
-_TEXT_PARTS: Final = {"smolvlm": "LlamaForCausalLM", "idefics3": "LlamaForCausalLM", "lfm2_vl": "Lfm2ForCausalLM"}
+_TEXT_PARTS: Final = {
+    "smolvlm": "LlamaForCausalLM", "idefics3": "LlamaForCausalLM", "lfm2_vl": "Lfm2ForCausalLM",
+    "lighton_ocr": "Qwen3ForCausalLM",
+}  # fmt: skip
 
 
 def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
@@ -138,6 +141,7 @@ def _publish_config(path: Path) -> None:
         config["route_norm"] = True
     elif config["model_type"] in _TEXT_PARTS:
         config["text_config"]["architectures"] = [_TEXT_PARTS[config["model_type"]]]
+        config["architectures"] = [name.replace("LightOnOcr", "LightOnOCR") for name in config["architectures"]]
     elif config["model_type"] == "phimoe":
         config["architectures"] = ["PhiMoEForCausalLM"]
     elif config["model_type"] == "gpt2":

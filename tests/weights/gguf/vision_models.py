@@ -99,7 +99,9 @@ ROWS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "pixtral-12b": ({}, _ROWS),
 }
 ROW_END: Final = "[IMG_BREAK]"
-ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED, **ROWS}
+# The same encoder without such tokens.
+LIGHTON: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {"lighton-ocr": ({}, _ROWS)}
+ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED, **ROWS, **LIGHTON}
 
 
 def placeholder_of(name: str) -> str:
