@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,9 @@ OUT: Final = Path(__file__).parent / "results" / "gpu"
 PART_SECONDS: Final = 540
 # A process that a GPU's driver holds cannot be ended; the next item then starts without waiting for it.
 ENDING_SECONDS: Final = 10
+# Letters of an exception that a table shows.
+REASON_LENGTH: Final = 400
+_EXCEPTION: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 @click.command(help=__doc__)
@@ -133,9 +137,15 @@ def _run_apart(place: Place, part: str, item: str, out: Path, seconds: float) ->
             _end(process)
     if status == 0:
         return ""
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    reason = said[-1] if said else "it said nothing"
+    reason = reason_in(log.read_text(encoding="utf-8", errors="replace"))
     return f"failed ({_named(status)}): {reason}; {log.name} has more"
+
+
+def reason_in(said: str) -> str:
+    """Return the last exception in what a process has written to standard error, or else its last line."""
+    lines = [line.strip() for line in said.strip().splitlines()]
+    first = max((place for place, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines) - 1)
+    return " ".join(lines[first:])[:REASON_LENGTH] or "it said nothing"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

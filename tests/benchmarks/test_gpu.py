@@ -121,6 +121,22 @@ def test_an_item_that_fails_costs_no_other_item(tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 0 and [item for item, _ in limits] == ["c", "a"] and "no result" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("", "it said nothing"),
+        ("Traceback:\n  raise ValueError\npagewick.errors.ConfigError: no GPU\n  pagewick doctor says why\n",
+         "pagewick.errors.ConfigError: no GPU pagewick doctor says why"),
+        ("KeyError: 3\n\nDuring handling:\nRuntimeError: two\nA note.\n", "RuntimeError: two A note."),
+        ("warning\nSegmentation fault\n", "Segmentation fault"),
+        ("RuntimeError: " + 1000 * "x", ("RuntimeError: " + 1000 * "x")[:400]),
+    ],
+    ids=["nothing", "traceback", "two", "no exception", "long"],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_its_last_exception(said: str, reason: str) -> None:
+    assert gpu.reason_in(said) == reason
+
+
 def test_an_exception_in_this_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(place: Place) -> gpu.Figures:
         raise RuntimeError("no kernel image")
