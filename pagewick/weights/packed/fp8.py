@@ -5,8 +5,9 @@ For a weight of N rows and C columns and blocks of n x c:
     .weight            [N, C] E4M3 or E5M2
     .weight_scale_inv  [N / n, C / c], rounded up: a number is weight * weight_scale_inv, despite the name
     .weight_scale      one number, or [N, 1]: a number is weight * weight_scale
+    .qscale_weight     Mistral's own name for either
 
-`.input_scale` or `.activation_scale` is for rounding activations to FP8, which Pagewick does not do.
+`.input_scale`, `.activation_scale` or `.qscale_act` is for rounding activations to FP8, which Pagewick does not do.
 
 Source: https://github.com/deepseek-ai/DeepSeek-V3 (README_WEIGHTS.md), https://github.com/neuralmagic/AutoFP8, and
 transformers (FineGrainedFP8Config, FbgemmFp8Config).
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 Block = tuple[int, int]
 
 ZERO_POINTS: Final = ".weight_zero_point"
-INPUT_SCALES: Final = (".input_scale", ".activation_scale", ".input_scale_ub")
-_SCALES: Final = (".weight_scale", ".weight_scale_inv")
+INPUT_SCALES: Final = (".input_scale", ".activation_scale", ".input_scale_ub", ".qscale_act")
+_SCALES: Final = (".weight_scale", ".weight_scale_inv", ".qscale_weight")
 _SUFFIXES: Final = (".weight", *_SCALES, *INPUT_SCALES)
 # transformers' own default.
 _USUAL_BLOCK: Final = (128, 128)

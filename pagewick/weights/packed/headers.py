@@ -16,7 +16,9 @@ from pagewick.weights.tensor_headers import TensorInfo
 from pagewick.weights.transposed import upright
 
 # Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8.
-_PACKED_SUFFIXES: Final = (".qweight", ".weight.absmax", ".weight_scale", ".weight_scale_inv", ".weight_packed")
+_PACKED_SUFFIXES: Final = (
+    ".qweight", ".weight.absmax", ".weight_scale", ".weight_scale_inv", ".qscale_weight", ".weight_packed",
+)  # fmt: skip
 
 # transformers has renamed the text part of models that see images, and still writes files with the old names. Rules
 # have the names that the modules had when they were written.

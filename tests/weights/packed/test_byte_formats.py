@@ -79,6 +79,9 @@ _E5M2 = torch.float8_e5m2
 
 CASES = {
     "fp8-blocks": Case(_fp8(weight_block_size=[128, 128], fmt="e4m3"), writers.fp8, _FP8_KINDS),
+    "fp8-blocks-qscale": Case(
+        _fp8(weight_block_size=[128, 128]), partial(writers.fp8, name=".qscale_weight"), {128: "fp8_g128"}
+    ),
     "fp8-blocks-bf16": Case(
         _fp8(weight_block_size=[128, 128]), partial(writers.fp8, scale_dtype=torch.bfloat16), {128: "fp8_g128"}
     ),
