@@ -1,4 +1,4 @@
-"""Whole models by interpreted kernels, as on a GPU with --batch-invariant, where an operation without one is an error."""
+"""Whole models by interpreted kernels, as with --batch-invariant on a GPU: a sum that no kernel serves is an error."""
 
 from __future__ import annotations
 
