@@ -165,7 +165,10 @@ class CapturedSteps:
 
     def _turn_off(self, reason: str) -> None:
         self._is_on = False
-        self._graphs.clear()
+        if self._graphs:
+            # The step before may still run one of them.
+            self._stream.record_event().synchronize()
+            self._graphs.clear()
         logger.warning("steps are slower, since CUDA graphs cannot hold them: %s", reason)
 
 

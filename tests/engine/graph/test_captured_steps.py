@@ -283,6 +283,32 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once(
     )
 
 
+def test_graphs_are_freed_once_no_step_runs_them() -> None:
+    order: list[str] = []
+
+    class Stream:
+        def record_event(self) -> Stream:
+            return self
+
+        def synchronize(self) -> None:
+            order.append("done")
+
+    class Graph:
+        pass
+
+    stream: Any = Stream()
+    unused: Any = None
+    steps = CapturedSteps(unused, unused, DEVICE, stream, Collectives.single())
+    steps._turn_off("it has none yet")
+    assert order == []
+    graph: Any = Graph()
+    weakref.finalize(graph, order.append, "freed")
+    steps._graphs[unused] = graph
+    del graph
+    steps._turn_off("the next one cannot be captured")
+    assert order == ["done", "freed"]
+
+
 def test_a_batch_that_is_overwritten_too_early_is_noticed(checkpoint: Path) -> None:
     """These tests would notice if the pieces of host memory were not awaited."""
     found = []
