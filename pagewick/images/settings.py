@@ -22,7 +22,7 @@ class Placeholder(NamedTuple):
     """A token that chat templates write for an image, and the text that the model reads in its place.
 
     written: by templates, a token. before, after: the texts around the tokens of the image, which replace it together
-    with these; each consists of one token, perhaps with white space around it.
+    with these; each is empty, or consists of one token, perhaps with white space around it.
     """
 
     written: str
@@ -30,9 +30,9 @@ class Placeholder(NamedTuple):
     after: str
 
     @property
-    def tokens(self) -> tuple[str, str, str]:
+    def tokens(self) -> tuple[str, ...]:
         """The tokens that a tokenizer must know beside that of images."""
-        return self.written, self.before.strip(), self.after.strip()
+        return tuple(filter(None, (self.written, self.before.strip(), self.after.strip())))
 
     def around(self, token: str) -> str:
         """Return the text that replaces what templates write. token: that of the image's tokens."""

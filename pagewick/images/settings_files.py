@@ -20,6 +20,7 @@ from pagewick.images import (
     kimi_settings,
     lfm2_vl_settings,
     lighton_settings,
+    llama4_settings,
     minicpm_settings,
     pixtral_settings,
     qwen_settings,
@@ -34,6 +35,7 @@ from pagewick.images.internvl_settings import InternVLSettings
 from pagewick.images.kimi_settings import KimiSettings
 from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.lighton_settings import LightOnSettings
+from pagewick.images.llama4_settings import Llama4Settings
 from pagewick.images.minicpm_settings import MiniCPMSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
@@ -51,6 +53,7 @@ _FAMILIES = {
     **dict.fromkeys(idefics3_settings.PROCESSORS, Idefics3Settings.of),
     **dict.fromkeys(internvl_settings.PROCESSORS, InternVLSettings.of),
     **dict.fromkeys(kimi_settings.PROCESSORS, KimiSettings.of),
+    **dict.fromkeys(llama4_settings.PROCESSORS, Llama4Settings.of),
     **dict.fromkeys(minicpm_settings.PROCESSORS, MiniCPMSettings.of),
 }
 

@@ -19,9 +19,8 @@ from pagewick.quantization.share import Part, Share, check_floats, check_shape
 from pagewick.quantization.weight import WHOLE, Pieces
 
 __all__ = [
-    "AxisPositions", "GroupedPatchAttention", "NormedPatchAttention", "PatchAttention", "PatchProjection",
-    "PositionGrid", "Rotation", "Standardizer", "TransposedLinear", "WholeRows", "WideNormedPatchAttention",
-    "rotary_angles",
+    "AxisPositions", "GroupedPatchAttention", "NormedPatchAttention", "PatchAttention", "PatchProjection", "Rotation",
+    "Standardizer", "TransposedLinear", "WholeRows", "WideNormedPatchAttention", "rotary_angles",
 ]  # fmt: skip
 
 rotary_angles = kernels.rotary_angles
@@ -252,10 +251,16 @@ def _halves_as_pairs(heads: Tensor) -> Tensor:
 
 
 class WholeRows(torch.nn.Module):
-    """Learned rows, which the file has as [1, num_rows, size]: [num_rows, size]. Every rank holds all of them."""
+    """Learned rows, which the file has in another shape: [num_rows, size]. Every rank holds all of them.
 
-    def __init__(self, context: LayerContext, num_rows: int, size: int) -> None:
+    shape: that in the file; None: [1, num_rows, size].
+    """
+
+    def __init__(
+        self, context: LayerContext, num_rows: int, size: int, *, shape: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__()
+        self._shape = shape or (1, num_rows, size)
         self.weight = empty_parameter(context, num_rows, size)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -263,24 +268,8 @@ class WholeRows(torch.nn.Module):
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
-        check_floats(tensor, (1, *self.weight.shape))
-        self.weight.copy_(tensor[0])
-
-
-class PositionGrid(torch.nn.Module):
-    """A square of learned positions, which the file has as [side, side, size]. Every rank holds all of them."""
-
-    def __init__(self, context: LayerContext, side: int, size: int) -> None:
-        super().__init__()
-        self.weight = empty_parameter(context, side, side, size)
-
-    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return [(None, "weight")]
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        """Raises ModelLoadError for a tensor of another shape or of whole numbers."""
-        check_floats(tensor, tuple(self.weight.shape))
-        self.weight.copy_(tensor)
+        check_floats(tensor, self._shape)
+        self.weight.copy_(tensor.view(self.weight.shape))
 
 
 class AxisPositions(torch.nn.Module):

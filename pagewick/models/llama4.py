@@ -1,4 +1,4 @@
-"""Llama 4 (Scout, Maverick), which reads text only. Llama, except:
+"""Llama 4 (Scout, Maverick), which reads images as well. Llama, except:
 
 - Three of four layers are rotated, in interleaved pairs. They see the tokens of their own chunk of the sequence.
 - The others rotate nothing, see everything, and scale queries by their position.
@@ -22,6 +22,7 @@ from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.multimodal import read_alone, read_text_part
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
+from pagewick.models.vision.llama4_entries import with_llama4_vision
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "vocab_size": 202048,
@@ -38,7 +39,6 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "num_experts_per_tok": 1,
 }
 _NAMES: Final = (NameMap(parts=(("mlp", "feed_forward"), ("gate", "router"))),)
-_OTHER_PARTS: Final = (r"(model\.)?(vision_model|multi_modal_projector)\..*",)
 
 
 def read_llama4(entries: Entries) -> ModelConfig:
@@ -46,7 +46,7 @@ def read_llama4(entries: Entries) -> ModelConfig:
 
 
 def read_llama4_multimodal(entries: Entries) -> ModelConfig:
-    return read_text_part(entries, _read)
+    return with_llama4_vision(read_text_part(entries, _read), entries)
 
 
 def _read(entries: Entries) -> ModelConfig:
@@ -76,9 +76,7 @@ def _read(entries: Entries) -> ModelConfig:
         )
         for layer_idx, (turns, chunk) in enumerate(zip(rotates, chunks, strict=True))
     ]
-    return reading.model_config(
-        entries, norm=NormConfig(eps=eps), layers=tuple(layers), names=_NAMES, ignored=_OTHER_PARTS
-    )
+    return reading.model_config(entries, norm=NormConfig(eps=eps), layers=tuple(layers), names=_NAMES)
 
 
 def _check_length(entries: Entries, rope: RopeConfig) -> None:

@@ -31,10 +31,16 @@ from tests.images import (
     test_kimi_settings,
     test_lfm2_vl_settings,
     test_lighton_settings,
+    test_llama4_settings,
     test_minicpm_settings,
 )
 from tests.images.pictures import address_of, file_of, noise
-from tests.images.torch_processors import cohere2_vision_processor, kimi_k25_processor, lfm2_vl_processor
+from tests.images.torch_processors import (
+    cohere2_vision_processor,
+    kimi_k25_processor,
+    lfm2_vl_processor,
+    llama4_processor,
+)
 from tests.models.checkpoints import VARIANTS, make_model, save
 
 NUM_TOKENS = 8
@@ -100,6 +106,11 @@ def process_lighton(directory: Path, pictures: Sequence[Image.Image]) -> dict[st
 def process_kimi(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     processor = kimi_k25_processor(**json.loads((directory / "preprocessor_config.json").read_text()))
     return dict(processor(list(pictures), return_tensors="pt"))
+
+
+def process_llama4(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    processor = llama4_processor(**json.loads((directory / "preprocessor_config.json").read_text()))
+    return {"pixel_values": processor(list(pictures), return_tensors="pt")["pixel_values"].float()}
 
 
 def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
@@ -194,6 +205,17 @@ FAMILIES: tuple[Family, ...] = (
         process=process_kimi,
         # 7 rows of 4; the largest picture has 36 tokens.
         limits={None: 7 * 4, 30 * 8**2: 6 * 4, 12 * 8**2: 3 * 2},
+    ),
+    Family(
+        variant="llama4-maverick",
+        settings=test_llama4_settings,
+        backend=test_llama4_settings.llama4_backend(),
+        placeholder="<|image|>",
+        # 1 x 2 tiles and the whole, 3 x 2 tiles and the whole, one tile.
+        pictures=(noise(13, 26), noise(70, 45), noise(24, 23)),
+        changed=(70, 45),
+        process=process_llama4,
+        limits={None: 7 * 9, 5 * 24**2: 5 * 9, 24**2: 9},
     ),
 )
 

@@ -5,16 +5,18 @@ Pillow's and torchvision's filters differ by the rounding of their weights, so t
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from transformers import image_processing_backends as backends
+from transformers.image_utils import SizeDict
 
 _NAMES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
 
@@ -32,7 +34,8 @@ class _WithPillow(backends.TorchvisionBackend):  # type: ignore[misc]
         return torch.nn.functional.pad(images, (0, pad_size.width - width, 0, pad_size.height - height))
 
     def normalize(self, image: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, **others: Any) -> torch.Tensor:
-        return (image - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+        mean, std = (torch.as_tensor(numbers, dtype=image.dtype).view(3, 1, 1) for numbers in (mean, std))
+        return (image - mean) / std
 
 
 @contextmanager
@@ -102,3 +105,38 @@ def navit_resize(*arguments: Any) -> Any:
         from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
 
     return navit_resize(*arguments)
+
+
+def _llama4_module() -> Any:
+    with _without_torchvision():
+        return importlib.import_module("transformers.models.llama4.image_processing_llama4")
+
+
+def _filled_up(images: torch.Tensor, *, padding: list[int], fill: list[int]) -> torch.Tensor:
+    """In place of torchvision's pad: lengths left, above, right and below, in black."""
+    left, above, right, below = padding
+    assert not any(fill)
+    return torch.nn.functional.pad(images, (left, right, above, below))
+
+
+def llama4_processor(**entries: Any) -> Any:
+    """Return Llama4ImageProcessor with these entries of preprocessor_config.json."""
+    module = _llama4_module()
+    module.tvF = SimpleNamespace(pad=_filled_up)
+
+    class Processor(module.Llama4ImageProcessor, _WithPillow):  # type: ignore[misc]
+        pass
+
+    return Processor(**entries)
+
+
+def llama4_sizes(height: int, width: int, side: int, most: int, fills_canvas: bool) -> Any:
+    """The canvas that Llama4ImageProcessor finds, and the size of the image in it, as its _preprocess does."""
+    module = _llama4_module()
+    canvases = torch.tensor(module.find_supported_resolutions(most, SizeDict(height=side, width=side)))
+    canvas = module.get_best_fit((height, width), canvases, resize_to_max_canvas=fills_canvas)
+    target = canvas
+    if not fills_canvas:
+        target = min(max(height, side), canvas[0]), min(max(width, side), canvas[1])
+    found = module.get_max_res_without_distortion((height, width), target)
+    return tuple(canvas.tolist()), tuple(max(int(length), 1) for length in found)

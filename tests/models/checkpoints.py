@@ -132,6 +132,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Cohere2VisionImageProcessorFast",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "llama4":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"height": side, "width": side}, "max_patches": 6, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_processor_type": "Llama4ImageProcessorFast",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        (directory / "processor_config.json").write_text(json.dumps({"patch_size": 4}))
     if config["model_type"] == "gemma4" and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"],

@@ -25,6 +25,7 @@ from tests.models import (
     test_intern_vision,
     test_kimi_vision,
     test_lfm3_vision,
+    test_llama4_vision,
     test_merging_siglip,
     test_pixtral,
     test_siglip,
@@ -118,6 +119,10 @@ ENCODERS = {
         Encoder(
             test_kimi_vision.NAME, test_kimi_vision.by_transformers, test_kimi_vision.PIXELS,
             [image_of(*size) for size in test_vision.SIZES], image_of(40, 72),
+        ),
+        Encoder(
+            test_llama4_vision.NAME, test_llama4_vision.by_transformers, test_llama4_vision.PIXELS,
+            turned(test_llama4_vision.SIDE, 16), image_of(test_llama4_vision.SIDE, test_llama4_vision.SIDE),
         ),
         Encoder(
             test_siglip.NAME, whole_by_transformers(test_siglip.PIXELS), test_siglip.PIXELS,

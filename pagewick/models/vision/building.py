@@ -9,9 +9,11 @@ from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.glm import GlmEncoder
 from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.lfm3 import Lfm3Encoder
+from pagewick.models.vision.llama4 import Llama4Encoder
 from pagewick.models.vision.merging_config import (
     InternVisionConfig,
     Lfm3VisionConfig,
+    Llama4VisionConfig,
     MergingSiglipConfig,
     MiniCPMVisionConfig,
     MoonVisionConfig,
@@ -42,6 +44,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return MiniCPMEncoder(context, prefix, config)
     if isinstance(config, MoonVisionConfig):
         return MoonEncoder(context, prefix, config)
+    if isinstance(config, Llama4VisionConfig):
+        return Llama4Encoder(context, prefix, config)
     if isinstance(config, InternVisionConfig):
         return InternEncoder(context, prefix, config)
     if isinstance(config, Lfm3VisionConfig):

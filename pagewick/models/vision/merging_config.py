@@ -167,3 +167,24 @@ class MoonVisionConfig(MergingConfig):
     def most_pixels(self) -> int:
         """Published processors make pictures of at most 4,464 tokens, with what fills them up."""
         return 4464 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama4VisionConfig(MergingConfig):
+    """The encoder of Llama 4, for images of one size.
+
+    Layer norms and plain MLPs. One learned row, which no patch makes, goes through the blocks behind the patches, and
+    is then left out. Each has a learned position, and a norm follows. The pairs of a head are neighbours; the first
+    half turns by a patch's column, the second by its row, both counted from 1, and the learned row does not turn.
+    projector_size: of both products of the MLP behind merged patches, each with an activation; another product follows.
+    """
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its colours, in them rows and columns."""
+        return (3 * self.patch_size**2,)
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2

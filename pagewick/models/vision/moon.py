@@ -13,7 +13,7 @@ from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.norm import LayerNorm
-from pagewick.layers.patches import PositionGrid, Rotation, rotary_angles
+from pagewick.layers.patches import Rotation, WholeRows, rotary_angles
 from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
 from pagewick.models.vision.merging_config import MoonVisionConfig
@@ -35,7 +35,8 @@ class MoonEncoder(PatchReader):
         size, side = config.hidden_size, config.positions_per_side
         assert side is not None, "patches have learned positions"
         self.patch_embed = PatchEmbedding(context, f"{prefix}.patch_embed", config)
-        self.positions = PositionGrid(context, side, size)
+        self.positions = WholeRows(context, side**2, size, shape=(side, side, size))
+        self._side = side
         self.blocks = nn.ModuleList(
             VisionBlock(context, f"{prefix}.blocks.{index}", config) for index in range(config.num_blocks)
         )
@@ -50,7 +51,7 @@ class MoonEncoder(PatchReader):
         rows, columns = height // size, width // size
         order = patch_order(rows, columns, self.config.merge_size, None)
         place = self._to_device(order.rows * columns + order.columns)
-        positions = stretched(self.positions.weight, order, rows, columns)
+        positions = stretched(self.positions.weight.view(self._side, self._side, -1), order, rows, columns)
         x = add(self.patch_embed(self._patches(pixels, place)), positions)
         rotation = self._in_turn(order)
         for block in self.blocks:

@@ -52,12 +52,14 @@ class PatchReader(nn.Module):
     """The base of encoders of one image at a time.
 
     blocks: those that make most of the work; a derived class sets them. merge_entry: what config.json calls merge_size.
+    pixel_dtype: that in which red, green and blue are normalised.
 
     Raises ConfigError if there are more ranks than heads.
     """
 
     blocks: nn.ModuleList
     merge_entry = "vision_config.spatial_merge_size"
+    pixel_dtype = torch.float32
 
     def __init__(self, context: LayerContext, config: VisionConfig) -> None:
         super().__init__()
@@ -75,7 +77,10 @@ class PatchReader(nn.Module):
                     f"preprocessor_config.json: {name} is {found}, and config.json says {expected} ({entry})\n"
                     "  these files do not belong together; download or copy both again"
                 )
-        mean, std = (torch.tensor(numbers, device=self._device) for numbers in (settings.mean, settings.std))
+        mean, std = (
+            torch.tensor(numbers, dtype=self.pixel_dtype, device=self._device)
+            for numbers in (settings.mean, settings.std)
+        )
         self._pixels = settings.rescale_factor, mean, std
 
     def num_tokens(self, height: int, width: int) -> int:
@@ -93,7 +98,7 @@ class PatchReader(nn.Module):
         num_pictures, size = self.config.temporal_patch_size, self.config.patch_size
         squares = pixels.view(height // size, size, width // size, size, colours).permute(0, 2, 4, 1, 3).flatten(0, 1)
         shape = (1, colours, 1, 1)
-        normed = (squares[place].to(torch.float32) * factor - mean.view(shape)) / std.view(shape)
+        normed = (squares[place].to(self.pixel_dtype) * factor - mean.view(shape)) / std.view(shape)
         patches = normed.to(self._dtype).unsqueeze(2).expand(-1, -1, num_pictures, -1, -1)
         return patches.flatten(1)
 

@@ -10,6 +10,7 @@ from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, P
 from pagewick.models.vision.merging_config import (
     InternVisionConfig,
     Lfm3VisionConfig,
+    Llama4VisionConfig,
     MergingConfig,
     MergingSiglipConfig,
     MiniCPMVisionConfig,
@@ -61,6 +62,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _minicpm(config)
     if isinstance(config, MoonVisionConfig):
         return _moon(config)
+    if isinstance(config, Llama4VisionConfig):
+        return _llama4(config)
     if isinstance(config, InternVisionConfig):
         return _intern(config)
     if isinstance(config, Lfm3VisionConfig):
@@ -133,6 +136,21 @@ def _moon(config: MoonVisionConfig) -> Tensors:
         yield from _block(f"blocks.{index}", config, is_fused=True)
     yield from _norm("norm", size, has_bias=True)
     yield from _merging_projector(config)
+
+
+def _llama4(config: Llama4VisionConfig) -> Tensors:
+    size, side, width = config.hidden_size, config.positions_per_side, config.projector_size
+    assert side is not None and width is not None, "there are learned positions and an MLP"
+    yield from _patches("patch_embed.proj", config, has_bias=False)
+    yield "last.weight", (size,)
+    yield "positions.weight", (side**2 + 1, size)
+    yield from _norm("first_norm", size, has_bias=True)
+    for index in range(config.num_blocks):
+        yield from _block(f"blocks.{index}", config, is_fused=False)
+    yield from _norm("norm", size, has_bias=True)
+    yield from _linear("projector.linear_fc1", Shared(width), config.merged_size, has_bias=False)
+    yield from _linear("projector.linear_fc2", width, Shared(width), has_bias=False)
+    yield from _linear("projector.linear", config.out_hidden_size, width, has_bias=False)
 
 
 def _merging_projector(config: MergingConfig) -> Tensors:
