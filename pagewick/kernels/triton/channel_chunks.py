@@ -61,11 +61,11 @@ def _related(
     return of_keys, of_queries, until, behind
 
 
-@triton.jit(do_not_specialize=["num_seqs", "least", "decay_bound"])
+@triton.jit(do_not_specialize=["num_seqs", "least", "decay_bound", "strength"])
 def relate_channels(
     mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, rows_ptr, pairs_ptr, inverse_ptr,
     factors_ptr, num_seqs, num_heads, first_query, first_key, num_channels, decay_stride, beta_stride, least,
-    decay_bound,
+    decay_bound, strength,
     KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, LEVELS: tl.constexpr, TRIANGLE: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def relate_channels(
         is_diagonal = rows[:, None] == columns[None, :]
         tl.store(pairs_ptr + matrix, tl.where(is_diagonal, of_themselves[:, None], of_queries).to(DOT))
         beta_ptr += first.to(tl.int64) * beta_stride + head
-        lower = strength_of(beta_ptr, rows, beta_stride, inside)[:, None] * of_keys
+        lower = strength_of(beta_ptr, rows, beta_stride, inside, strength)[:, None] * of_keys
         inverse = inverted(lower, CHUNK, TRIANGLE, PRECISION)
-        inverse *= strength_of(beta_ptr, columns, beta_stride, columns < num_rows)[None, :]
+        inverse *= strength_of(beta_ptr, columns, beta_stride, columns < num_rows, strength)[None, :]
         tl.store(inverse_ptr + matrix, inverse.to(DOT))

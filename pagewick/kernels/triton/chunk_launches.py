@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -110,8 +111,8 @@ class Chunks:
 
         mixed: [T, C] float32, results of the convolution; results replace its values. places: the result of
         windows.where. gates: decay_ptr, decay_stride, log_decay_ptr, dt_bias_ptr and dt_scale (decay_bound in place of
-        that where channels decay by themselves), and beta_ptr and beta_stride for the delta rule. skip: [H], for
-        Mamba-2.
+        that where channels decay by themselves), and beta_ptr, beta_stride and strength for the delta rule. skip: [H],
+        for Mamba-2.
         """
         key = target_of(mixed.device), gates["decay_ptr"].dtype, heads.key_dim
         tile, num_seqs = _tile(*key, self.rule), len(places["lengths_ptr"])
@@ -181,18 +182,20 @@ def _pointers(dtype: torch.dtype, rule: Rule) -> tuple[dict[str, str], dict[str,
 def _relate(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) -> Variant:
     is_delta, (related, absent) = rule == Rule.DELTA, _pointers(dtype, rule)
     number = f"*{TYPE_NAMES[dtype]}"
-    gates = {"decay_ptr": number, **({"beta_ptr": number, "beta_stride": "i32"} if is_delta else {})}
+    gates = {"decay_ptr": number, "beta_ptr": number, "beta_stride": "i32", "strength": "fp32"}
     floats = dict.fromkeys(("mixed_ptr", "log_decay_ptr", "dt_bias_ptr"), "*fp32")
     counts = dict.fromkeys(("num_seqs", "num_heads", "num_groups", "decay_stride", "least"), "i32")
     sizes = dict.fromkeys(("first_query", "first_key", "num_channels"), "i32:16")
     if not is_delta:
-        absent |= {"beta_ptr": None, "beta_stride": 0}
+        absent |= {"beta_ptr": None, "beta_stride": 0, "strength": 1.0}
+        gates = {"decay_ptr": number}
     return Variant(
         name=f"relate_{TYPE_NAMES[dtype]}_{key_dim} {target}",
         kernel=relate_tokens,
         signature={**gates, **floats, "starts_ptr": "*i32", **related, **counts, **sizes, "dt_scale": "fp32"},
         constexprs={
-            **_constants(target, dtype, key_dim, rule), **absent, "PIECE": min(key_dim, _PIECE), "TRIANGLE": _TRIANGLE
+            **_constants(target, dtype, key_dim, rule), **absent, "PIECE": _PIECE if key_dim % _PIECE == 0 else 32,
+            "TRIANGLE": _TRIANGLE,
         },
         num_warps=4 if target == "gfx942" else 8,
         uses_tensor_cores=True,
@@ -207,12 +210,13 @@ def _relate_channels(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) 
     constants = _constants(target, dtype, key_dim, rule)
     gates = dict.fromkeys(("decay_ptr", "beta_ptr"), f"*{TYPE_NAMES[dtype]}")
     floats = dict.fromkeys(("mixed_ptr", "log_decay_ptr", "dt_bias_ptr"), "*fp32")
+    factors = dict.fromkeys(("decay_bound", "strength"), "fp32")
     counts = dict.fromkeys(("num_seqs", "num_heads", "decay_stride", "beta_stride", "least"), "i32")
     sizes = dict.fromkeys(("first_query", "first_key", "num_channels"), "i32:16")
     return Variant(
         name=f"relate_channels_{TYPE_NAMES[dtype]}_{key_dim} {target}",
         kernel=relate_channels,
-        signature={**gates, **floats, "starts_ptr": "*i32", **related, **counts, **sizes, "decay_bound": "fp32"},
+        signature={**gates, **floats, "starts_ptr": "*i32", **related, **counts, **sizes, **factors},
         constexprs={
             **constants, "PIECE": min(key_dim, _PIECE), "LEVELS": constants["CHUNK"].bit_length() - 1,
             "TRIANGLE": _TRIANGLE,
@@ -238,7 +242,7 @@ def _advance(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) -> Varia
         signature={"mixed_ptr": "*fp32", **related, **skip, **windows.BATCH, **counts, **sizes},
         constexprs={
             **_constants(target, dtype, key_dim, rule), **absent, **({} if is_scan else {"skip_ptr": None}),
-            "BLOCK_V": tile.columns, "BY_CHANNEL": by_channel,
+            "ROWS": triton.next_power_of_2(key_dim), "BLOCK_V": tile.columns, "BY_CHANNEL": by_channel,
         },
         num_warps=tile.num_warps,
         uses_tensor_cores=True,

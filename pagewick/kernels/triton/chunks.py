@@ -17,7 +17,8 @@ the duality of section 6 of Dao and Gu 2024 (arXiv:2405.21060).
 `relate_tokens` computes what does not depend on S, for all chunks at once; `advance_chunks` takes a part of the columns
 of S through the chunks of a sequence. No exponent is above 0, and each is a sum of its own: differences of G would have
 no digits left behind a token that forgets nearly everything. Entries of T/b and of all parts it is made of are inner
-products of unit keys behind contractions, and so at most 1; powers of L, which a series for T has, are not.
+products of unit keys behind contractions (reflections, if b is 2), and so at most 1, or 2 if b is; powers of L, which
+a series for T has, are not.
 
 Chunks begin where the new tokens of a sequence begin, so that bits depend on how a prompt is cut, but not on the other
 sequences of the batch. With --batch-invariant nothing is taken in chunks.
@@ -31,7 +32,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagewick.kernels.triton.states import load_state
+from pagewick.kernels.triton.states import load_state, store_state
 from pagewick.kernels.triton.windows import softplus
 
 
@@ -91,17 +92,17 @@ def inverted(lower, CHUNK: tl.constexpr, TRIANGLE: tl.constexpr, PRECISION: tl.c
 
 
 @triton.jit
-def strength_of(beta_ptr, tokens, beta_stride, inside):
-    """Return the part of a difference that each token takes in, 0 for those that are not inside."""
+def strength_of(beta_ptr, tokens, beta_stride, inside, strength):
+    """Return what each token takes in of a difference, at most `strength`, and 0 for those that are not inside."""
     beta = tl.load(beta_ptr + tokens * beta_stride, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, 1.0 / (1.0 + tl.exp(-beta)), 0.0)
+    return tl.where(inside, strength / (1.0 + tl.exp(-beta)), 0.0)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "least", "dt_scale"])
+@triton.jit(do_not_specialize=["num_seqs", "least", "dt_scale", "strength"])
 def relate_tokens(
     mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, rows_ptr, pairs_ptr, inverse_ptr,
     factors_ptr, num_seqs, num_heads, num_groups, first_query, first_key, num_channels, decay_stride, beta_stride,
-    least, dt_scale,
+    least, dt_scale, strength,
     KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, TRIANGLE: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +110,8 @@ def relate_tokens(
 
     rows: [slots, G, 2, C, DK], keys and queries for products, zeros behind the chunk's last token. pairs, inverse:
     [slots, H, C, C], D * QK^T (times dt of the token that is read) and T. factors: [slots, H, 2, C] float32, by which a
-    state is kept up to each token, and a token's u until the end of the chunk. beta and inverse are None for Mamba-2.
+    state is kept up to each token, and a token's u until the end of the chunk. strength: a state takes in this times
+    the sigmoid of beta. beta and inverse are None for Mamba-2.
     """
     slot, head = tl.program_id(0), tl.program_id(1)
     seq, chunk = chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
@@ -152,10 +154,10 @@ def relate_tokens(
         tl.store(factors_ptr + rows, tl.exp(tl.cumsum(logs, 0)))
         if beta_ptr is not None:
             beta_ptr += first.to(tl.int64) * beta_stride + head
-            strength = strength_of(beta_ptr, rows, beta_stride, inside)
-            lower = tl.where(is_later, strength[:, None] * kept * of_keys, 0.0)
+            taken = strength_of(beta_ptr, rows, beta_stride, inside, strength)
+            lower = tl.where(is_later, taken[:, None] * kept * of_keys, 0.0)
             inverse = inverted(lower, CHUNK, TRIANGLE, PRECISION)
-            inverse *= strength_of(beta_ptr, columns, beta_stride, is_column)[None, :]
+            inverse *= strength_of(beta_ptr, columns, beta_stride, is_column, strength)[None, :]
             tl.store(inverse_ptr + place * (CHUNK * CHUNK) + matrix, inverse.to(DOT))
             tl.store(pairs_ptr + matrix, (kept * of_queries).to(DOT))
         else:
@@ -166,18 +168,26 @@ def relate_tokens(
         tl.store(factors_ptr + CHUNK + columns, until_end)
 
 
+@triton.jit
+def _padded(places, dims, KEY_DIM: tl.constexpr, ROWS: tl.constexpr):
+    """Load rows of DK numbers from places [C, ROWS], with zeros from DK on."""
+    if ROWS == KEY_DIM:
+        return tl.load(places)
+    return tl.load(places, mask=(dims < KEY_DIM)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["least"])
 def advance_chunks(
     mixed_ptr, rows_ptr, pairs_ptr, inverse_ptr, factors_ptr, skip_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr,
     num_heads, num_groups, value_dim, first_value, num_channels, width, block_floats, table_stride, least,
-    KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_B: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    KEY_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_B: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Take columns program_id(2) of head program_id(1) through the chunks of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
     rows, pairs, inverse and factors are those of relate_tokens, or with BY_CHANNEL those of channel_chunks.py. skip:
-    [H], Mamba-2's factor of a value in its result.
+    [H], Mamba-2's factor of a value in its result. ROWS: a power of two that is DK or larger, or DK with BY_CHANNEL.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
@@ -188,9 +198,9 @@ def advance_chunks(
         columns = tile * BLOCK_V + tl.arange(0, BLOCK_V)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, value_dim, num_channels, width,
-            block_floats, table_stride, KEY_DIM,
+            block_floats, table_stride, KEY_DIM, ROWS,
         )  # fmt: skip
-        rows, others, dims = tl.arange(0, CHUNK), tl.arange(0, CHUNK), tl.arange(0, KEY_DIM)
+        rows, others, dims = tl.arange(0, CHUNK), tl.arange(0, CHUNK), tl.arange(0, ROWS)
         key_places = rows[:, None] * KEY_DIM + dims[None, :]
         matrix = rows[:, None] * CHUNK + others[None, :]
         value_places = rows[:, None] * num_channels + (first_value + head * value_dim + columns)[None, :]
@@ -207,7 +217,8 @@ def advance_chunks(
         for first in range(0, end - start, CHUNK):
             inside = (rows < end - start - first)[:, None]
             values = tl.load(mixed_ptr + value_places, mask=inside, other=0.0)
-            keys, queries = tl.load(rows_ptr + key_places), tl.load(rows_ptr + CHUNK * KEY_DIM + key_places)
+            keys = _padded(rows_ptr + key_places, dims, KEY_DIM, ROWS)
+            queries = _padded(rows_ptr + CHUNK * KEY_DIM + key_places, dims, KEY_DIM, ROWS)
             if BY_CHANNEL:
                 # Keys and queries have their factors.
                 kept, until_end, whole = 1.0, 1.0, tl.load(factors_ptr + dims)[:, None]
@@ -235,4 +246,4 @@ def advance_chunks(
             rows_ptr += num_groups * (num_rows * CHUNK * KEY_DIM)
             pairs_ptr += num_heads * (CHUNK * CHUNK)
             factors_ptr += num_heads * num_factors
-        tl.store(target_ptr + offsets, state)
+        store_state(target_ptr, offsets, state, KEY_DIM, ROWS)

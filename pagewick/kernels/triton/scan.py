@@ -74,7 +74,7 @@ def advance_scan(
         dims, columns = tl.arange(0, STATE_DIM), tile * BLOCK_P + tl.arange(0, BLOCK_P)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, head_dim, num_channels, width,
-            block_floats, table_stride, STATE_DIM,
+            block_floats, table_stride, STATE_DIM, STATE_DIM,
         )  # fmt: skip
         speed = tl.exp(tl.load(log_decay_ptr + head))
         bias, skip = tl.load(dt_bias_ptr + head), tl.load(skip_ptr + head)

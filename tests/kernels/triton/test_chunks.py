@@ -49,6 +49,7 @@ class Prompts:
     states: Tensor
     batch: AttentionMetadata
     decay_bound: float | None = None
+    strength: float = 1.0
 
     @property
     def is_scan(self) -> bool:
@@ -65,7 +66,7 @@ class Prompts:
         by_channel = self.rule == Rule.CHANNEL_DELTA
         gates |= {"decay_bound": self.decay_bound or 0.0} if by_channel else {"dt_scale": 1.0}
         if not self.is_scan:
-            gates |= {"beta_ptr": self.beta, "beta_stride": self.beta.stride(0)}
+            gates |= {"beta_ptr": self.beta, "beta_stride": self.beta.stride(0), "strength": self.strength}
         kind.advance(self.heads, mixed, where, gates, self.skip if self.is_scan else None)
         first = self.heads.first_value
         values = mixed[:, first : first + self.heads.num_heads * self.heads.value_dim]
@@ -94,7 +95,7 @@ class Prompts:
         logs = -speeds * times
         if self.decay_bound is not None:
             logs = self.decay_bound * (speeds * inputs).sigmoid()
-        kept, strengths = logs.exp(), self.beta.double().sigmoid()
+        kept, strengths = logs.exp(), self.strength * self.beta.double().sigmoid()
         starts = self.batch.cu_seqlens_q.tolist()
         for seq, (source, target) in enumerate(self.batch.block_tables.tolist()):
             tokens = range(starts[seq], starts[seq + 1])
@@ -197,7 +198,7 @@ def test_a_ragged_batch_with_short_sequences_and_empty_ones(monkeypatch: pytest.
 
 @ALL
 @pytest.mark.parametrize("dtype", chunk_launches.DTYPES if IS_DEEP else [torch.float16], ids=str)
-@pytest.mark.parametrize("dims", [(128, 64), *([(64, 96), (256, 32)] if IS_DEEP else [])], ids=str)
+@pytest.mark.parametrize("dims", [(128, 64), *([(64, 96), (96, 192), (256, 32)] if IS_DEEP else [])], ids=str)
 def test_dimensions_and_dtypes(dims: tuple[int, int], dtype: torch.dtype, rule: Rule) -> None:
     if dims[0] in KINDS[rule].key_dims:
         make_prompts([70], [5], rule=rule, heads=(3 if IS_DEEP else 1, 1), dims=dims, dtype=dtype).check()
@@ -231,6 +232,14 @@ def test_channels_whose_decays_have_a_bound() -> None:
     decay = prompts.decay.clone()
     decay[::3] *= 1000
     replace(prompts, decay=decay, decay_bound=-50.0).check()
+
+
+def test_states_that_take_in_twice_a_difference() -> None:
+    """With keys of 96 numbers, and states that change their sign at a key."""
+    prompts = make_prompts([70], [5], rule=Rule.DELTA, heads=(2, 1), dims=(96, 32))
+    beta = prompts.beta.clone()
+    beta[::2] = 200.0
+    replace(prompts, beta=beta, strength=2.0).check()
 
 
 def test_keys_that_repeat_and_alternate_give_no_cancellation() -> None:
