@@ -23,7 +23,10 @@ class AdaptedWeight(NamedTuple):
 
 
 def adapted_weights(model: Decoder) -> dict[str, AdaptedWeight]:
-    """Return the weights that adapters can change, by short_name of their names in the model's files."""
+    """Return the weights that adapters can change, by short_name of their names in the model's files.
+
+    Where adapters have other names, a weight has both.
+    """
     return dict(_adapted_weights(model))
 
 
@@ -33,8 +36,9 @@ def _adapted_weights(model: Decoder) -> Iterator[tuple[str, AdaptedWeight]]:
             continue
         for part in module.share.parts:
             owner = path if part.name is None else ".".join([*path.split(".")[:-1], part.name])
-            name = model.name_in_file(f"{owner}.weight").removesuffix(".weight")
-            yield short_name(name), AdaptedWeight(module.lora, part.name, (part.num_rows, module.share.in_features))
+            weight = AdaptedWeight(module.lora, part.name, (part.num_rows, module.share.in_features))
+            for name_of in (model.name_in_file, model.name_in_adapter):
+                yield short_name(name_of(f"{owner}.weight").removesuffix(".weight")), weight
 
 
 def lora_layers(weights: Mapping[str, AdaptedWeight]) -> list[LoraLayer]:

@@ -54,8 +54,9 @@ class ModelConfig:
     layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
     logit_scale, logit_soft_cap: applied to the logits in this order.
     is_router_bias_optional: some files lack the numbers that routers add for their choice; these are 0 then.
-    names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
-    file's names of tensors that the model does not use. encoder: what makes the model an encoder, whose tokens see
+    names: the file's names of tensors; the first map that fits the file counts. adapter_names: the names that LoRA
+    adapters have for weights, where these are not those of the file: transformers' own. ignored: regular expressions of
+    the file's names of tensors that the model does not use. encoder: what makes the model an encoder, whose tokens see
     those behind them, too; None: it is a decoder. embedding: the pooling of a model that was trained to make
     embeddings; empty for one that writes text. dense: layers that change the pooled vector, in their order. labels: the
     head of a model that rates texts. vision: the encoder of images; None: the model reads none, and no layer has an
@@ -86,6 +87,7 @@ class ModelConfig:
     head_bias: bool = False
     is_router_bias_optional: bool = False
     names: tuple[NameMap, ...] = (NameMap(),)
+    adapter_names: NameMap | None = None
     ignored: tuple[str, ...] = ()
     encoder: EncoderConfig | None = None
     embedding: str = ""

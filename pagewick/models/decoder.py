@@ -198,6 +198,7 @@ class Decoder(nn.Module):
         names = config.name_map(tensor_names)
         # The loader asks for the file's name of a tensor, and for the tensors that it may skip.
         self.name_in_file = names.in_file
+        self.name_in_adapter = (config.adapter_names or names).in_file
         self.ignored_weights = config.ignored_tensors
         choose_method = context.choose_method
         context = replace(context, choose_method=lambda prefix: choose_method(names.in_file(prefix)))

@@ -17,7 +17,7 @@ from typing import Final
 
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.deepseek import latent_attention, later_layers, layers_by_kind, read_experts
+from pagewick.models.deepseek import SHARED_EXPERTS, latent_attention, later_layers, layers_by_kind, read_experts
 from pagewick.models.deepseek_v32 import read_indexers
 from pagewick.models.entries import Entries
 from pagewick.models.mistral4 import read_softmax_routing
@@ -110,6 +110,7 @@ def _read_text(entries: Entries) -> ModelConfig:
         layers=layers,
         logit_soft_cap=entries.positive("final_logit_softcapping", 30.0),
         names=(_NAMES,),
+        adapter_names=SHARED_EXPERTS,
         ignored=(_LATER_LAYERS, *later_layers(entries), *(() if any(rotates) else (r"lerope\.alpha",))),
     )
 

@@ -66,7 +66,7 @@ def assert_peft_agrees(model: nn.Module, directory: Path, found: Answers) -> Non
     "name",
     ["llama", "phi-3-mini-4k", "starcoder", "qwen2-moe", "qwen3.5", "deepseek-v2-lite", "deepseek-v3", "gemma-3n",
      "gemma-4-e2b", "qwen3-vl", "gemma-3-multimodal", "olmo-2", "phi-2", "granite-moe",
-     "gpt2", "pythia", "falcon-40b"],
+     "gpt2", "pythia", "falcon-40b", "mistral-large-4"],
 )  # fmt: skip
 def test_tokens_and_logprobs_are_those_of_peft(name: str, tmp_path: Path) -> None:
     model = write(name, tmp_path)

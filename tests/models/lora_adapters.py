@@ -17,7 +17,8 @@ from transformers.pytorch_utils import Conv1D
 def linear_names(model: nn.Module) -> list[str]:
     """The names of the linear layers that adapters may change: not the head, experts, routers or encoders.
 
-    In DeepSeek's models, PEFT takes the projections of every MLP for those of experts.
+    In DeepSeek's models, PEFT takes the projections of every MLP for those of experts. It does not find those of shared
+    experts in adapters of Mistral Large 4 that it has written itself.
     """
     left_out = [
         "lm_head",
@@ -27,9 +28,12 @@ def linear_names(model: nn.Module) -> list[str]:
         "kv_b_proj",
         "visual.",
         "vision_tower.",
+        "multi_modal_projector.",
+        "indexer.weights_proj",
         "shared_expert_gate",
     ]
     left_out += [".mlp."] * ("deepseek" in model.config.model_type)
+    left_out += [".shared_experts."] * (model.config.model_type == "mistral_large4")
     return [
         name
         for name, layer in model.named_modules()
