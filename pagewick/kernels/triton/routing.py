@@ -32,14 +32,29 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
+def _share_of_near(logits, is_left, is_best, margin):
+    """Return the softmax of the best expert among those that are left and near it; all [1, BLOCK_E] but the result."""
+    greatest = tl.sum(tl.sum(tl.where(is_best, logits, 0.0), axis=1), axis=0)
+    # Whether an expert is near is a question of bits: the quotient is rounded as in the definition.
+    distance = tl.math.div_rn(greatest - logits, tl.maximum(tl.abs(logits), greatest))
+    # With a NaN, and of zeros, nothing is far.
+    others = tl.where(is_left & ((distance > margin) == 0), logits, float("-inf"))
+    # Infinity minus itself is NaN, as in the definition.
+    weights = tl.where(is_left, tl.exp(others - tl.max(tl.max(others, axis=1), axis=0)), 0.0)
+    share = tl.sum(tl.sum(tl.where(is_best, weights, 0.0), axis=1), axis=0)
+    return share / tl.sum(tl.sum(weights, axis=1), axis=0)
+
+
+@triton.jit
 def route_tokens(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, group_size, num_groups, top_k, top_k_groups, scaling,
-    epsilon, renormalize, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, MAX_TOP_K: tl.constexpr,
-    IS_SOFTMAX: tl.constexpr, BY_SUM: tl.constexpr,
+    epsilon, margin, renormalize, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, MAX_TOP_K: tl.constexpr,
+    SCORING: tl.constexpr, BY_SUM: tl.constexpr,
 ):  # fmt: skip
     """Write the ids [T, A] int32 and the weights [T, A] float32 of token program_id(0) of logits [T, E] float32.
 
-    bias: [E] float32. BY_SUM: a group's score is the sum of its two best keys, not its best.
+    bias: [E] float32. SCORING: as in Routing; margin: of near, else None. BY_SUM: a group's score is the sum of its two
+    best keys, not its best.
     """
     token = tl.program_id(0).to(tl.int64)
     groups, members = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_E)
@@ -47,7 +62,9 @@ def route_tokens(
     inside = (groups < num_groups)[:, None] & (members < group_size)[None, :]
     closed: tl.constexpr = -0x8000000000000000
     logits = tl.load(logits_ptr + token * row_stride + ids, mask=inside, other=float("-inf"))
-    if IS_SOFTMAX:
+    if SCORING == "near":
+        scores = logits
+    elif SCORING == "softmax":
         # Infinity minus itself is NaN, as in the definition.
         weights = tl.where(inside, tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0)), 0.0)
         scores = weights / tl.sum(tl.sum(weights, axis=1), axis=0)
@@ -81,7 +98,10 @@ def route_tokens(
     for place in range(top_k):
         best = tl.max(tl.max(order, axis=1), axis=0)
         is_best = order == best
-        weight = tl.sum(tl.sum(tl.where(is_best, scores, 0.0), axis=1), axis=0)
+        if SCORING == "near":
+            weight = _share_of_near(logits, order != closed, is_best, margin)
+        else:
+            weight = tl.sum(tl.sum(tl.where(is_best, scores, 0.0), axis=1), axis=0)
         chosen = tl.where(places == place, id_of(best), chosen)
         chosen_weights = tl.where(places == place, weight, chosen_weights)
         order = tl.where(is_best, closed, order)
@@ -126,17 +146,19 @@ def _route_variant(tile: tuple[int, int], scoring: str, by_sum: bool, has_bias: 
         "scaling": "fp32",
         "epsilon": "fp32",
     }
+    signature |= {"margin": "fp32"} if scoring == "near" else {}
     kind = f"{scoring}{'_sum' if by_sum else ''}{'_bias' if has_bias else ''}"
     return Variant(
         name=f"route_{kind}_{tile[0]}x{tile[1]}",
         kernel=route_tokens,
         signature=signature | ({"bias_ptr": "*fp32"} if has_bias else {}),
-        constexprs={"BLOCK_G": tile[0], "BLOCK_E": tile[1], "MAX_TOP_K": MAX_TOP_K, "IS_SOFTMAX": scoring == "softmax"}
+        constexprs={"BLOCK_G": tile[0], "BLOCK_E": tile[1], "MAX_TOP_K": MAX_TOP_K, "SCORING": scoring}
         | {"BY_SUM": by_sum}
+        | ({} if scoring == "near" else {"margin": None})
         | ({} if has_bias else {"bias_ptr": None}),
         num_warps=1 if tile[0] * tile[1] <= 256 else 4,
         in_sample=(tile, scoring, by_sum, has_bias)
-        in (((1, 128), "softmax", False, False), ((8, 32), "sigmoid", True, True)),
+        in (((1, 128), "softmax", False, False), ((8, 32), "sigmoid", True, True), ((1, 32), "near", False, False)),
     )
 
 
@@ -160,6 +182,7 @@ def _combine_variant(dtype: torch.dtype, shared: str) -> Variant:
 _ROUTES = {
     key: _route_variant(*key) for key in itertools.product(TILES, ("softmax", "sigmoid"), (False, True), (False, True))
 }
+_ROUTES |= {(tile, "near", False, False): _route_variant(tile, "near", False, False) for tile in TILES if tile[0] == 1}
 _COMBINES = {key: _combine_variant(*key) for key in itertools.product(_DTYPES, ("", "shared", "gated"))}
 VARIANTS = (*_ROUTES.values(), *_COMBINES.values())
 
@@ -188,13 +211,15 @@ def route(
     tile = _tile_of(num_groups, size)
     if tile is None or not _is_routable(logits, routing, bias):
         return by_definition(reference.route, logits, routing, bias, scales)
+    is_near = routing.scoring == "near"
     expert_ids = torch.empty((len(logits), routing.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty(expert_ids.shape, dtype=torch.float32, device=logits.device)
-    _ROUTES[tile, routing.scoring, routing.group_score == "sum_of_two", bias is not None].launch(
+    by_sum = routing.group_score == "sum_of_two" and not is_near
+    _ROUTES[tile, routing.scoring, by_sum, bias is not None].launch(
         (len(logits),), logits_ptr=logits, ids_ptr=expert_ids, weights_ptr=weights, row_stride=logits.stride(0),
         group_size=size, num_groups=num_groups, top_k=routing.top_k, top_k_groups=routing.top_k_groups,
         scaling=routing.scaling, epsilon=routing.epsilon, renormalize=int(routing.renormalize),
-        **({} if bias is None else {"bias_ptr": bias}),
+        **({} if bias is None else {"bias_ptr": bias}), **({"margin": routing.margin} if is_near else {}),
     )  # fmt: skip
     return expert_ids, weights if scales is None else weights * scales[expert_ids.long()]
 
@@ -209,7 +234,8 @@ def _tile_of(num_groups: int, size: int) -> tuple[int, int] | None:
 def _is_routable(logits: Tensor, routing: Routing, bias: Tensor | None) -> bool:
     fits = bias is None or (bias.dtype == torch.float32 and bias.shape == logits.shape[1:] and bias.is_contiguous())
     is_matrix = logits.dim() == 2 and logits.dtype == torch.float32 and logits.stride(1) == 1
-    return is_matrix and fits and routing.top_k <= MAX_TOP_K and routing.scoring != "near"
+    # The definition refuses a bias for experts near each other.
+    return is_matrix and fits and routing.top_k <= MAX_TOP_K and (routing.scoring != "near" or bias is None)
 
 
 def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:

@@ -50,6 +50,23 @@ def test_routes(num_experts: int, rule: Routing, has_bias: bool) -> None:
     torch.testing.assert_close(scaled, weights * scales[expert_ids.long()], equal_nan=True)
 
 
+@pytest.mark.parametrize(("num_experts", "margin"), [(16, 0.6), (7, 0.02), (40, 1.5)])
+def test_routes_among_experts_near_each_other(num_experts: int, margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi-3.5-MoE, with logits of both signs, ties, and quotients at the margin."""
+    logits = numbers(8, num_experts) - torch.linspace(0, 2, 8)[:, None]
+    logits[1], logits[2], logits[3, 5] = logits[1].round(decimals=1), 0, float("inf")
+    logits[4, 3], logits[5] = float("nan"), float("-inf")
+    rule = Routing(top_k=3, scoring="near", margin=margin, scaling=1.5)
+    expected_ids, expected = reference.route(logits, rule)
+    with pytest.raises(ValueError, match="a bias is added to scores"):
+        routing.route(logits, rule, logits[0])
+    monkeypatch.setattr(routing, "by_definition", None)
+    expert_ids, weights = routing.route(logits, rule)
+    assert torch.equal(expert_ids, expected_ids)
+    torch.testing.assert_close(weights, expected, rtol=2e-6, atol=1e-7, equal_nan=True)
+    assert weights[~weights.isnan()].unique().numel() > 3
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_combine(dtype: torch.dtype) -> None:
     y, output = numbers(15, 1029).to(dtype), numbers(5, 1029, seed=1).to(dtype)
