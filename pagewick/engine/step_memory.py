@@ -44,10 +44,14 @@ and the whole step on a GPU is
                      numbers: 16 K / R * D * c for the keys and values of a sequence with c visible tokens, and for up
                      to 256 queries 12 D * query heads / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or
                      sinks, each of at most 1 GiB with room for one query (kernels/reference.py)
-    indexer          of h heads with d numbers, in plain PyTorch: 16 T * h * d for queries, 12 d * context for keys, and
-                     4 h * context for the scores of each of 64 tokens (kernels/reference_index.py)
+    indexer          of h heads with d numbers: T * (2 (h + 1) d * e + 4 h) for queries and keys before and after their
+                     rotation, and weights; and scores of contexts above k, with counts of their digits, 4 context +
+                     2,060 for each 4,096 of it + 16 for each token, for as many tokens as 256 MiB have room for
+                     (kernels/triton/index.py). If no kernel serves h and d, or there are no kernels: 16 T * h * d for
+                     queries, 12 d * context for keys, and 4 h * context for the scores of each of 64 tokens
+                     (kernels/reference_index.py)
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
-                     of 16 kernels of a layer in each of 64 graphs
+                     of 16 kernels of a layer, and 13 of an indexer, in each of 64 graphs
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
     margin           an eighth of activations and attention, for gaps between blocks of memory
 """
@@ -75,7 +79,14 @@ PARTS_BYTES: Final = 256 * _MIB
 # The rows of queries of a sequence whose keys are split, and its tokens with latent attention (kernels/triton/mla.py).
 MAX_SHORT_ROWS: Final = 16
 MAX_SHORT_TOKENS: Final = 4
-# Tokens whose scores an indexer has at once (kernels/reference_index.py).
+# Heads of an indexer that kernels serve, and their sizes; the most memory for scores; and how many numbers beside the
+# scores there are for each part of a row (kernels/triton/index.py, selection.py).
+INDEX_HEADS: Final = 64
+INDEX_DIMS: Final = (32, 128)
+SCORES_BYTES: Final = 256 * _MIB
+SCORES_PART: Final = 4096
+NUMBERS_OF_PART: Final = 2 * 256 + 3
+# Tokens whose scores an indexer has at once without kernels (kernels/reference_index.py).
 QUERY_SLICE: Final = 64
 # Sizes of heads that kernels/triton/attention.py serves; others have the queries and scores of kernels/reference.py.
 SERVED_HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
@@ -84,6 +95,7 @@ PLAIN_SCORES: Final = 2**28
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
 _NODE_BYTES: Final = 16 * 2**10
 _KERNELS_PER_LAYER: Final = 16
+_KERNELS_PER_INDEXER: Final = 13
 # CUDA graphs that are kept, and the tokens of the largest step that is captured (engine/graph).
 MAX_GRAPHS: Final = 64
 GRAPH_TOKENS: Final = 512
@@ -99,7 +111,8 @@ class StepLimits:
     """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
 
     element_bytes: bytes of a number of the activations. image_pixels: those of the largest image. has_adapters: whether
-    there is room for LoRA adapters. has_kernels: whether kernels compute attention on the GPU, where they serve it.
+    there is room for LoRA adapters. has_kernels: whether kernels compute attention and indexers on the GPU, where they
+    serve these.
     """
 
     num_tokens: int
@@ -191,8 +204,9 @@ def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) 
     if model.encoder is not None:
         return 0
     activations = _gpu_activation_bytes(model, limits, min(GRAPH_TOKENS, limits.num_tokens), num_ranks)
-    nodes = _NODE_BYTES * _KERNELS_PER_LAYER * model.num_layers * MAX_GRAPHS
-    return activations + _parts_bytes(model, limits, num_ranks) + nodes
+    num_indexers = sum(layer.indexer is not None for layer in model.layers)
+    num_kernels = _KERNELS_PER_LAYER * model.num_layers + _KERNELS_PER_INDEXER * num_indexers
+    return activations + _parts_bytes(model, limits, num_ranks) + _NODE_BYTES * num_kernels * MAX_GRAPHS
 
 
 def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: int, num_ranks: int) -> int:
@@ -220,9 +234,15 @@ def _parts_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> i
 def _indexer_bytes(layer: LayerConfig, limits: StepLimits, num_tokens: int) -> int:
     if (indexer := layer.indexer) is None:
         return 0
-    queries = 16 * num_tokens * indexer.num_heads * indexer.head_dim
-    scores = QUERY_SLICE * indexer.num_heads * limits.context * 4
-    return queries + 12 * indexer.head_dim * limits.context + scores
+    num_heads, head_dim, context = indexer.num_heads, indexer.head_dim, limits.context
+    if not limits.has_kernels or num_heads > INDEX_HEADS or head_dim not in INDEX_DIMS:
+        scores = QUERY_SLICE * num_heads * context * 4
+        return 16 * num_tokens * num_heads * head_dim + 12 * head_dim * context + scores
+    numbers = num_tokens * (2 * (num_heads + 1) * head_dim * limits.element_bytes + 4 * num_heads)
+    if context <= indexer.top_k:
+        return numbers
+    row = 4 * (context + -(-context // SCORES_PART) * NUMBERS_OF_PART + 4)
+    return numbers + row * max(1, min(num_tokens, SCORES_BYTES // row))
 
 
 def activation_bytes(

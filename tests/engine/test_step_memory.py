@@ -12,10 +12,15 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.engine.image_settings import with_largest_picture
 from pagewick.engine.step_memory import (
+    INDEX_DIMS,
+    INDEX_HEADS,
     MAX_SHORT_ROWS,
     MAX_SHORT_TOKENS,
+    NUMBERS_OF_PART,
     PARTS_BYTES,
     QUERY_SLICE,
+    SCORES_BYTES,
+    SCORES_PART,
     SERVED_HEAD_DIMS,
     SPLIT,
     StepLimits,
@@ -108,6 +113,17 @@ def test_streams_inputs_of_layers_and_sparse_gates() -> None:
     assert activation_bytes(read_config(PUBLISHED["gemma-3n-E2B-it"]), 100, 0, 2, 0) == 100 * width * 2
 
 
+def test_an_indexer_that_no_kernel_serves() -> None:
+    served, other = (read_config(PUBLISHED["DeepSeek-V3.2"] | {"index_n_heads": number}) for number in (64, 65))
+    limits = replace(LIMITS, context=1000)
+    added = gpu_graph_bytes(other, limits, 8) - gpu_graph_bytes(served, limits, 8)
+    plain = 16 * 65 * 128 * 512 + 12 * 128 * 1000 + 64 * 65 * 1000 * 4
+    assert added == plain - (2 * 65 * 128 * 2 + 64 * 4) * 512
+    # 64 heads without kernels.
+    fewer = gpu_graph_bytes(other, limits, 8) - gpu_graph_bytes(served, replace(limits, has_kernels=False), 8)
+    assert fewer == 16 * 128 * 512 + 64 * 1000 * 4
+
+
 def test_sparse_attention_by_hand() -> None:
     """DeepSeek-V3.2 on 8 ranks: each token sees 2,048 others, which an indexer of 64 heads with 128 numbers selects."""
     model = read_config(PUBLISHED["DeepSeek-V3.2"])
@@ -117,16 +133,23 @@ def test_sparse_attention_by_hand() -> None:
     dense = replace(model, layers=layers)
     assert activation_bytes(model, 100, 0, 2, 0) - activation_bytes(dense, 100, 0, 2, 0) == 100 * 2048 * 4
     limits = replace(LIMITS, context=163840)
-    indexer = 12 * 128 * 163840 + 64 * 64 * 163840 * 4
-    large, small = ((16 * 64 * 128 + 2048 * 4) * num_tokens + indexer for num_tokens in (2048, 512))
+    # 40 parts of 4,096 scores have 515 counts each, and 256 MiB have room for 363 tokens.
+    scores = 363 * 4 * (163840 + 40 * 515 + 4)
+    assert scores <= 256 * MIB < scores * 364 // 363
+    large, small = ((2 * 65 * 128 * 2 + 64 * 4 + 2048 * 4) * num_tokens + scores for num_tokens in (2048, 512))
+    nodes = 16 * 1024 * 13 * 61 * 64
     # Dense attention has 32 sequences of 640 splits here, which are bounded as well.
     added = gpu_step_bytes(model, limits, 8) - gpu_step_bytes(dense, limits, 8)
-    assert abs(added - (large * 9 / 8 + small)) <= 1
+    assert abs(added - (large * 9 / 8 + small + nodes)) <= 1
     short = replace(limits, context=300, num_logits=1)
     parts = 4 * 16 * (512 + 2) * 2 * 4
     added = gpu_graph_bytes(model, short, 8) - gpu_graph_bytes(dense, short, 8)
-    # No token sees more than 300 others.
-    assert added == (16 * 64 * 128 + 300 * 4) * 512 + indexer * 300 // 163840 + PARTS_BYTES - parts
+    # No token sees more than 300 others, which need no scores.
+    assert added == (2 * 65 * 128 * 2 + 64 * 4 + 300 * 4) * 512 + nodes + PARTS_BYTES - parts
+    longest = replace(limits, context=2**27, num_tokens=5, num_logits=5)
+    # One token always gets the memory that it needs.
+    added = gpu_graph_bytes(model, longest, 8) - gpu_graph_bytes(model, replace(longest, context=2**26), 8)
+    assert added == 4 * (2**26 + 2**14 * 515)
     assert activation_bytes(model, 100, 0, 2, 0, context=300) == activation_bytes(dense, 100, 0, 2, 0) + 100 * 300 * 4
 
 
@@ -222,10 +245,12 @@ def test_the_cache_gets_the_rest() -> None:
 def test_numbers_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
     from pagewick.kernels import reference_index
-    from pagewick.kernels.triton import attention, mla
+    from pagewick.kernels.triton import attention, index, mla, selection
 
     assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
     assert attention.HEAD_DIMS == SERVED_HEAD_DIMS
+    assert (index.DIMS, index.HEADS[-1], index.SCORES_BYTES) == (INDEX_DIMS, INDEX_HEADS, SCORES_BYTES)
+    assert selection.row_bytes(9000) == 4 * (9000 + -(-9000 // SCORES_PART) * NUMBERS_OF_PART + 4)
     assert reference_index.QUERY_SLICE == QUERY_SLICE
     assert (attention.MAX_SHORT_ROWS, mla.MAX_SHORT_TOKENS) == (MAX_SHORT_ROWS, MAX_SHORT_TOKENS)
 

@@ -62,10 +62,12 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "sample_tokens": ("sampling", _FLOAT32),
     "scale": ("elementwise", _FLOATS),
     "scatter_blocks": ("blocks", _INT64),
+    "select_keys": ("index", _FLOATS),
     "selective_scan": ("scan", _FLOATS),
     "short_convolution": ("short_convolution", _FLOATS),
     "sigmoid_gate": ("elementwise", _FLOATS),
     "soft_cap": ("elementwise", _FLOATS),
+    "store_index_keys": ("index", _FLOATS),
     "store_kv": ("rope", _FLOATS),
 }
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))

@@ -31,7 +31,7 @@ from pagewick.engine.cache import kv_cache
 from pagewick.kernels import TABLE, reference
 from pagewick.kernels.dispatch import Backend
 from pagewick.weights import upload
-from tests.engine.graph.late_kernels import SHAPES
+from tests.engine.graph.late_kernels import RESULTS, SHAPES
 from tests.kernels.conftest import library_off
 
 DEVICE = torch.device("cuda", 0)
@@ -423,6 +423,8 @@ def _kernel(device: LateDevice, name: str) -> Callable[..., Any]:
         made = [_garbage(torch.empty(shape, dtype=dtype, device="meta")) for shape, dtype in shapes]
         device.enqueue(lambda: _store(made, _results(definition(*real_args, **real_kwargs))))
         late = [LateTensor(each) for each in made]
+        if name in RESULTS:
+            return RESULTS[name](*late)
         return None if not late else late[0] if len(late) == 1 else tuple(late)
 
     return operation

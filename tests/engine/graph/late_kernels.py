@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pagewick.kernels.options import SelectedKeys
+
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 _F32, _I32, _I64 = torch.float32, torch.int32, torch.int64
 
@@ -75,9 +77,16 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "sample_tokens": lambda x, *options: [(x.shape[:1], _I64)],
     "scale": _like,
     "scatter_blocks": _nothing,
+    "select_keys": lambda q, *more, top_k, **options: [
+        (shape, _I32) for shape in ((len(q), top_k), (len(q),), (len(q) + 1,))
+    ],
     "selective_scan": lambda xbc, gate, *more: [(gate.shape, xbc.dtype)],
     "short_convolution": lambda bcx, states, batch, options: [((len(bcx), len(options.weight)), bcx.dtype)],
     "sigmoid_gate": _like,
     "soft_cap": _like,
+    "store_index_keys": _nothing,
     "store_kv": _nothing,
 }
+
+# Results that are more than a tuple.
+RESULTS: dict[str, Callable[..., Any]] = {"select_keys": SelectedKeys}

@@ -9,6 +9,7 @@ It runs in a process of its own, because kernels that are interpreted cannot be 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from pagewick.kernels.triton import (
     delta,
     elementwise,
     full_attention,
+    index,
     latents,
     layouts,
     logits,
@@ -120,6 +122,17 @@ def _attend(num_tokens: int, widths: Sequence[int]) -> None:
         mla.latent_attention(
             torch.zeros(num_tokens, 16, 512, dtype=_BF16), q_rope, latent_cache, batch, softmax_scale=0.1
         )
+    _select(num_tokens, widths, rotation)
+
+
+def _select(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> None:
+    """Select tokens of DeepSeek-V3.2, for one token of each sequence and for several."""
+    cache, weights = torch.zeros(2, 64, 128, dtype=_BF16), torch.zeros(num_tokens, 64)
+    queries = torch.zeros(num_tokens, 64, 128, dtype=_BF16)
+    index.store_index_keys(queries[:, 0], cache, torch.zeros(num_tokens, dtype=_I64), rotation=rotation)
+    for each, width, top_k in itertools.product((1, _LONG), widths, (100, 2048)):
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
+        index.select_keys(queries, weights, cache, batch, batch.block_tables, rotation=rotation, top_k=top_k)
 
 
 def _advance(num_tokens: int) -> None:

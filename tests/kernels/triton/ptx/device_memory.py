@@ -12,8 +12,6 @@ from torch import Tensor
 from tests.kernels.triton.ptx.memory import Memory
 from tests.kernels.triton.ptx.values import Array, Faulty
 
-_OPERATIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
-
 
 class DeviceMemory:
     """The memory of some tensors with names. Only bytes of their elements may be accessed, not gaps between them."""
@@ -43,13 +41,7 @@ class DeviceMemory:
         """Carry out atomic operations one after the other, and return what was there before each."""
         before = np.zeros_like(operands)
         for memory, which in self._parts(addresses):
-            view, places = memory.update(addresses[which], operands.dtype.itemsize, stamps[which])
-            numbers = view.view(operands.dtype)
-            found = np.zeros(len(places), operands.dtype)
-            for number, (place, operand) in enumerate(zip(places, operands[which], strict=True)):
-                found[number] = numbers[place]
-                numbers[place] = operand if operation == "exch" else _OPERATIONS[operation](numbers[place], operand)
-            before[which] = found
+            before[which] = memory.change(operation, addresses[which], operands[which], stamps[which])
         return before
 
     def _parts(self, addresses: Array) -> list[tuple[Memory, Array]]:

@@ -23,6 +23,7 @@ from pagewick.kernels.triton.linear import linear
 from tests.kernels.paged import Paged, expected_attention, make_paged, plain_cache
 from tests.kernels.scaled import NAMES, empty_latents, make_scaled
 from tests.kernels.test_mla import SCALE, Latents, make_latents
+from tests.kernels.triton.test_index import assert_scores, make_batch
 from tests.kernels.triton.test_moe import plain_experts, quantized_experts
 from tests.kernels.triton.test_quantized import packed, random_x
 
@@ -158,6 +159,14 @@ def test_threads_agree_on_the_scale_of_a_row(name: str, dims: tuple[int, int]) -
     )  # fmt: skip
     numbers = cache.flatten(0, 1)[:, dims[0] :].float() * scales.flatten(0, 1)[:, 1:]
     torch.testing.assert_close(numbers, keys, rtol=0.021, atol=0)
+
+
+@pytest.mark.parametrize("heads", [32, 33, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_index_keys(dtype: torch.dtype, heads: int) -> None:
+    """Several tiles of keys, and more tokens than a program takes."""
+    batch = make_batch([18, 1], [140, 20], heads=heads, dim=128, dtype=dtype)
+    assert_scores(batch, batch.scores(top_k=9), top_k=9)
 
 
 @pytest.mark.parametrize("kind", [launches.ROWS, launches.FEW, launches.SOME, launches.MANY])

@@ -8,6 +8,8 @@ from tests.kernels.triton.ptx.proxies import Proxies
 from tests.kernels.triton.ptx.races import History, described
 from tests.kernels.triton.ptx.values import BITS, Array, Faulty
 
+_OPERATIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
+
 
 class Memory:
     """Bytes from an address on. unit: bytes of the smallest access; allowed: which bytes may be accessed (None: all).
@@ -65,10 +67,10 @@ class Memory:
         units, stamps = self._units(places, values.dtype.itemsize, stamps)
         self._raise_if(self._note_write(units, stamps), units, stamps, "write")
 
-    def _note_write(self, units: Array, stamps: Array) -> Array | None:
+    def _note_write(self, units: Array, stamps: Array, *, is_atomic: bool = False) -> Array | None:
         if self.proxies is not None:
             self.proxies.note_write(units)
-        return self.history.write(units, stamps)
+        return self.history.write(units, stamps, is_atomic=is_atomic)
 
     def units_of_parts(self, addresses: Array) -> Array:
         """Return the units [readers, units] of parts [readers, parts] of 16 bytes."""
@@ -87,12 +89,17 @@ class Memory:
         """Say which byte a unit begins with, and who has accessed it last."""
         return f"byte {unit * self.unit} of {self.name}; {self.history.before(unit)}"
 
-    def update(self, addresses: Array, width: int, stamps: Array) -> tuple[Array, Array]:
-        """Return a view of all numbers, and the places in it of those that an atomic operation changes."""
+    def change(self, operation: str, addresses: Array, operands: Array, stamps: Array) -> Array:
+        """Carry out atomic operations one after the other, and return what was there before each."""
+        width = operands.dtype.itemsize
         places = self._places(addresses, width, 1)
         units, stamps = self._units(places, width, stamps)
-        self._raise_if(self.history.write(units, stamps, is_atomic=True), units, stamps, "change")
-        return self._views[width], places[:, 0]
+        self._raise_if(self._note_write(units, stamps, is_atomic=True), units, stamps, "change")
+        numbers, found = self._views[width].view(operands.dtype), np.zeros(len(places), operands.dtype)
+        for number, (place, operand) in enumerate(zip(places[:, 0], operands, strict=True)):
+            found[number] = numbers[place]
+            numbers[place] = operand if operation == "exch" else _OPERATIONS[operation](numbers[place], operand)
+        return found
 
     def _places(self, addresses: Array, width: int, count: int) -> Array:
         """Return the places [accesses, numbers] in a view, or raise for one that may not be accessed."""

@@ -64,15 +64,22 @@ def _store(threads: Threads, each: Instruction) -> None:
 
 @carries_out("atom", "red")
 def _change(threads: Threads, each: Instruction) -> None:
-    """Change numbers of global memory one thread after the other; atom also returns what they were."""
+    """Change numbers of memory one thread after the other; atom also returns what they were."""
     operands = each.operands if each.name == "atom" else ("_", *each.operands)
     target, place, source = operands
     operation, kind = each.parts[-2], each.type
-    if "global" not in each.parts or operation not in ("add", "min", "max", "and", "or", "exch"):
+    if operation not in ("add", "min", "max", "and", "or", "exch"):
         raise Faulty("an atomic operation that is not known")
     lanes = threads.active()
-    operand = threads.of(source, kind, lanes)
-    before = threads.memory.change(operation, addresses_of(threads, place, lanes), operand, threads.stamps(lanes))
+    operand, stamps = threads.of(source, kind, lanes), threads.stamps(lanes)
+    addresses = addresses_of(threads, place, lanes)
+    if "shared" in each.parts:
+        threads.check_shared(addresses, operand.dtype.itemsize)
+        before = threads.shared.change(operation, threads.shared_address(addresses, lanes), operand, stamps)
+    elif "global" in each.parts:
+        before = threads.memory.change(operation, addresses, operand, stamps)
+    else:
+        raise Faulty("a kind of memory that is not known")
     every = np.zeros(threads.num_lanes, before.dtype)
     every[lanes] = before
     threads.write(target, every)

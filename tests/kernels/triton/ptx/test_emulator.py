@@ -152,6 +152,18 @@ def test_programs_race_with_each_other_whatever_barriers_they_pass() -> None:
         run(body, torch.zeros(32, dtype=torch.int32), programs=2)
 
 
+def test_atomic_operations_on_shared_memory() -> None:
+    """Threads of several warps count in each program's own memory; what they read without a barrier is a race."""
+    body = "@%p1 st.shared.b32 [4], 5; bar.sync 0; atom.shared.add.u32 %r9, [4], 2; bar.sync 0; ld.shared.b32 %r9, [4];"
+    body = f"setp.eq.u32 %p1, %r1, 7; {body} st.global.b32 [%rd2], %r9;"
+    options = {"threads": 64, "programs": 2, "shared_bytes": 64}
+    assert run(body, torch.zeros(64, dtype=torch.int32), **options).tolist() == [5 + 2 * 64] * 64
+    with pytest.raises(Faulty, match=r"a race at byte 4 of shared memory: thread .* reads"):
+        run(body.replace("2; bar.sync 0;", "2;"), torch.zeros(64, dtype=torch.int32), **options)
+    with pytest.raises(Faulty, match="beyond the 64 bytes of shared memory"):
+        run("atom.shared.add.u32 %r9, [64], 2;", torch.zeros(32, dtype=torch.int32), shared_bytes=64)
+
+
 def test_copies_arrive_when_they_are_waited_for() -> None:
     """A thread that reads too early gets the old value; one that reads another thread's copy needs a barrier."""
     begin = "shl.b32 %r4, %r1, 2; cp.async.ca.shared.global [%r4], [%rd2], 4, 4; cp.async.commit_group;"
