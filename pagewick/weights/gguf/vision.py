@@ -41,6 +41,7 @@ _KEYS: Final = {
     "num_hidden_layers": "block_count",
     "num_heads": "attention.head_count",
     "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
     "embed_dim": "embedding_length",
     "hidden_size": "embedding_length",
     "out_hidden_size": "projection_dim",

@@ -62,6 +62,16 @@ def _qwen_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> 
     return entries
 
 
+def _exaone_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    num_heads = file.count("attention.head_count")
+    vision = {
+        **_qwen(file, text),
+        "model_type": "exaone4_5_vision",
+        "num_key_value_heads": file.count("attention.head_count_kv", num_heads),
+    }
+    return {"vision_config": vision}
+
+
 def _pixtral_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
     merges = "mm.patch_merger.weight" in file.names
     entries = {
@@ -122,8 +132,9 @@ def _qwen(file: VisionKeys, text: Metadata) -> dict[str, Any]:
     }
     if file.projector == "qwen2vl_merger":
         found |= {"embed_dim": width, "hidden_size": text.get("embedding_length"), "mlp_ratio": inner / width}
-    if file.projector == "qwen2.5vl_merger":
-        every = file.count("n_wa_pattern")
+    if file.projector in ("qwen2.5vl_merger", "exaone4_5"):
+        # Without the key, all patches of EXAONE 4.5 see each other.
+        every = file.count("n_wa_pattern", None if file.projector == "qwen2.5vl_merger" else 1)
         found["fullatt_block_indexes"] = list(range(every - 1, depth, every))
         found["window_size"] = file.count("window_size", _WINDOW)
     if file.projector == "qwen3vl_merger":
@@ -307,6 +318,7 @@ def _sections(text: Metadata) -> list[int]:
 _QWENS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
 _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]], dict[str, Any]]]] = {
     **dict.fromkeys(_QWENS, _qwen_config),
+    "exaone4_5": _exaone_config,
     "pixtral": _pixtral_config,
     "lightonocr": _lighton_config,
     "glm4v": _glm_config,
@@ -317,7 +329,7 @@ _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]],
     "internvl": tiled_entries.internvl_config,
 }
 _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
-    **dict.fromkeys(_QWENS, _qwen_processor),
+    **dict.fromkeys((*_QWENS, "exaone4_5"), _qwen_processor),
     "pixtral": _pixtral_processor,
     "lightonocr": _lighton_processor,
     "glm4v": _glm_processor,

@@ -33,6 +33,15 @@ _PROJECTOR: Final = "multi_modal_projector"
 _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
 
 
+_QWEN25: Final = VisionFamily(
+    models={"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
+    whole=_WHOLE_QWEN2,
+    block={**_BLOCK, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+    activation="silu",
+    uses=frozenset({"silu"}),
+    limits=(56 * 56, 28 * 28 * 16384),
+    is_gated=True,
+)
 _PIXTRAL: Final = VisionFamily(
     # Pixtral 12B has the first one, too, and another architecture.
     models=dict.fromkeys(("llama", "mistral3", "mistral4"), "Mistral3ForConditionalGeneration"),
@@ -96,14 +105,13 @@ FAMILIES: Final = {
         uses=frozenset(),
         limits=(56 * 56, 28 * 28 * 16384),
     ),
-    "qwen2.5vl_merger": VisionFamily(
-        models={"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
-        whole=_WHOLE_QWEN2,
-        block={**_BLOCK, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
-        activation="silu",
-        uses=frozenset({"silu"}),
-        limits=(56 * 56, 28 * 28 * 16384),
-        is_gated=True,
+    "qwen2.5vl_merger": _QWEN25,
+    "exaone4_5": replace(
+        _QWEN25,
+        models={"exaone4": "Exaone4_5_ForConditionalGeneration"},
+        is_shared=True,
+        text_types={"Exaone4ForCausalLM": "exaone4"},
+        limits=(56 * 56, 28 * 28 * 1280),
     ),
     "qwen3vl_merger": VisionFamily(
         models={

@@ -90,3 +90,11 @@ def publish_mimo(directory: Path) -> None:
     for name in ("model_type", "rope_parameters"):
         del config[name]
     path.write_text(json.dumps(config))
+
+
+def publish_exaone(directory: Path) -> None:
+    """Give the limits of EXAONE 4.5's images the names of its published file."""
+    path = directory / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    limits = {"min_pixels": settings["size"]["shortest_edge"], "max_pixels": settings["size"]["longest_edge"]}
+    path.write_text(json.dumps({**settings, **limits}))

@@ -53,6 +53,10 @@ PAIRS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "qwen3-vl-moe": ({**_MOE, "mlp_only_layers": []}, {}),
     "qwen3.5-multimodal": (_STATE, {}),
     "qwen3.5-moe-multimodal": ({**_STATE, **_MOE, "shared_expert_intermediate_size": 32}, {}),
+    "exaone-4.5": (
+        {"num_hidden_layers": 4},
+        {"embed_dim": None, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}},
+    ),
     "glm-4.1v": ({"hidden_size": 96}, {**_GLM, "out_hidden_size": 96}),
     "glm-4.5v": ({"n_routed_experts": 4, "num_experts_per_tok": 2}, _GLM),
     "glm-ocr": ({"num_nextn_predict_layers": 1, "rope_parameters": _WHOLE_HEADS}, _GLM),
