@@ -56,6 +56,7 @@ _TEXT_PARTS: Final = {
     # Its list of layer_types may be longer than that of EXAONE 4, which is otherwise the same.
     "Exaone4_5_ForConditionalGeneration": "Exaone4_5_ForConditionalGeneration",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
+    "MiniCPMV4_6ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Step3p7ForConditionalGeneration": "Step3p7ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

@@ -41,6 +41,7 @@ _SAME: Final = {
     "Cohere2VisionForConditionalGeneration": "Cohere2ForCausalLM",
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
     "LightOnOcrForConditionalGeneration": "Qwen3ForCausalLM",
+    "MiniCPMV4_6ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }

@@ -1,12 +1,14 @@
 """Entries of config.json and of processors' files, for GGUF files with the vision part of a model that cuts images.
 
-SmolVLM, Idefics3, LFM2-VL and InternVL. Files leave some entries out. These follow from the tensors, or are the ones
-that the authors publish with their models. Every function raises ModelLoadError, which names the key. Imports no torch.
+SmolVLM, Idefics3, LFM2-VL, InternVL and MiniCPM-V 4.6. Files leave some entries out. These follow from the tensors, or
+are the ones that the authors publish with their models. Every function raises ModelLoadError, which names the key.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import Any, Final
 
 from pagewick.weights.gguf.metadata import Metadata
@@ -14,6 +16,9 @@ from pagewick.weights.gguf.vision_keys import ProcessorFiles, VisionKeys
 
 # The longer side of an image has this number of tiles, in all models of Idefics3 and SmolVLM.
 _TILES_OF_SIDE: Final = 4
+# Patches along the side of a token of MiniCPM-V -> downsample_mode, and the block behind which squares become rows.
+_DOWNSAMPLING: Final = {2: "4x", 4: "16x"}
+_WINDOW_BLOCK: Final = 6
 # The fewest and the most tiles of an image. The oldest files of InternVL have no keys for them.
 _INTERN_TILES: Final = (1, 12)
 
@@ -36,6 +41,42 @@ def idefics3_processor(file: VisionKeys) -> ProcessorFiles:
     }
     config = {"vision_config": {"image_size": side, "patch_size": patch_size}, "scale_factor": merged}
     return ProcessorFiles(entries, config, {"image_seq_len": (side // patch_size // merged) ** 2})
+
+
+def minicpm_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of MiniCPM-V 4.6. The key image_size is that of a slice, and the positions form another square."""
+    side = isqrt(file.shape("v.position_embd.weight")[0]) * file.count("patch_size")
+    blocks = file.values.get("clip.vision.wa_layer_indexes", [_WINDOW_BLOCK])
+    if not isinstance(blocks, list) or len(blocks) != 1 or blocks[0] not in range(file.depth):
+        raise file.wrong("wa_layer_indexes", f"{blocks!r:.80}, and must be one block below {file.depth}")
+    return {
+        "vision_config": {
+            "model_type": "minicpmv4_6_vision",
+            **_sizes(file),
+            "image_size": side,
+        },
+        "downsample_mode": _downsampling(file),
+        "insert_layer_id": blocks[0],
+    }
+
+
+def minicpm_processor(file: VisionKeys) -> ProcessorFiles:
+    """The settings of MiniCPM-V 4.6: the number of slices and the rest are those of its processor."""
+    entries = {
+        "image_processor_type": "MiniCPMV4_6ImageProcessor",
+        "patch_size": file.count("patch_size"),
+        "scale_resolution": file.count("image_size"),
+        "downsample_mode": _downsampling(file),
+    }
+    return ProcessorFiles(entries)
+
+
+def _downsampling(file: VisionKeys) -> str:
+    """Return downsample_mode by the number of patches along the side of a token."""
+    merged = file.count("projector.scale_factor", 4)
+    if merged not in _DOWNSAMPLING:
+        raise file.wrong("projector.scale_factor", f"{merged}, and must be 2 or 4")
+    return _DOWNSAMPLING[merged]
 
 
 def lfm2_config(file: VisionKeys, text: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,6 +327,7 @@ _CONFIGS: Final[Mapping[str, Callable[[VisionKeys, Metadata, Mapping[str, Any]],
     "idefics3": tiled_entries.idefics3_config,
     "lfm2": tiled_entries.lfm2_config,
     "internvl": tiled_entries.internvl_config,
+    "minicpmv4_6": tiled_entries.minicpm_config,
 }
 _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
     **dict.fromkeys((*_QWENS, "exaone4_5"), _qwen_processor),
@@ -338,4 +339,5 @@ _PROCESSORS: Final[Mapping[str, Callable[[VisionKeys], ProcessorFiles]]] = {
     "idefics3": tiled_entries.idefics3_processor,
     "lfm2": tiled_entries.lfm2_processor,
     "internvl": tiled_entries.internvl_processor,
+    "minicpmv4_6": tiled_entries.minicpm_processor,
 }

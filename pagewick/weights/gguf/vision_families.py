@@ -28,6 +28,17 @@ _SIGLIP_BLOCK: Final = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+# MiniCPM-V's step that makes a row of each square of patches, behind one of the blocks.
+_WINDOW_MERGER: Final = {
+    "ln1": "layer_norm1",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ds_ln": "pre_norm",
+    "ds_ffn_up": "linear_1",
+    "ds_ffn_down": "linear_2",
+}
 _TOWER: Final = "vision_tower"
 _PROJECTOR: Final = "multi_modal_projector"
 _WHOLE_QWEN2: Final = {"v.post_ln": "merger.ln_q", "mm.0": "merger.mlp.0", "mm.2": "merger.mlp.2"}
@@ -300,6 +311,25 @@ FAMILIES: Final = {
         blocks=f"{_TOWER}.encoder.layer",
         bare=frozenset({"v.class_embd", "v.position_embd", "ls1", "ls2"}),
         placeholder="<IMG_CONTEXT>",
+    ),
+    "minicpmv4_6": VisionFamily(
+        models={"qwen35": "MiniCPMV4_6ForConditionalGeneration"},
+        text_types={"Qwen3_5ForCausalLM": "qwen3_5_text"},
+        whole={
+            "v.patch_embd": f"{_TOWER}.embeddings.patch_embedding",
+            "v.position_embd": f"{_TOWER}.embeddings.position_embedding",
+            "v.post_ln": f"{_TOWER}.post_layernorm",
+            **{f"v.vit_merger.{name}": f"{_TOWER}.vit_merger.{theirs}" for name, theirs in _WINDOW_MERGER.items()},
+            "mm.input_norm": "merger.mlp.0.pre_norm",
+            "mm.up": "merger.mlp.0.linear_1",
+            "mm.down": "merger.mlp.0.linear_2",
+        },
+        block=_SIGLIP_BLOCK,
+        activation="gelu_pytorch_tanh",
+        uses=frozenset({"gelu"}),
+        has_frames=False,
+        prefix="model.",
+        blocks=f"{_TOWER}.encoder.layers",
     ),
 }
 DEEPSTACK: Final = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}

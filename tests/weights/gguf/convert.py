@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.models.checkpoints import save
 from tests.weights.gguf import vision_models
-from tests.weights.gguf.forms_2026 import publish_exaone, publish_ling, publish_mimo, publish_step
+from tests.weights.gguf.forms_2026 import publish_exaone, publish_ling, publish_mimo, publish_minicpm, publish_step
 from tests.weights.gguf.internvl_form import publish_internvl
 from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
 
@@ -87,6 +87,8 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
         publish_ling(directory)
     if name == "exaone-4.5":
         publish_exaone(directory)
+    if name.startswith("minicpm-v"):
+        publish_minicpm(directory)
     if name == "step-3.7":
         publish_step(directory)
     if name == "mimo-v2-flash":

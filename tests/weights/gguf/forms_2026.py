@@ -8,6 +8,8 @@ from typing import Final
 
 from safetensors.torch import load_file, save_file
 
+from tests.models.checkpoints import IMAGE_MEAN, IMAGE_STD
+
 # Name in published files -> the name that transformers writes.
 _NAMES: Final = {
     "max_position_embeddings": "model_max_length", "n_group": "num_expert_group", "norm_topk_prob": "moe_renormalize",
@@ -98,3 +100,14 @@ def publish_exaone(directory: Path) -> None:
     settings = json.loads(path.read_text())
     limits = {"min_pixels": settings["size"]["shortest_edge"], "max_pixels": settings["size"]["longest_edge"]}
     path.write_text(json.dumps({**settings, **limits}))
+
+
+def publish_minicpm(directory: Path) -> None:
+    """Write the settings for images of MiniCPM-V 4.6, of which a slice has about 32 x 32 pixels."""
+    config = json.loads((directory / "config.json").read_text())
+    settings = {
+        "image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": config["vision_config"]["patch_size"],
+        "scale_resolution": 32, "downsample_mode": config["downsample_mode"], "max_slice_nums": 9,
+        "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+    }  # fmt: skip
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))

@@ -113,7 +113,7 @@ def test_the_first_files_of_gpt_2_have_shorter_names_and_masks(tmp_path: Path) -
 @pytest.mark.parametrize(
     "name",
     [
-        *("qwen3.5-multimodal", "qwen3.5-moe-multimodal", "ministral-3-multimodal"),
+        *("qwen3.5-multimodal", "qwen3.5-moe-multimodal", "ministral-3-multimodal", "minicpm-v-4.6"),
         *("gemma-4-multimodal", "gemma-4-12b-multimodal"),
     ],
 )

@@ -90,6 +90,9 @@ TILED: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
         {"num_hidden_layers": 4, "block_multiple_of": 16},
         {**_EPS, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "patch_size": 16},
     ),
+    # Files say neither how many slices an image has nor whether its number stands ahead of it.
+    "minicpm-v-4.6": (_STATE, {**_EPS, "hidden_size": 60}),
+    "minicpm-v-4.6-4x": (_STATE, {**_EPS, "hidden_size": 60}),
     "internvl": ({}, _INTERN),
     "internvl-6b-moe": ({**_MOE, "norm_topk_prob": True}, {**_INTERN, "hidden_act": "gelu", "use_mean_pooling": True}),
 }
@@ -113,7 +116,7 @@ def placeholder_of(name: str) -> str:
         return "<|image|>"
     if name in ROWS:
         return "[IMG]"
-    if name in TILED:
+    if name in TILED and not name.startswith("minicpm"):
         return "<IMG_CONTEXT>" if name.startswith("internvl") else "<image>"
     return "<image_soft_token>" if name in FIXED else PLACEHOLDER
 
