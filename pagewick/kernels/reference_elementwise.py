@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: F.relu(x).square(),
     "clamped_swish": lambda x: x.clamp(max=_CLAMP) * torch.sigmoid(1.702 * x.clamp(max=_CLAMP)),
+    "clamped_silu10": lambda x: F.silu(x.clamp(max=10.0)),
     "softplus": F.softplus,
     "silu_within4": lambda x: F.silu(x).clamp(max=4.0),
     "silu_within5": lambda x: F.silu(x).clamp(max=5.0),
@@ -29,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Activations whose gated form multiplies by a function of `up` and not by `up` itself.
 _FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped_swish": lambda up: up.clamp(-_CLAMP, _CLAMP) + 1,
+    "clamped_silu10": lambda up: up.clamp(-10.0, 10.0),
     "silu_within4": lambda up: up.clamp(-4.0, 4.0),
     "silu_within5": lambda up: up.clamp(-5.0, 5.0),
     "silu_within7": lambda up: up.clamp(-7.0, 7.0),
@@ -45,7 +47,8 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32.
 
     clamped_swish multiplies by up + 1, where up is at least -7 and at most 7. silu_within4 and the like (Step 3.7,
-    Ling 3.0) multiply by an up that is bounded by the number in their name.
+    Ling 3.0) multiply by an up that is bounded by the number in their name; clamped_silu10 (DeepSeek V4), too, which
+    bounds its gate from above by that number.
     """
     gate, up = x.to(compute_dtype(x)).chunk(2, dim=-1)
     return (ACTIVATIONS[kind](gate) * (_FACTORS[kind](up) if kind in _FACTORS else up)).to(x.dtype)

@@ -16,6 +16,8 @@ from tests.kernels.conftest import NativeKernels
 KINDS = list(ACTIVATION_KINDS)
 # These kinds limit the result of the gate, and the numbers that it multiplies, to this magnitude.
 BOUNDS = {"silu_within4": 4.0, "silu_within5": 5.0, "silu_within7": 7.0, "silu_within16": 16.0}
+# These limit the gate, and the numbers that it multiplies.
+INPUT_BOUNDS = {"clamped_silu10": 10.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 7, 15, 16, 17, 63, 65, 1031]
 # Half a unit in the last place is the rounding; float32 has the errors of the functions as well.
@@ -34,6 +36,8 @@ def exact(kind: str, x: float) -> float:
         return x / (1 + math.exp(-1.702 * x))
     if kind == "clamped_swish":
         return min(x, 7.0) / (1 + math.exp(-1.702 * min(x, 7.0)))
+    if kind in INPUT_BOUNDS:
+        return exact("silu", min(x, INPUT_BOUNDS[kind]))
     if kind == "softplus":
         return max(0.0, x) + math.log1p(math.exp(-abs(x)))
     if kind in BOUNDS:
@@ -48,8 +52,8 @@ def exact_values(kind: str, x: Tensor) -> Tensor:
 
 def exact_factor(kind: str, up: Tensor) -> Tensor:
     """Return the factor by which the gated activation multiplies the gate."""
-    if kind in BOUNDS:
-        return up.double().clamp(-BOUNDS[kind], BOUNDS[kind])
+    if bound := (BOUNDS | INPUT_BOUNDS).get(kind):
+        return up.double().clamp(-bound, bound)
     return up.double().clamp(-7, 7) + 1 if kind == "clamped_swish" else up.double()
 
 
@@ -95,7 +99,7 @@ def test_where_numbers_end(native: NativeKernels, kind: str) -> None:
     x = torch.tensor([0.0, -0.0, 1e-30, -1e-30, -1e5, -3e38, 1e15, float("inf"), float("nan")])
     out = native.activation(x, kind)
     torch.testing.assert_close(out[:7], reference.activation(x, kind)[:7], rtol=1e-6, atol=1e-36)
-    is_bounded = kind == "clamped_swish" or kind in BOUNDS
+    is_bounded = kind == "clamped_swish" or kind in BOUNDS | INPUT_BOUNDS
     assert out[7] == (reference.activation(x[7:8], kind)[0] if is_bounded else float("inf"))
     assert out[8].isnan()
 

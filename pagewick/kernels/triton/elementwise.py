@@ -69,6 +69,9 @@ def _activate(x, factor, KIND: tl.constexpr):
     elif KIND == "clamped_swish":
         bounded = tl.where(x > 7.0, 7.0, x)
         return bounded / (1.0 + tl.exp(-1.702 * bounded))
+    elif KIND == "clamped_silu10":
+        bounded = tl.where(x > 10.0, 10.0, x)
+        return bounded / (1.0 + tl.exp(-bounded))
     elif KIND == "softplus":
         return _softplus(x)
     elif KIND == "silu_within4":
@@ -107,6 +110,8 @@ def map_rows(x_ptr, out_ptr, size, x_stride, factor, BLOCK: tl.constexpr, KIND: 
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
         if KIND == "clamped_swish":
             up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        elif KIND == "clamped_silu10":
+            up = tl.where(up > 10.0, 10.0, tl.where(up < -10.0, -10.0, up))
         elif KIND == "silu_within4":
             up = tl.where(up > 4.0, 4.0, tl.where(up < -4.0, -4.0, up))
         elif KIND == "silu_within5":

@@ -12,6 +12,7 @@ using pagewick::Activation;
 
 // kClampedSwish bounds the gate from above, and what it multiplies by from both sides.
 double gate_of(Activation kind, double x) {
+  if (kind == Activation::kClampedSilu10 && x > 10.0) return 10.0;
   return kind == Activation::kClampedSwish && x > 7.0 ? 7.0 : x;
 }
 
@@ -20,6 +21,7 @@ double bound_of(Activation kind) {
   if (kind == Activation::kClampedSwish || kind == Activation::kSiluWithin7) return 7.0;
   if (kind == Activation::kSiluWithin4) return 4.0;
   if (kind == Activation::kSiluWithin5) return 5.0;
+  if (kind == Activation::kClampedSilu10) return 10.0;
   return kind == Activation::kSiluWithin16 ? 16.0 : INFINITY;
 }
 
@@ -115,7 +117,8 @@ void test_activation() {
     for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
                                   Activation::kQuickGelu, Activation::kRelu2, Activation::kClampedSwish,
                                   Activation::kSoftplus, Activation::kSiluWithin4, Activation::kSiluWithin5,
-                                  Activation::kSiluWithin7, Activation::kSiluWithin16})
+                                  Activation::kSiluWithin7, Activation::kSiluWithin16,
+                                  Activation::kClampedSilu10})
       for (const bool is_gated : {false, true}) {
         for (const int64_t size : {1, 5, 16, 61}) test_case(kind, dtype, is_gated, 3, size);
         test_case(kind, dtype, is_gated, 30, 1001);

@@ -7,12 +7,12 @@ namespace pagewick {
 
 enum class Activation : int32_t {
   kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kQuickGelu = 4, kRelu2 = 5, kClampedSwish = 6, kSoftplus = 7,
-  kSiluWithin7 = 8, kSiluWithin16 = 9, kSiluWithin4 = 10, kSiluWithin5 = 11
+  kSiluWithin7 = 8, kSiluWithin16 = 9, kSiluWithin4 = 10, kSiluWithin5 = 11, kClampedSilu10 = 12
 };
 
 // out = act(x), or act(gate) * up, where a row of x is gate followed by up; kClampedSwish multiplies by the clamped up
-// plus 1, kSiluWithin4 and the like by the clamped up. Rows of x lie x_stride elements apart; rows of out are
-// adjacent.
+// plus 1, kSiluWithin4 and the like, and kClampedSilu10, by the clamped up. Rows of x lie x_stride elements apart; rows
+// of out are adjacent.
 struct ActivationArgs {
   const void* x;  // [num_rows, size] or [num_rows, 2 * size]
   void* out;      // [num_rows, size]

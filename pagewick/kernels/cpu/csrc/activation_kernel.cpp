@@ -32,6 +32,7 @@ float factor_bound(Activation kind) {
     case Activation::kSiluWithin5: return 5.0f;
     case Activation::kClampedSwish:
     case Activation::kSiluWithin7: return 7.0f;
+    case Activation::kClampedSilu10: return 10.0f;
     case Activation::kSiluWithin16: return 16.0f;
     default: return 0.0f;
   }
@@ -69,6 +70,8 @@ void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int6
     case Activation::kRelu2: return apply(args, row, first_col, end_col, [](Vec x) { return relu2(x); });
     case Activation::kClampedSwish:
       return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(at_most(7.0f, x)); });
+    case Activation::kClampedSilu10:
+      return apply(args, row, first_col, end_col, [](Vec x) { return silu(at_most(10.0f, x)); });
     case Activation::kSoftplus: return apply(args, row, first_col, end_col, [](Vec x) { return softplus(x); });
     case Activation::kSiluWithin4:
       return apply(args, row, first_col, end_col, [](Vec x) { return at_most(4.0f, silu(x)); });
