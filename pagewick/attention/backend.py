@@ -12,8 +12,8 @@ from typing import Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents
-from pagewick.kernels.options import HeadOptions, Rotation, SelectedKeys
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents, KeptRows
+from pagewick.kernels.options import CompressOptions, HeadOptions, Rotation, ScoreOptions, SelectedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,47 @@ class BoundIndex(Protocol):
         ...
 
 
+class BoundRows(Protocol):
+    """One layer's rows, bound to the layer's blocks. Others that a method takes are bound by the same backend."""
+
+    def store(self, rows: Tensor, batch: AttentionBatch, rotation: Rotation) -> None:
+        """Store rows [T, D] of new tokens, rotated."""
+        ...
+
+    def compress(
+        self, rows: Tensor, batch: AttentionBatch, entries: BoundRows, rotation: Rotation, options: CompressOptions
+    ) -> None:
+        """Store rows [T, C], and the entries of the windows that end among them, as kernels.compress_rows does."""
+        ...
+
+    def select(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        batch: AttentionBatch,
+        entries: BoundRows,
+        *,
+        rotation: Rotation,
+        top_k: int,
+    ) -> SelectedKeys:
+        """Choose for each token the top_k of the entries that it sees, by these rows as their keys.
+
+        q: [T, H, I], not rotated; weights: [T, H] float32. The chosen ones are looked up in `entries`.
+        """
+        ...
+
+    def attend(
+        self,
+        q: Tensor,
+        batch: AttentionBatch,
+        scores: ScoreOptions,
+        entries: BoundRows | None = None,
+        selected: SelectedKeys | None = None,
+    ) -> Tensor:
+        """Attend with q [T, H, D] to these rows and to entries, as kernels.window_attention does."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Decides the size of a block, its layout and the dtypes in it. The engine decides everything else about blocks.
 
@@ -171,3 +212,5 @@ class AttentionBackend(Protocol):
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> BoundLatents: ...
 
     def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> BoundIndex: ...
+
+    def bind_rows(self, kept: KeptRows, blocks: Tensor, group: int) -> BoundRows: ...

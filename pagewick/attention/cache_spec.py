@@ -16,6 +16,7 @@ block is kept as a snapshot, from which other sequences can continue, and the ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -66,13 +67,26 @@ class KeptIndexKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRows:
+    """A row of `dim` numbers for every `ratio` tokens. Every rank keeps it.
+
+    It is a key that is its own value, an index key, or that from which these are compressed. lookback: how many tokens
+    before the next one must still be there; None: all. A block covers a number of tokens that is a multiple of ratio.
+    """
+
+    dim: int
+    lookback: int | None = None
+    ratio: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class KeptState:
     """One state of a sequence, however long it is. num_bytes: of a layer of one rank."""
 
     num_bytes: int
 
 
-Kept = KeptHeads | KeptLatents | KeptIndexKeys
+Kept = KeptHeads | KeptLatents | KeptIndexKeys | KeptRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +174,24 @@ def attention_spec(
 
     dim_unit: the key and the value of a head are padded to a multiple of this number of elements. Latents serve as
     keys and as values, and are stored in value_dtype; a latent and the rotated key beside it are vectors of their own.
-    So are index keys.
+    So are index keys and other rows. Where these are one for several tokens, block_size is rounded up to a multiple.
     """
     kind, lookback, is_chunked = "full_attention", None, False
     if isinstance(kept, KeptIndexKeys):
         kind, key_dtype = "index_keys", value_dtype
         token_bytes = value_dtype.vector_bytes(kept.dim)
+    elif isinstance(kept, KeptRows):
+        kind, lookback, key_dtype = f"rows of {kept.ratio}", kept.lookback, value_dtype
+        block_size = math.lcm(block_size, kept.ratio)
+        return CacheSpec(
+            kind=kind,
+            block_size=block_size,
+            block_bytes=block_size // kept.ratio * value_dtype.vector_bytes(kept.dim),
+            lookback=lookback,
+            layout=layout,
+            key_dtype=key_dtype.name,
+            value_dtype=value_dtype.name,
+        )
     elif isinstance(kept, KeptLatents):
         kind, key_dtype = "latent", value_dtype
         token_bytes = value_dtype.vector_bytes(kept.latent_dim) + value_dtype.vector_bytes(kept.rope_dim)
@@ -206,11 +232,11 @@ def state_spec(kept: KeptState, *, layout: str = "") -> CacheSpec:
 
 
 def can_keep(kept: Kept, cache_dtype: str) -> bool:
-    """Whether NativeBackend keeps this in a dtype: 8-bit numbers not where tokens see a selection.
+    """Whether NativeBackend keeps this in a dtype: 8-bit numbers not where tokens see a selection, and not as rows.
 
     Kernels read selected tokens as blocks of one token, which have no room for scales.
     """
-    is_selective = isinstance(kept, KeptIndexKeys) or (isinstance(kept, KeptLatents) and kept.is_selective)
+    is_selective = isinstance(kept, KeptIndexKeys | KeptRows) or (isinstance(kept, KeptLatents) and kept.is_selective)
     return not (is_selective and CACHE_DTYPES[cache_dtype].num_scale_bytes)
 
 

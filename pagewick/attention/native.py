@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBackend, AttentionBatch, GroupBatch, LatentOptions, Scoring
-from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents, native_spec
+from pagewick.attention.backend import AttentionBackend, AttentionBatch, LatentOptions, Scoring
+from pagewick.attention.cache_spec import (
+    CacheSpec,
+    Kept,
+    KeptHeads,
+    KeptIndexKeys,
+    KeptLatents,
+    KeptRows,
+    native_spec,
+)
+from pagewick.attention.metadata import metadata_of
+from pagewick.attention.rows import NativeRows
 from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import (
     AttentionMetadata,
@@ -25,6 +35,7 @@ from pagewick.kernels.options import (
 # Raise the number whenever the layout of latents in a block changes, or that of index keys.
 _LATENT_LAYOUT = "latents 1"
 _INDEX_LAYOUT = "index keys 1"
+_ROWS_LAYOUT = "rows 1"
 _CPU = torch.device("cpu")
 
 
@@ -45,7 +56,8 @@ class NativeBackend:
         if isinstance(kept, KeptHeads):
             layout = kernels.kv_layout_version(self._device)
         else:
-            layout = _INDEX_LAYOUT if isinstance(kept, KeptIndexKeys) else _LATENT_LAYOUT
+            layouts = {KeptIndexKeys: _INDEX_LAYOUT, KeptLatents: _LATENT_LAYOUT, KeptRows: _ROWS_LAYOUT}
+            layout = layouts[type(kept)]
         return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
 
     def bind_heads(
@@ -72,6 +84,11 @@ class NativeBackend:
     def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> NativeIndex:
         cache, _ = latent_cache(blocks, self._torch_dtype, self._block_size, kept.dim)
         return NativeIndex(cache, group)
+
+    def bind_rows(self, kept: KeptRows, blocks: Tensor, group: int) -> NativeRows:
+        num_rows = self.cache_spec(kept).block_size // kept.ratio
+        cache, _ = latent_cache(blocks, self._torch_dtype, num_rows, kept.dim)
+        return NativeRows(cache, group, kept.ratio)
 
 
 class NativeHeads:
@@ -101,7 +118,7 @@ class NativeHeads:
         return self._attend(turned, batch)
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
-        metadata = _metadata(batch.groups[self._group], batch, len(q))
+        metadata = metadata_of(batch.groups[self._group], batch, len(q))
         if self._sees_later:
             metadata = metadata._replace(key_ends=batch.window_key_ends if self._sees_window else batch.key_ends)
         return kernels.paged_attention(q, self.cache, metadata, self._scores)
@@ -130,7 +147,7 @@ class NativeLatents:
             q, latents, self._cache, group.slot_mapping, scales=self._scales, **options
         )
         q_latent = absorb(q)
-        cache, metadata = self._cache, _metadata(group, batch, len(q))
+        cache, metadata = self._cache, metadata_of(group, batch, len(q))
         if selected is not None:
             # Rows follow each other without gaps, so that each token is a block: decision 58.
             cache = cache.view(-1, 1, cache.shape[-1])
@@ -164,19 +181,11 @@ class NativeIndex:
             q,
             weights,
             self._cache,
-            _metadata(group, batch, len(q)),
+            metadata_of(group, batch, len(q)),
             batch.groups[latent_group].block_tables,
             rotation=rotation,
             top_k=top_k,
         )
-
-
-def _metadata(group: GroupBatch, batch: AttentionBatch, num_tokens: int) -> AttentionMetadata:
-    """Return the metadata of a batch for a cache group."""
-    # Every sequence has a new token at least, those of padding included. A step of decoding has one of each: then a GPU
-    # need not start the kernel for prompts.
-    max_query_len = num_tokens - len(batch.context_lens) + 1
-    return AttentionMetadata(group.block_tables, batch.context_lens, batch.cu_seqlens_q, max_query_len)
 
 
 def default_block_size(device: torch.device) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
 from pagewick.models.config import ModelConfig
@@ -60,7 +61,9 @@ _NO_NORM = "no norm with a weight comes before it"
 _NO_GATE = "the inputs come from an activation without a gate"
 _NOT_GROWING = "the inputs come from an activation that does not grow with the gate's other half"
 # Gated activations that are not linear in what the gate multiplies.
-_NOT_LINEAR = frozenset({"clamped_swish", "silu_within4", "silu_within5", "silu_within7", "silu_within16"})
+_NOT_LINEAR = frozenset(
+    {"clamped_silu10", "clamped_swish", "silu_within4", "silu_within5", "silu_within7", "silu_within16"}
+)
 _STATE_NAMES = {MambaConfig: "mamba", ConvolutionConfig: "short_conv", ChannelScanConfig: "mamba"}
 _NOT_LINEAR_BEFORE = "the inputs are not linear in what comes before"
 _SHARED = "the tensor before it holds the factors of a product"
@@ -70,28 +73,27 @@ Stage = tuple[Fold, ...]
 
 def stages_of(config: ModelConfig, layer: LayerConfig) -> list[Stage]:
     """Return a layer's stages, in the order of computation."""
-    block = layer.block or config.block
+    block, attention = layer.block or config.block, layer.attention
+    assert not isinstance(attention, WindowConfig), "such layers are not run one by one"
     if block in ("parallel", "parallel_norms"):
-        assert layer.attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
-        attending, feeding = _attention_inputs(layer.attention), _mlp_inputs(layer.mlp)
-        folds: Stage = (
-            _fold((*attending, *feeding), _norm(config, layer, "input_layernorm", layer.attention, layer.mlp)),
-        )
+        assert attention is not None and layer.mlp is not None, "only sequential blocks may lack one of them"
+        attending, feeding = _attention_inputs(attention), _mlp_inputs(layer.mlp)
+        folds: Stage = (_fold((*attending, *feeding), _norm(config, layer, "input_layernorm", attention, layer.mlp)),)
         if block == "parallel_norms":
             folds = (
-                _fold(attending, _norm(config, layer, "input_layernorm", layer.attention)),
+                _fold(attending, _norm(config, layer, "input_layernorm", attention)),
                 _fold(feeding, _norm(config, layer, "post_attention_layernorm", layer.mlp)),
             )
-        outputs = (*_attention_output(layer.attention), *_mlp_outputs(layer.mlp))
-        return [folds, *_inner(layer.attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
+        outputs = (*_attention_output(attention), *_mlp_outputs(layer.mlp))
+        return [folds, *_inner(attention), *_latents(layer.mlp), outputs, *_latent_outputs(layer.mlp)]
     first_norm, second_norm = _norms_before(config, layer, block)
     stages: list[Stage] = []
-    if layer.attention is not None:
+    if attention is not None:
         beside = [] if layer.beside is None else [layer.beside.mamba]
-        parts = (layer.attention, *beside)
+        parts = (attention, *beside)
         points = tuple(point for part in parts for point in _attention_inputs(part))
         stages.append((_fold(points, first_norm),))
-        stages += [*_inner(layer.attention), tuple(fold for part in parts for fold in _attention_output(part))]
+        stages += [*_inner(attention), tuple(fold for part in parts for fold in _attention_output(part))]
     if layer.mlp is not None:
         stages.append((_fold(_mlp_inputs(layer.mlp), second_norm),))
         stages += [*_latents(layer.mlp), _mlp_outputs(layer.mlp), *_latent_outputs(layer.mlp)]
@@ -112,7 +114,7 @@ def _norms_before(
     return _norm(config, layer, "input_layernorm", layer.attention), _norm(config, layer, second, layer.mlp)
 
 
-_Part = AttentionConfig | MlaConfig | StateConfig | MlpConfig | MoeConfig | None
+_Part = AttentionConfig | MlaConfig | WindowConfig | StateConfig | MlpConfig | MoeConfig | None
 
 
 def _norm(config: ModelConfig, layer: LayerConfig, name: str, *parts: _Part) -> NormAbsorber | None:

@@ -204,8 +204,10 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
         return checkpoint.verdict
     try:
         names = [tensor.name for tensor in checkpoint.tensors]
-        shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, names)}
-        check_headers(shapes, checkpoint.tensors, model.ignored_tensors)
+        table = list(model_tensors(model, names))
+        shapes = {tensor.name: tensor.shape for tensor in table}
+        tables = [tensor.name for tensor in table if tensor.role == "table"]
+        check_headers(shapes, checkpoint.tensors, model.ignored_tensors, tables)
     except PagewickError as error:
         return refusal(error)
     if not checkpoint.is_gguf and not files.has_tokenizer(checkpoint.file_names):

@@ -212,6 +212,8 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
             yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim, indexer is not None)
         if indexer is not None and not indexer.is_shared:
             yield KeptIndexKeys(indexer.head_dim)
+    if layer.rows is not None:
+        yield from layer.rows.kept()
     if isinstance(attention, AttentionConfig) and layer.lender is None:
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)

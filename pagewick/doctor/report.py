@@ -131,14 +131,17 @@ def _scale_json(scale: ScalePlan) -> dict[str, Any]:
 def _sizes(model: ModelConfig) -> dict[str, Any]:
     """The sizes in config.json, 0 for those of parts that no layer has.
 
-    With latent attention, head_dim is that of a query, and all heads count as KV heads.
+    With latent attention, head_dim is that of a query, and all heads count as KV heads. A key that is its own value
+    counts as one KV head.
     """
     attention = model.attention
     kept = (0, 0, 0, 0)
     if isinstance(attention, AttentionConfig):
         kept = (attention.num_kv_heads, attention.head_dim, 0, 0)
-    elif attention is not None:
-        kept = (attention.num_heads, attention.qk_head_dim, attention.kv_lora_rank, attention.qk_rope_head_dim)
+    elif (latent := model.latent) is not None:
+        kept = (latent.num_heads, latent.qk_head_dim, latent.kv_lora_rank, latent.qk_rope_head_dim)
+    elif (rows := model.rows) is not None:
+        kept = (1, rows.head_dim, 0, rows.rope_dim)
     same = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype")
     return {
         **{name: getattr(model, name) for name in same},
@@ -163,9 +166,11 @@ def _what_it_is(report: ModelReport) -> list[str]:
     attention = model.attention
     if isinstance(attention, AttentionConfig):
         heads = f"{attention.num_heads} heads, {attention.num_kv_heads} KV heads of {attention.head_dim}"
-    elif attention is not None:
-        latent = f"{attention.kv_lora_rank} + {attention.qk_rope_head_dim}"
-        heads = f"{attention.num_heads} heads, one latent of {latent}"
+    elif (rows := model.rows) is not None:
+        heads = f"{rows.num_heads} heads, one key of {rows.head_dim} that is its own value"
+    elif (latent := model.latent) is not None:
+        size = f"{latent.kv_lora_rank} + {latent.qk_rope_head_dim}"
+        heads = f"{latent.num_heads} heads, one latent of {size}"
     else:
         heads = "no attention"
     num_all, num_active = format_count(report.num_parameters), format_count(report.num_active)

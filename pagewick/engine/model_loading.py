@@ -248,7 +248,7 @@ def _describe_weights(model: ModelConfig, types: Mapping[str, torch.dtype | str]
     """Return the formats of the model's matrices, that of most weights first; `dtype` stands for unquantized ones."""
     sizes: Counter[str] = Counter()
     for tensor in model_tensors(model, list(types)):
-        if len(tensor.shape) > 1 and tensor.role != "router":
+        if len(tensor.shape) > 1 and tensor.role not in ("router", "table"):
             kind = types[tensor.name]
             sizes[kind if isinstance(kind, str) else dtype] += tensor.num_elements
     *others, last = (name for name, _ in sizes.most_common())

@@ -305,8 +305,10 @@ def _check_model(model: _Model) -> FoundModel:
 
 def _check_described(description: Description, quantization: str | None, **changes: Any) -> FoundModel:
     found = FoundModel.of(description, quantization, **changes)
-    shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
-    check_headers(shapes, description.tensors, found.config.ignored_tensors)
+    table = list(model_tensors(found.config, found.names))
+    shapes = {tensor.name: tensor.shape for tensor in table}
+    tables = [tensor.name for tensor in table if tensor.role == "table"]
+    check_headers(shapes, description.tensors, found.config.ignored_tensors, tables)
     return found
 
 

@@ -265,6 +265,9 @@ def activation_bytes(
         width += model.hidden_size
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
+    if model.hyper is not None:
+        # The streams before and behind a part, and all of them in float32.
+        width += 4 * model.hyper.num_streams * model.hidden_size
     if model.altup is not None:
         width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
@@ -297,6 +300,9 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
         if layer.latent.has_log_scales:
             # Queries, their factors, and the products of both, before anything of attention.
             width = max(width, layer.latent.num_heads * 3 * layer.latent.qk_head_dim)
+    elif layer.rows is not None:
+        # Queries as they are made, normalised and rotated, and what is attended, before and behind its rotation.
+        width = 3 * layer.rows.num_heads * layer.rows.head_dim
     width += sum(state.products_width for state in layer.states)
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):

@@ -127,6 +127,60 @@ class SelectedKeys(NamedTuple):
     starts: Tensor
 
 
+class Entries(NamedTuple):
+    """Compressed entries that queries see beside the keys of a window.
+
+    cache: [num_blocks, entries of a block, D], one entry for `ratio` tokens. selected: those that each token sees;
+    None: all whose windows end with the token or before it, in the blocks of block_tables [B, max_blocks] int32.
+    """
+
+    cache: Tensor
+    block_tables: Tensor
+    ratio: int
+    selected: SelectedKeys | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompressOptions:
+    """How the rows of `ratio` tokens become an entry of D numbers; see compress_rows.
+
+    overlaps: the tokens of the window before count, too. bias: [ratio, D] float32, [ratio, 2 * D] with overlaps, of the
+    gates, by the place of a token in its window. norm_weight: [D], of an RMS norm.
+    """
+
+    ratio: int
+    overlaps: bool
+    bias: Tensor
+    norm_weight: Tensor
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HyperOptions:
+    """Constants of the weights of S streams; see stream_weights.
+
+    biases: [S] or [(2 + S) * S] float32. scales: [1] or [3] float32, of each kind of weights. eps: of the weights;
+    norm_eps: of the norm of streams.
+    """
+
+    biases: Tensor
+    scales: Tensor
+    num_iterations: int
+    eps: float
+    norm_eps: float
+
+
+class StreamWeights(NamedTuple):
+    """The weights of each token's streams: before [T, S], after [T, S], mixing [T, S, S], all float32.
+
+    before: of the sum that a part of a layer reads. after: of its output. mixing: of the streams among each other.
+    """
+
+    before: Tensor
+    after: Tensor | None = None
+    mixing: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorm:
     """The norm of each head of D numbers: normed * (weight + offset) + bias, in float32.

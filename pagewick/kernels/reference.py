@@ -27,6 +27,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
+from pagewick.kernels.reference_compressed import compress_rows, window_attention
 from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_elementwise import (
     ACTIVATIONS,
@@ -42,6 +43,7 @@ from pagewick.kernels.reference_elementwise import (
     xielu,
 )
 from pagewick.kernels.reference_full import full_attention, rotate_heads
+from pagewick.kernels.reference_hyper import collapse_streams, expand_streams, stream_weights
 from pagewick.kernels.reference_index import select_keys, store_index_keys
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
@@ -50,6 +52,7 @@ from pagewick.kernels.reference_moe import (
     grouped_linear,
     is_gated,
     products_or_inputs,
+    root_logits,
     route,
     weighed,
     with_weights,
@@ -82,15 +85,16 @@ from pagewick.kernels.reference_truncation import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_low_rank", "add_rms_norm", "argmax_allowed",
-    "argmax_rows", "channel_scan", "combine", "correct_streams", "dynamic_rotary_angles", "edit_tokens",
-    "full_attention", "fused_moe", "gated_activation", "gated_delta_net", "gather_blocks", "gather_columns",
-    "gather_quantized_rows", "gather_rows", "gaussian_top_k", "grouped_linear", "latent_attention", "layer_norm",
-    "limit", "linear", "log_softmax_stats", "mask_min_p", "mask_rows", "mask_surprise", "mask_top_k_top_p",
-    "mask_top_n_sigma", "mask_typical_p", "mask_xtc", "match_magnitude", "mix_streams", "multiply", "paged_attention",
-    "philox_uniform", "quantize_weight", "quantized_linear", "rank_tokens", "rms_norm", "rope_and_store",
-    "rope_and_store_latent", "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks",
-    "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv",
-    "surprise", "xielu",
+    "argmax_rows", "channel_scan", "collapse_streams", "combine", "compress_rows", "correct_streams",
+    "dynamic_rotary_angles", "edit_tokens", "expand_streams", "full_attention", "fused_moe", "gated_activation",
+    "gated_delta_net", "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows", "gaussian_top_k",
+    "grouped_linear", "latent_attention", "layer_norm", "limit", "linear", "log_softmax_stats", "mask_min_p",
+    "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
+    "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
+    "quantized_linear", "rank_tokens", "rms_norm", "root_logits", "rope_and_store", "rope_and_store_latent",
+    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys",
+    "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "stream_weights",
+    "surprise", "window_attention", "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of

@@ -48,6 +48,26 @@ def route(
     return expert_ids.to(torch.int32), weights if scales is None else weights * scales[expert_ids]
 
 
+def root_logits(logits: Tensor, choice: Tensor, top_k: int) -> Tensor:
+    """Return logits [T, E] float32 whose softmax gives the weights of experts with scores sqrt(softplus(logit)).
+
+    A token's chosen experts get the logarithms of their scores, all others minus infinity, so that `route` with softmax
+    chooses these and gives each its share of the sum of their scores. choice: float32 [E]: the top_k experts with the
+    greatest score + choice are chosen, and among equals the lowest id; or int64 [T, top_k]: those with these ids, of
+    which one may repeat, and then counts as often. Everything is computed in float64, so that bits do not depend on the
+    batch. This is the routing of DeepSeek V4 in transformers.
+    """
+    wide = logits.double()
+    softplus = torch.nn.functional.softplus(wide)
+    if choice.is_floating_point():
+        keys = softplus.sqrt().to(torch.float32) + choice
+        choice = keys.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
+    # The softplus of a number far below 0 is its power of e.
+    log_scores = 0.5 * torch.where(wide < -30.0, wide, softplus.log())
+    counts = torch.zeros_like(wide).scatter_add_(1, choice, torch.ones_like(choice, dtype=wide.dtype))
+    return (log_scores + counts.log()).to(torch.float32)
+
+
 def _near_weights(logits: Tensor, expert_ids: Tensor, margin: float) -> Tensor:
     """Return the softmax of each choice among the experts that are left and near it: [T, A] (arXiv:2409.12136)."""
     left, weights = logits, []

@@ -39,6 +39,7 @@ class RopeConfig:
     query_beta: queries are also multiplied by 1 + query_beta * log(1 + floor(position / the original length)).
     mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
     and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
+    num_still: numbers of a head before those that are rotated, of which the pairs stand still: angles count them, too.
     mrope_interleaved: time, row and column take turns at the pairs, until the row or the column has all of its own;
     time has the rest. Otherwise the sections follow each other.
     """
@@ -64,6 +65,7 @@ class RopeConfig:
     query_beta: float = field(default=0.0, repr=False)
     is_learned: bool = field(default=False, repr=False)
     is_reversed: bool = field(default=False, repr=False)
+    num_still: int = field(default=0, repr=False)
     mrope_section: tuple[int, ...] = field(default=(), repr=False)
     mrope_interleaved: bool = field(default=False, repr=False)
 
@@ -103,6 +105,24 @@ class IndexerConfig:
     is_shared: bool = False
     reads_hidden_states: bool = False
     has_log_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperConfig:
+    """Hyper-connections of `num_streams` residual streams (layers/hyper.py).
+
+    num_iterations: of the normalisation of a mixing matrix. eps: of weights; norm_eps: of the norm of streams.
+    """
+
+    num_streams: int
+    num_iterations: int
+    eps: float
+    norm_eps: float
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of a connection: of the sum, of the output, and of each stream in each."""
+        return (2 + self.num_streams) * self.num_streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +201,9 @@ class MoeConfig:
     activation: a name in kernels.reference.ACTIVATIONS, for all experts.
     has_logit_bias: a number for each expert is added to its logit.
     has_router_bias: a number for each expert is added to its score for the choice only (e_score_correction_bias).
+    has_root_scores: scores are the square roots of the softplus of logits, and the weights of a token's experts are
+    their shares of the sum; the routing then is softmax, renormalized. has_expert_table: a token's experts are those
+    that a table has for its id, and not those with the best scores. vocab_size: rows of this table.
     has_expert_scales: the weight of a chosen expert is multiplied by a number of its own.
     router_norm_eps: the router's inputs are normalised, with a weight of its own and this eps; None: they are not.
     logit_scale: factor of the router's outputs.
@@ -202,6 +225,9 @@ class MoeConfig:
     has_logit_bias: bool = False
     has_router_bias: bool = False
     has_expert_biases: bool = False
+    has_root_scores: bool = False
+    has_expert_table: bool = False
+    vocab_size: int = 0
     has_expert_scales: bool = False
     router_norm_eps: float | None = None
     logit_scale: float = 1.0

@@ -36,6 +36,16 @@ class BlockBatch(LayerBatch, AttentionBatch, Protocol):
     """The part of a batch that a layer of the decoder reads."""
 
 
+class TokenBatch(BlockBatch, Protocol):
+    """A batch for layers that read more of tokens than hidden states: ids [T], positions [P, T]; P is 1 or 3."""
+
+    @property
+    def input_ids(self) -> Tensor: ...
+
+    @property
+    def positions(self) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRows:
     """A LayerBatch of some of a batch's rows, in the same order, such as those whose logits are needed.

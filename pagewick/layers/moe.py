@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
+from pagewick.errors import ModelLoadError
 from pagewick.kernels.options import MoeBiases, SharedOutput
 from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
@@ -19,7 +20,7 @@ from pagewick.layers.experts import ExpertWeights
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, ReplicatedLinear, WeightLayer
 from pagewick.layers.norm import RMSNorm
 from pagewick.parallel.sharding import shard_bounds
-from pagewick.quantization.share import check_floats, whole_rows
+from pagewick.quantization.share import check_floats, check_shape, whole_rows
 
 
 class MoeLayer(nn.Module):
@@ -45,6 +46,11 @@ class MoeLayer(nn.Module):
         self.router_norm: RMSNorm | None = None
         if config.router_norm_eps is not None:
             self.router_norm = RMSNorm(context, hidden_size, config.router_norm_eps)
+        self._top_k = config.routing.top_k
+        self._has_root_scores = config.has_root_scores
+        self.expert_table: ExpertTable | None = None
+        if config.has_expert_table:
+            self.expert_table = ExpertTable(context, config.vocab_size, config.routing.top_k, config.num_experts)
         self.expert_scales = ExpertScales(context, config.num_experts) if config.has_expert_scales else None
         self._logit_scale = config.logit_scale
         # Whole on every rank: the ranks divide the experts' intermediate_size, and not their inputs and outputs.
@@ -65,9 +71,13 @@ class MoeLayer(nn.Module):
             self.shared_expert_gate = Router(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
 
     def forward(
-        self, hidden_states: Tensor, batch: LayerBatch | None = None, router_input: Tensor | None = None
+        self,
+        hidden_states: Tensor,
+        batch: LayerBatch | None = None,
+        router_input: Tensor | None = None,
+        token_ids: Tensor | None = None,
     ) -> Tensor:
-        """router_input: [T, H], what the router reads in place of the hidden states."""
+        """router_input: [T, H], what the router reads in place of the hidden states. token_ids: [T], for a table."""
         gate, shared = None, None
         if self.shared_expert_gate is not None:
             gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
@@ -78,7 +88,12 @@ class MoeLayer(nn.Module):
         if self._logit_scale != 1.0:
             logits = kernels.scale(logits, self._logit_scale)
         scales = None if self.expert_scales is None else self.expert_scales.weight
-        biases = MoeBiases(self.gate.e_score_correction_bias, scales=scales)
+        bias = self.gate.e_score_correction_bias
+        if self._has_root_scores:
+            choice = bias if self.expert_table is None else self.expert_table.of_tokens(token_ids)
+            assert choice is not None, "there is a bias or a table"
+            logits, bias = kernels.root_logits(logits, choice, self._top_k), None
+        biases = MoeBiases(bias, scales=scales)
         if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
             partial: Tensor = self.experts(hidden_states, logits, biases, shared, batch)
             return self._collectives.all_reduce(partial)
@@ -124,6 +139,34 @@ class Router(WeightLayer):
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         return self.weight.linear(x, self.bias, out_dtype=torch.float32)
+
+
+class ExpertTable(nn.Module):
+    """The experts of each token by its id: [vocab_size, top_k] int64."""
+
+    def __init__(self, context: LayerContext, vocab_size: int, top_k: int, num_experts: int) -> None:
+        super().__init__()
+        empty = torch.zeros(vocab_size, top_k, dtype=torch.int64, device=context.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
+        self._num_experts = num_experts
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, "weight"),)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_shape(tensor, tuple(self.weight.shape))
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise ModelLoadError(f"it holds {tensor.dtype}, and must hold int32 or int64, the ids of experts")
+        self.weight.copy_(tensor)
+
+    def finish_loading(self) -> None:
+        if bool(((self.weight < 0) | (self.weight >= self._num_experts)).any()):
+            raise ModelLoadError(f"tid2eid names experts outside of 0 .. {self._num_experts - 1}")
+
+    def of_tokens(self, token_ids: Tensor | None) -> Tensor:
+        """Return the experts of tokens [T]: [T, top_k] int64."""
+        assert token_ids is not None, "the block gives the ids of tokens"
+        return self.weight[token_ids]
 
 
 class ExpertScales(nn.Module):

@@ -115,6 +115,12 @@ class RotaryEmbedding(nn.Module):
         self._is_long = is_long
         assert not (config.is_reversed and config.kind == "dynamic"), "its frequencies are computed elsewhere"
         frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
+        if config.num_still:
+            assert config.kind != "dynamic" and config.attention_factor == 1.0, (
+                "pairs that stand still keep their values"
+            )
+            still = torch.zeros(config.num_still // 2, device=context.device)
+            frequencies = torch.cat((still, frequencies))
         self._frequencies = -frequencies if config.is_reversed else frequencies
         self.alpha: nn.Parameter | None = None
         if config.is_learned:
@@ -131,7 +137,11 @@ class RotaryEmbedding(nn.Module):
         """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
         config = self._config
         order = "interleaved" if config.mrope_interleaved else ""
-        kinds = "reversed" if config.is_reversed else "", "learned" if config.is_learned else ""
+        kinds = (
+            "reversed" if config.is_reversed else "",
+            "learned" if config.is_learned else "",
+            f"{config.num_still} still" if config.num_still else "",
+        )
         others = "".join(f" {value}" for value in (config.mrope_section, order, config.head_dim, *kinds) if value)
         return f"{config} {'long' if self._is_long else 'short'}{others}"
 

@@ -14,6 +14,9 @@ _FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # A module whose projections are multiplied together, but for these.
 _FUSED_MODULE: Final = "linear_attn"
 _ALONE: Final = ("out_proj", "f_b_proj", "g_b_proj")
+# Modules that multiply these two together.
+_WITH_ROWS: Final = ("compressor", "indexer")
+_ROWS: Final = ("kv_proj", "gate_proj")
 
 
 def adapter_bytes(tensors: Iterable[ModelTensor], num_adapters: int, max_rank: int, dtype: str) -> int:
@@ -32,5 +35,7 @@ def adapter_bytes(tensors: Iterable[ModelTensor], num_adapters: int, max_rank: i
 def _layer_of(tensor: ModelTensor) -> str:
     module, _, name = tensor.path.removesuffix(".weight").rpartition(".")
     if module.endswith(_FUSED_MODULE) and name not in _ALONE:
+        return module
+    if module.endswith(_WITH_ROWS) and name in _ROWS:
         return module
     return next((f"{module}.{one[0]}" for one in _FUSED if name.startswith(one)), f"{module}.{name}")

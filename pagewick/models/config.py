@@ -13,6 +13,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import TILED, DeltaConfig, MambaConfig
 from pagewick.models.name_map import NameMap
@@ -31,7 +32,7 @@ from pagewick.models.parts import (
 from pagewick.parallel.sharding import check_tensor_parallel
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.layers.config import HyperConfig, MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
@@ -49,7 +50,7 @@ class ModelConfig:
     position_offset: the row of this table that the first token has.
     has_embedding_norm: the first layer gets normalised embeddings.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
-    altup: in models whose block is "altup", which have layer_inputs, too.
+    altup: in models whose block is "altup", which have layer_inputs, too. hyper: in those whose block is "hyper".
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
     layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
     logit_scale, logit_soft_cap: applied to the logits in this order.
@@ -78,6 +79,7 @@ class ModelConfig:
     has_embedding_norm: bool = False
     layer_inputs: LayerInputsConfig | None = None
     altup: AltUpConfig | None = None
+    hyper: HyperConfig | None = None
     embedding_scale: float = 1.0
     is_embedding_scale_rounded: bool = False
     residual_scale: float = 1.0
@@ -105,15 +107,25 @@ class ModelConfig:
         return list(dict.fromkeys((layer.rope, layer.query_scale) for layer in self.layers))
 
     @property
-    def attentions(self) -> list[AttentionConfig | MlaConfig]:
+    def attentions(self) -> list[AttentionConfig | MlaConfig | WindowConfig]:
         """The attention of every layer that has queries."""
         found = (layer.attention for layer in self.layers)
-        return [attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig)]
+        return [attention for attention in found if isinstance(attention, AttentionConfig | MlaConfig | WindowConfig)]
 
     @property
-    def attention(self) -> AttentionConfig | MlaConfig | None:
+    def attention(self) -> AttentionConfig | MlaConfig | WindowConfig | None:
         """The attention of the first layer that has queries; None: no layer has."""
         return next(iter(self.attentions), None)
+
+    @property
+    def latent(self) -> MlaConfig | None:
+        """The attention of the first layer that keeps latents."""
+        return next((layer.latent for layer in self.layers if layer.latent is not None), None)
+
+    @property
+    def rows(self) -> WindowConfig | None:
+        """The attention of the first layer that keeps rows."""
+        return next((layer.rows for layer in self.layers if layer.rows is not None), None)
 
     @property
     def embedding_size(self) -> int:
@@ -132,6 +144,9 @@ class ModelConfig:
         others = {attention.num_heads for attention in self.attentions} - {self.num_heads}
         if others:
             counts["attention heads of other layers"] = gcd(*others)
+        groups = {attention.num_groups for attention in self.attentions if isinstance(attention, WindowConfig)}
+        if groups:
+            counts["groups of heads"] = gcd(*groups)
         if self.deltas:
             counts["key heads of linear attention"] = self.deltas[0].num_key_heads
         states = (state for layer in self.layers for state in layer.states)
@@ -161,6 +176,8 @@ class ModelConfig:
     def num_kv_heads(self) -> int:
         """Number of key and value heads in the first layer with some; latent attention has as many as query heads."""
         attention = self.attention
+        if isinstance(attention, WindowConfig):
+            return 1
         return attention.num_kv_heads if isinstance(attention, AttentionConfig) else self.num_heads
 
     @property
@@ -172,8 +189,7 @@ class ModelConfig:
     def attention_width(self) -> int:
         """Number of query heads times the size of a query as it is compared with keys, in the layer with the most."""
         widths = (
-            attention.num_heads
-            * (attention.head_dim if isinstance(attention, AttentionConfig) else attention.latent_size)
+            attention.num_heads * (attention.latent_size if isinstance(attention, MlaConfig) else attention.head_dim)
             for attention in self.attentions
         )
         return max(widths, default=0)
@@ -228,7 +244,12 @@ class ModelConfig:
             sought += [f"model.layers.{mixed}.mlp.gate.{leaf}" for leaf in ("weight", "e_score_correction_bias")]
         attentions = (layer.attention for layer in self.layers)
         with_sinks = next(
-            (idx for idx, one in enumerate(attentions) if isinstance(one, AttentionConfig) and one.has_sinks), None
+            (
+                idx
+                for idx, one in enumerate(attentions)
+                if isinstance(one, WindowConfig) or (isinstance(one, AttentionConfig) and one.has_sinks)
+            ),
+            None,
         )
         if with_sinks is not None:
             sought.append(f"model.layers.{with_sinks}.self_attn.sinks.weight")

@@ -20,6 +20,7 @@ from pagewick.layers.context import BlockBatch, LayerBatch, LayerContext
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
+from pagewick.layers.hyper import HyperHead
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.log_scales import LogPositions
 from pagewick.layers.norm import LayerNorm, RMSNorm, empty_sum
@@ -28,6 +29,7 @@ from pagewick.models.altup import AltUpBlock
 from pagewick.models.blocks import BLOCKS, Block, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ExtendedBlock
+from pagewick.models.hyper import HyperBlock
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
 from pagewick.models.mixers import DecoderAttention, lend, share_indexers
@@ -40,6 +42,7 @@ _BLOCKS: Final[dict[str, type[Block]]] = {
     "extended": ExtendedBlock,
     "altup": AltUpBlock,
     "shortcut": ShortcutBlock,
+    "hyper": HyperBlock,
 }
 
 
@@ -128,6 +131,9 @@ class DecoderStack(nn.Module):
         self.altup: AltUpStreams | None = None
         if config.altup is not None:
             self.altup = AltUpStreams(context, "model.altup", config.hidden_size, config.altup.num_streams)
+        self.hc_head: HyperHead | None = None
+        if config.hyper is not None:
+            self.hc_head = HyperHead(context, config.hidden_size, config.hyper)
         self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
         if encoder.has_final_norm:
             self.norm = make_norm(context, config)
@@ -145,6 +151,9 @@ class DecoderStack(nn.Module):
         if self.log_positions is not None:
             logs = self.log_positions(positions)
             angles = [self.log_positions.added_to(each, logs) for each in angles]
+        if self.hc_head is not None:
+            # Between such layers, hidden states are all streams.
+            hidden_states = self.hc_head.spread(hidden_states)
         if self.layer_inputs is None:
             deep = () if batch.deep_embeds is None else batch.deep_embeds
             for layer, rope, after in zip_longest(self.layers, self._rope_of_layer, deep):
@@ -162,6 +171,8 @@ class DecoderStack(nn.Module):
                 hidden_states, residual = layer(hidden_states, residual, angles[rope], batch, own)
             if self.altup is not None and residual is not None:
                 hidden_states, residual = self.altup.merge(hidden_states, residual, batch), None
+        if self.hc_head is not None:
+            hidden_states = self.hc_head(hidden_states)
         if residual is None:
             return self.norm(hidden_states)  # type: ignore[no-any-return]
         assert not isinstance(self.norm, nn.Identity), "blocks without a norm behind them return no residual"

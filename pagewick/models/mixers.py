@@ -21,6 +21,7 @@ from pagewick.layers.attention import (
     Rotation,
 )
 from pagewick.layers.channel_scan import ChannelScan
+from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.distance_bias import DistanceBias
@@ -42,6 +43,7 @@ from pagewick.layers.rotary import Angles
 from pagewick.layers.short_convolution import ShortConvolution
 from pagewick.layers.state import StateLayer
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
+from pagewick.layers.window_attention import WindowAttention
 from pagewick.models.parts import AttentionConfig, HeadNormConfig, LayerConfig
 
 # Where some checkpoints keep constant scales for the KV cache, and for what: keys (0), values (1).
@@ -258,6 +260,7 @@ def share_indexers(mixers: Iterable[nn.Module | None]) -> None:
 MIXER_NAMES: Final[dict[type, str]] = {
     AttentionConfig: "self_attn",
     MlaConfig: "self_attn",
+    WindowConfig: "self_attn",
     DeltaConfig: "linear_attn",
     MambaConfig: "mamba",
     ConvolutionConfig: "short_conv",
@@ -271,6 +274,9 @@ def make_mixer(context: LayerContext, prefix: str, hidden_size: int, layer: Laye
         return DecoderAttention(context, prefix, hidden_size, attention, layer)
     if isinstance(attention, MlaConfig):
         return LatentAttention(context, prefix, hidden_size, attention)
+    if isinstance(attention, WindowConfig):
+        assert layer.rope is not None, "its keys rotate"
+        return WindowAttention(context, prefix, hidden_size, attention, layer.rope)
     assert attention is not None, "a layer without attention has no such part"
     return _make_state_layer(context, prefix, hidden_size, attention)
 

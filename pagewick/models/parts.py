@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import MambaConfig, StateConfig
 
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 #   altup:      the token has several streams, from which the layer predicts new ones; h is the first of these. As
 #               sandwich, but h = (h + norm(attention(n)) + n + norm(projections(n))) / sqrt(2) with n = norm(h). The
 #               layer corrects all streams by the difference that it makes, and adds its own input to the others.
+#   hyper:      the token has several streams in place of h. Attention reads a weighted sum of them, normalised; they
+#               are mixed, and its output is added to each with a weight of its own. So with the MLP.
 Block = Literal[
     "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup",
-    "shortcut",
+    "shortcut", "hyper",
 ]  # fmt: skip
 # An activation with learned numbers.
 XIELU: Final = "xielu"
@@ -53,6 +56,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "extended": _SANDWICH,
     "altup": _SANDWICH,
     "shortcut": _NORMS,
+    "hyper": _NORMS,
 }
 
 
@@ -184,7 +188,7 @@ class LayerConfig:
     in an extended or a shortcut block. block: how the parts of this layer follow each other; None: as in all others.
     """
 
-    attention: AttentionConfig | MlaConfig | StateConfig | None
+    attention: AttentionConfig | MlaConfig | WindowConfig | StateConfig | None
     mlp: MlpConfig | MoeConfig | None
     rope: RopeConfig | None
     window: int | None = None
@@ -248,8 +252,13 @@ class LayerConfig:
         return self.attention if isinstance(self.attention, MlaConfig) else None
 
     @property
+    def rows(self) -> WindowConfig | None:
+        """The attention of a layer that keeps keys of a window which are their own values, and perhaps entries."""
+        return self.attention if isinstance(self.attention, WindowConfig) else None
+
+    @property
     def indexer(self) -> IndexerConfig | None:
-        """The indexer of a layer with sparse attention."""
+        """The indexer of a layer with sparse attention to tokens."""
         return None if self.latent is None else self.latent.indexer
 
 

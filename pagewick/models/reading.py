@@ -41,6 +41,8 @@ SLIDING: Final = "sliding_attention"
 CHUNKED: Final = "chunked_attention"
 INDEXED: Final = "indexed_attention"
 _KINDS: Final = (FULL, SLIDING)
+# Layers that keep rows: without entries, with those that an indexer selects, and with all of them.
+ROW_KINDS: Final = (SLIDING, "compressed_sparse_attention", "heavily_compressed_attention")
 
 
 def read_activation(entries: Entries, default: str = "silu", name: str = "hidden_act") -> str:
@@ -225,6 +227,9 @@ def _check_layer_types(entries: Entries, layers: Sequence[LayerConfig]) -> None:
 def _kind(layer: LayerConfig) -> str:
     if layer.state:
         return LINEAR
+    if layer.rows is not None:
+        compressor = layer.rows.compressor
+        return ROW_KINDS[0 if compressor is None else 1 if compressor.indexer is not None else 2]
     if layer.latent is not None and layer.latent.indexer is not None:
         return INDEXED
     return CHUNKED if layer.is_chunked else _KINDS[layer.window is not None]

@@ -122,6 +122,7 @@ ARCHITECTURES: Final = {
     "KimiK25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "Kimi_K25ForConditionalGeneration": "pagewick.models.deepseek:read_kimi_multimodal",
     "DeepseekV32ForCausalLM": "pagewick.models.deepseek_v32:read_deepseek_v32",
+    "DeepseekV4ForCausalLM": "pagewick.models.deepseek_v4:read_deepseek_v4",
     "AXK1ForCausalLM": "pagewick.models.deepseek:read_axk1",
     "AXK2ForCausalLM": "pagewick.models.axk2:read_axk2",
     "LongcatFlashForCausalLM": "pagewick.models.longcat:read_longcat_flash",

@@ -9,8 +9,10 @@ from typing import Final, Literal, NamedTuple
 from pagewick.parallel.sharding import shard_bounds
 
 Role = Literal[
-    "embedding", "head", "labels", "norm", "attention", "state", "mlp", "router", "expert", "shared_expert", "vision"
+    "embedding", "head", "labels", "norm", "attention", "state", "mlp", "router", "table", "expert", "shared_expert",
+    "vision",
 ]  # fmt: skip
+_ID_BYTES: Final = 8
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -44,7 +46,7 @@ class ModelTensor:
 
     path: the decoder's name for it. name: the file's. kept: the shape of the share, in which a KV head that the rank
     stores twice counts twice. role: the part of the model that it belongs to; a whole vision encoder has one,
-    and stays as it is in the file.
+    and stays as it is in the file. A table holds whole numbers, the ids of experts.
     """
 
     path: str
@@ -68,5 +70,10 @@ class ModelTensor:
         return len(self.shape) == 2 and self.role in ("attention", "mlp", "expert", "shared_expert")
 
     def kept_bytes(self, dtype: str) -> int:
-        """Memory of the rank's share if weights are kept as `dtype`; the engine keeps some in float32."""
+        """Memory of the rank's share if weights are kept as `dtype`.
+
+        The engine keeps some in float32, and ids as whole numbers.
+        """
+        if self.role == "table":
+            return self.num_kept * _ID_BYTES
         return self.num_kept * DTYPE_BYTES["float32" if self.role in ("router", "state", "labels") else dtype]

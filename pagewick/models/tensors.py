@@ -7,10 +7,11 @@ are [out, in], as checkpoints have them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import XIELU_SHAPES, MlaConfig
 from pagewick.layers.state_config import StateConfig
 from pagewick.models.config import ModelConfig
@@ -27,7 +28,8 @@ from pagewick.models.parts import (
     LayerInputsConfig,
     MlpConfig,
 )
-from pagewick.models.state_tensors import state_tensors
+from pagewick.models.row_tensors import stream_tensors, window_tensors
+from pagewick.models.state_tensors import Named, state_tensors
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
 from pagewick.models.vision.tensors import AllHeads, Dimension, KeyHeads, Shared, vision_tensors
 from pagewick.parallel.sharding import kept_key_heads, kv_heads_of_rank, shard_bounds
@@ -98,6 +100,13 @@ class _Table:
                 yield from self._experts(f"{path}.mixture", layer.experts)
             if config.altup is not None:
                 yield from self._altup(path, config.altup)
+            if config.hyper is not None:
+                for part in ("attn_hc", "ffn_hc"):
+                    named = stream_tensors(config.hyper, hidden, config.hyper.num_weights)
+                    yield from self._named(f"{path}.{part}", named)
+        if config.hyper is not None:
+            named = stream_tensors(config.hyper, hidden, config.hyper.num_streams)
+            yield from self._named("model.hc_head", named)
         if config.encoder is None or config.encoder.has_final_norm:
             yield from self._model_norm("model.norm")
         if not config.tie_word_embeddings:
@@ -125,7 +134,12 @@ class _Table:
                 yield from self._model_norm("score_norm")
         yield from self._linear("score", "labels", whole(head.num_labels), hidden, has_bias=head.has_bias)
 
-    def _mixer(self, path: str, config: AttentionConfig | MlaConfig | StateConfig) -> Iterator[ModelTensor]:
+    def _mixer(
+        self, path: str, config: AttentionConfig | MlaConfig | WindowConfig | StateConfig
+    ) -> Iterator[ModelTensor]:
+        if isinstance(config, WindowConfig):
+            named = window_tensors(config, whole(self.config.hidden_size), self.rank, self.num_ranks)
+            return self._named(f"{path}.self_attn", named)
         if isinstance(config, AttentionConfig):
             return self._attention(f"{path}.self_attn", config)
         if isinstance(config, MlaConfig):
@@ -134,8 +148,10 @@ class _Table:
         return self._state(path, config)
 
     def _state(self, path: str, config: StateConfig) -> Iterator[ModelTensor]:
-        for name, role, sizes in state_tensors(config, whole(self.config.hidden_size), self.rank, self.num_ranks):
-            yield self._tensor(f"{path}.{name}", role, *sizes)
+        return self._named(path, state_tensors(config, whole(self.config.hidden_size), self.rank, self.num_ranks))
+
+    def _named(self, path: str, tensors: Iterable[Named]) -> Iterator[ModelTensor]:
+        return (self._tensor(f"{path}.{name}", role, *sizes) for name, role, sizes in tensors)
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = whole(self.config.hidden_size), config.num_heads
@@ -248,6 +264,9 @@ class _Table:
             yield self._tensor(f"{path}.expert_scales.weight", "router", experts)
         if config.has_logit_bias:
             yield self._tensor(f"{path}.gate.bias", "router", experts)
+        if config.has_expert_table:
+            ids = whole(config.vocab_size), whole(config.routing.top_k)
+            yield self._tensor(f"{path}.expert_table.weight", "table", *ids)
         if config.has_router_bias:
             sizes = (whole(1), experts) if config.is_router_bias_matrix else (experts,)
             yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", *sizes)

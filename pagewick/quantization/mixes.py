@@ -41,12 +41,12 @@ MIXES: Final[Mapping[str, str]] = {
 }
 # Part of a model -> the end of its weights' names, in GGUF files and in checkpoints of Hugging Face's.
 _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
-    "head": ("output", "lm_head", "embed_out"),
+    "head": ("output", "lm_head", "embed_out", "head"),
     "embedding": (
         *("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
         "tok_embeddings",
-        # Mamba's names, and Mamba-2's.
-        *("backbone.embeddings", "backbone.embedding"),
+        # Mamba's names, Mamba-2's, and DeepSeek V4's.
+        *("backbone.embeddings", "backbone.embedding", "embed"),
     ),
     "values": (
         *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
@@ -55,7 +55,7 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     "keys": ("attn_k", "k_proj"),
     "attention output": (
         *("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
-        *("self_attn.out_proj", "self_attention.dense", "attention.wo"),
+        *("self_attn.out_proj", "self_attention.dense", "attention.wo", "wo_b"),
     ),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }

@@ -13,6 +13,7 @@ from pagewick.weights.files import name_some
 from pagewick.weights.tensor_headers import TensorInfo
 
 _DTYPES: Final = ("BF16", "F16", "F32", "F64")
+_WHOLE: Final = ("I32", "I64")
 _BIAS: Final = "bias"
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 
@@ -51,10 +52,12 @@ def check_headers(
     expected: Mapping[str, tuple[int, ...]],
     tensors: Collection[TensorInfo],
     ignored: Iterable[str],
+    tables: Collection[str] = (),
 ) -> None:
     """Raise what loading these tensors would raise: ModelLoadError, or ConfigError for a type that is not supported.
 
-    expected: the shape of every tensor of the model, by name. ignored: as in check_names.
+    expected: the shape of every tensor of the model, by name. ignored: as in check_names. tables: those that
+    hold whole numbers.
     """
     check_names(expected.keys(), [tensor.name for tensor in tensors], ignored)
     for tensor in tensors:
@@ -69,9 +72,9 @@ def check_headers(
             continue
         if tensor.is_in_blocks:
             check_block_format(tensor.dtype, tensor.name)
-        elif tensor.dtype not in _DTYPES:
+        elif tensor.dtype not in (known := _WHOLE if tensor.name in tables else _DTYPES):
             raise ModelLoadError(
-                f"cannot load {tensor.name}: it is stored as {tensor.dtype}, and must be one of {', '.join(_DTYPES)}\n"
+                f"cannot load {tensor.name}: it is stored as {tensor.dtype}, and must be one of {', '.join(known)}\n"
                 "  use the model's original, unquantized checkpoint instead"
             )
 

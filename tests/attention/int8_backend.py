@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBatch, BoundIndex, LatentOptions, Scoring
+from pagewick.attention.backend import AttentionBatch, BoundIndex, BoundRows, LatentOptions, Scoring
 from pagewick.attention.cache_spec import (
     CacheDtype,
     CacheSpec,
@@ -21,6 +21,7 @@ from pagewick.attention.cache_spec import (
     KeptHeads,
     KeptIndexKeys,
     KeptLatents,
+    KeptRows,
     attention_spec,
 )
 from pagewick.kernels.options import HeadLayout, HeadOptions, SelectedKeys
@@ -163,3 +164,6 @@ class Int8Backend:
 
     def bind_index(self, kept: KeptIndexKeys, blocks: Tensor, group: int) -> BoundIndex:
         raise NotImplementedError("no model of these tests has an indexer")
+
+    def bind_rows(self, kept: KeptRows, blocks: Tensor, group: int) -> BoundRows:
+        raise NotImplementedError("no model of these tests keeps rows")

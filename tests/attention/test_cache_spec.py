@@ -14,6 +14,7 @@ from pagewick.attention.cache_spec import (
     KeptHeads,
     KeptIndexKeys,
     KeptLatents,
+    KeptRows,
     KeptState,
     attention_spec,
     native_spec,
@@ -88,9 +89,17 @@ def test_index_keys_take_a_group_of_their_own() -> None:
     assert (keys.kind, keys.lookback) == ("index_keys", None) and latents != keys
 
 
-@pytest.mark.parametrize("kept", [KeptLatents(20, 4, True), KeptIndexKeys(24)])
+def test_a_block_of_entries_covers_whole_windows() -> None:
+    """Windows of 4 tokens end in blocks of 32; a window of 128 is a block, and of 48 a part of one."""
+    for ratio, size, num_rows in ((4, 32, 8), (128, 128, 1), (48, 96, 2), (1, 32, 32)):
+        spec = native_spec(KeptRows(20, 47, ratio), 32, "bfloat16")
+        assert (spec.block_size, spec.block_bytes, spec.lookback) == (size, num_rows * 20 * 2, 47)
+    assert native_spec(KeptRows(20, None, 4), 32, "float32").first_block(1000) == 0
+
+
+@pytest.mark.parametrize("kept", [KeptLatents(20, 4, True), KeptIndexKeys(24), KeptRows(24, 8, 2)])
 @pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3"])
-def test_selected_tokens_have_no_scales(kept: KeptLatents | KeptIndexKeys, dtype: str) -> None:
+def test_selected_tokens_have_no_scales(kept: KeptLatents | KeptIndexKeys | KeptRows, dtype: str) -> None:
     with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype} does not go with the sparse attention"):
         native_spec(kept, 8, dtype)
 

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from tests.models.published_names import (
     publish_bailing_hybrid,
+    publish_deepseek_v4,
     publish_kimi_k25,
     publish_kimi_linear,
     publish_olmo_hybrid,
@@ -56,6 +57,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_olmo_hybrid(directory, config)
     if config["model_type"] == "bailing_hybrid" and "q_lora_rank" in config:
         publish_bailing_hybrid(directory, config)
+    if config["model_type"] == "deepseek_v4":
+        publish_deepseek_v4(directory, config)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
     if config["model_type"].startswith(("qwen", "lfm3_vl", "exaone4_5")) and (vision := config.get("vision_config")):
@@ -175,8 +178,8 @@ def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
 
     is_peaked: also where queries and keys are normalised.
     """
-    if not weight.shape:
-        # A limit of products, which the variant sets.
+    if not weight.shape or not weight.is_floating_point():
+        # A limit of products, or a table of experts, which the variant sets.
         return
     if name.endswith("bias"):
         weight.normal_(0, 0.2)

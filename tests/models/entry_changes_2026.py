@@ -160,4 +160,21 @@ CHANGES_2026: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.partial_rotary_factor": 0.334},
         {"rms_norm_eps": 0.05},
     ],
+    # Of the small ones, each stands for an operation of its own.
+    "deepseek-v4": [
+        {"layer_types": ["heavily_compressed_attention", "sliding_attention", "compressed_sparse_attention"]},
+        {"compress_rates": {"compressed_sparse_attention": 8, "heavily_compressed_attention": 16}},
+        {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32}},
+        {"mlp_layer_types": ["moe", "moe", "moe"]},
+        {"sliding_window": 13},
+        {"index_topk": 3},
+        {"rope_theta": 90.0},
+        {"compress_rope_theta": 90.0},
+        {"rope_parameters.factor": 4.0},
+        {"partial_rotary_factor": 0.5},
+        {"hc_sinkhorn_iters": 1},
+        {"hc_eps": 0.2},
+        {"o_groups": 3},
+        {"routed_scaling_factor": 1.1},
+    ],
 }

@@ -65,6 +65,20 @@ def publish_bailing_hybrid(directory: Path, config: dict[str, Any]) -> None:
     )
 
 
+def publish_deepseek_v4(directory: Path, config: dict[str, Any]) -> None:
+    """Take the decoder out of its module, and name what transformers leaves as it calls it."""
+    names = {
+        r"^model\.": "", r"^embed_tokens": "embed", r"^hc_head\.hc_": "hc_head_", r"\.attn\.norm\.": ".attn.kv_norm.",
+    }  # fmt: skip
+
+    def published(name: str) -> str:
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    _change(directory, lambda tensors: {published(name): tensor for name, tensor in tensors.items()})
+
+
 def _recut(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
     """Return the tensors with convolutions of `sizes` channels."""
     found = dict(tensors)

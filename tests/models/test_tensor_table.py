@@ -82,7 +82,8 @@ def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:
     kept: Counter[Any] = Counter()
     for name, (module, part, leaf) in routes.items():
         # Raises ModelLoadError if the module expects another shape.
-        module.load_weight(leaf, torch.empty(tensors[name].shape, device=META), part)
+        dtype = torch.int64 if tensors[name].role == "table" else torch.float32
+        module.load_weight(leaf, torch.empty(tensors[name].shape, dtype=dtype, device=META), part)
         kept[module] += tensors[name].num_kept
     for module, count in kept.items():
         # Some have weights of their own and others in modules within.
@@ -115,12 +116,12 @@ def test_experts_without_gates(latent_size: int | None) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_transformers_has_as_many_parameters(name: str) -> None:
     tensors = dict(reference_of(VARIANTS[name]).named_parameters())
-    # Corrections of routers, factors of layers and of frequencies, two numbers of xIELU, and limits and standards of
-    # Gemma 4's encoder are buffers there.
+    # Corrections of routers, tables of experts, factors of layers and of frequencies, two numbers of xIELU, and limits
+    # and standards of Gemma 4's encoder are buffers there.
     tensors |= {
         path: buffer
         for path, buffer in reference_of(VARIANTS[name]).named_buffers()
-        if path.endswith(("_bias", "layer_scalar", "_min", "_max", "std_scale", ".beta", ".eps", ".alpha"))
+        if path.endswith(("_bias", "layer_scalar", "_min", "_max", "std_scale", ".beta", ".eps", ".alpha", ".tid2eid"))
     }
     if name == "minicpm-v-4.6-4x":
         # A part that this mode leaves out.

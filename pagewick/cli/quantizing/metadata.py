@@ -115,7 +115,7 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
     attention = model.attention
     if isinstance(attention, MlaConfig):
         found |= _latent_sizes(attention)
-    elif attention is not None:
+    elif isinstance(attention, AttentionConfig):
         found["attention.head_count_kv"] = attention.num_kv_heads
         found |= {f"attention.{part}_length": attention.head_dim for part in ("key", "value")}
     if _SCALE in architecture.entries:

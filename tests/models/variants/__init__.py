@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.models.variants import (
     bailing,
     deepseek,
+    deepseek_v4,
     falcon,
     gemma,
     gemma3n,
@@ -55,6 +56,7 @@ VARIANTS: dict[str, Variant] = {
         glm,
         deepseek,
         mistral_large4,
+        deepseek_v4,
         kimi_linear,
         bailing,
         starcoder,

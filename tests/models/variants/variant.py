@@ -33,7 +33,7 @@ class Variant:
 
     nulls: entries that are null. engine: options of the engine that the variant needs. one_by_one: transformers' logits
     depend on the number of tokens that it gets at once, and ours are those that it computes for one token after the
-    other.
+    other. foreign: the first operation of a step that the native library lacks, so that no step is recorded.
     """
 
     config: str
@@ -41,6 +41,7 @@ class Variant:
     nulls: tuple[str, ...] = field(default=(), kw_only=True)
     engine: Mapping[str, Any] = field(default_factory=dict)
     is_loose: bool = False
+    foreign: str | None = None
     one_by_one: bool = False
     patch: Callable[[nn.Module], None] = lambda model: None
 
