@@ -43,7 +43,9 @@ and the whole step on a GPU is
     plain attention  for heads that no kernel serves, or all if there are no kernels, K / R of keys and values and D
                      numbers: 16 K / R * D * c for the keys and values of a sequence with c visible tokens, and for up
                      to 256 queries 12 D * query heads / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or
-                     sinks, each of at most 1 GiB with room for one query (kernels/reference.py)
+                     sinks, each of at most 1 GiB with room for one query (kernels/reference.py); for latents of L
+                     numbers with their rotated part, 12 L * c, 16 L * query heads / R for each query, and 3 tensors of
+                     scores (kernels/reference_mla.py)
     indexer          of h heads with d numbers: T * (2 (h + 1) d * e + 4 h) for queries and keys before and after their
                      rotation, and weights; and scores of contexts above k, with counts of their digits, 4 context +
                      2,060 for each 4,096 of it + 16 for each token, for as many tokens as 256 MiB have room for
@@ -88,8 +90,10 @@ SCORES_PART: Final = 4096
 NUMBERS_OF_PART: Final = 2 * 256 + 3
 # Tokens whose scores an indexer has at once without kernels (kernels/reference_index.py).
 QUERY_SLICE: Final = 64
-# Sizes of heads that kernels/triton/attention.py serves; others have the queries and scores of kernels/reference.py.
+# Sizes of heads that kernels/triton/attention.py serves, and of latents and rotated parts that kernels/triton/mla.py
+# serves; others have the queries and scores of kernels/reference.py and kernels/reference_mla.py.
 SERVED_HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
+SERVED_LATENTS: Final = ((512, 64), (256, 32))
 PLAIN_QUERIES: Final = 256
 PLAIN_SCORES: Final = 2**28
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
@@ -187,7 +191,7 @@ def plain_attention_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int
 def _plain_attention_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
     attention = layer.attention
     if not isinstance(attention, AttentionConfig):
-        return 0
+        return _plain_latent_bytes(layer, limits, num_ranks)
     if limits.has_kernels and attention.head_dim in SERVED_HEAD_DIMS:
         return 0
     num_heads, num_kv_heads = (-(-n // num_ranks) for n in (attention.num_heads, attention.num_kv_heads))
@@ -197,6 +201,19 @@ def _plain_attention_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks:
     copies = 3 if attention.logit_soft_cap is not None or attention.has_sinks else 2
     per_token = 12 * num_queries * num_heads + 16 * num_kv_heads * num_keys
     return copies * 4 * num_scores + per_token * attention.head_dim
+
+
+def _plain_latent_bytes(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> int:
+    if (latent := layer.latent) is None:
+        return 0
+    if limits.has_kernels and (latent.kv_lora_rank, latent.qk_rope_head_dim) in SERVED_LATENTS:
+        return 0
+    num_heads, num_queries, num_keys = -(-latent.num_heads // num_ranks), limits.num_tokens, limits.context
+    if (indexer := layer.indexer) is not None:
+        num_queries, num_keys = 1, min(indexer.top_k, num_keys)
+    num_queries = min(num_queries, PLAIN_QUERIES, max(1, PLAIN_SCORES // (num_heads * num_keys)))
+    numbers = 12 * num_keys + 16 * num_queries * num_heads
+    return 3 * 4 * num_queries * num_heads * num_keys + numbers * latent.latent_size
 
 
 def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) -> int:

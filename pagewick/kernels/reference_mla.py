@@ -15,8 +15,10 @@ from pagewick.kernels.options import AttentionMetadata, Rotation
 from pagewick.kernels.reference_kv import store_latents, take_latents
 from pagewick.kernels.reference_rope import rotate
 
-# Queries of a long prefill are processed in slices of this many tokens, which bounds the size of the score matrix.
+# Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of
+# all heads, unless one query has more.
 QUERY_SLICE = 256
+MAX_SCORES = 2**28
 
 
 def rope_and_store_latent(
@@ -74,15 +76,23 @@ def latent_attention(
     latent_dim, dtype = q_latent.shape[-1], torch.promote_types(q_latent.dtype, torch.float32)
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
-        for start in range(starts[b], starts[b + 1], QUERY_SLICE):
-            end = min(start + QUERY_SLICE, starts[b + 1])
+        step = max(1, min(QUERY_SLICE, MAX_SCORES // max(1, q_latent.shape[1] * context_len)))
+        for start in range(starts[b], starts[b + 1], step):
+            end = min(start + step, starts[b + 1])
             num_keys = context_len - (starts[b + 1] - end)
             block_ids = metadata.block_tables[b][: -(-num_keys // cache.shape[1])].long()
             keys = take_latents(cache, scales, latent_dim, block_ids).flatten(0, 1)[:num_keys].to(dtype)
             q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
-            scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
-            hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)
-            hidden = hidden.triu(num_keys - (end - start) + 1)
-            probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-            out[start:end] = torch.einsum("hqk,kd->qhd", probs, keys[:, :latent_dim]).to(out.dtype)
+            out[start:end] = _attend(q, keys, latent_dim, softmax_scale)
+            # Else their memory would be taken while that of the next slice is.
+            del keys, q
     return out
+
+
+def _attend(q: Tensor, keys: Tensor, latent_dim: int, softmax_scale: float) -> Tensor:
+    """Compute attention of q [q_len, H, L + R], the last tokens of a sequence, over keys [num_keys, L + R]."""
+    num_keys = len(keys)
+    scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
+    hidden = torch.ones(len(q), num_keys, dtype=torch.bool, device=q.device).triu(num_keys - len(q) + 1)
+    probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,kd->qhd", probs, keys[:, :latent_dim])

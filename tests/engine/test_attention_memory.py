@@ -22,7 +22,7 @@ from pagewick.engine.step_memory import (
     gpu_step_bytes,
     plain_attention_bytes,
 )
-from pagewick.kernels import reference
+from pagewick.kernels import reference, reference_mla
 from pagewick.kernels.kv_cache import LARGEST, heads_cache
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from pagewick.models.config import ModelConfig
@@ -141,8 +141,59 @@ def test_plain_attention_in_a_window_and_with_sinks() -> None:
     assert plain_attention_bytes(narrow, limits) == num_bytes
 
 
-def test_numbers_of_plain_attention_are_those_of_the_operation() -> None:
-    assert (reference.QUERY_SLICE, reference.MAX_SCORES) == (PLAIN_QUERIES, PLAIN_SCORES)
+def test_numbers_of_plain_attention_are_those_of_the_operations() -> None:
+    for module in (reference, reference_mla):
+        assert (module.QUERY_SLICE, module.MAX_SCORES) == (PLAIN_QUERIES, PLAIN_SCORES)
+
+
+def of_plain_latents(num_heads: int, sizes: tuple[int, int]) -> ModelConfig:
+    model = read_config(PUBLISHED["DeepSeek-V2-Lite"])
+    latent = model.layers[0].latent
+    assert latent is not None
+    latent = replace(latent, num_heads=num_heads, kv_lora_rank=sizes[0], qk_rope_head_dim=sizes[1])
+    return replace(model, layers=(replace(model.layers[0], attention=latent),))
+
+
+@pytest.mark.parametrize(("num_queries", "context"), [(300, 2048), (1, 4096), (300, 300)])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("heads", [16, 2])
+def test_plain_attention_to_latents_takes_no_more_than_is_counted(
+    heads: int, cache_dtype: torch.dtype, num_queries: int, context: int
+) -> None:
+    """The latents of DeepSeek. Those of a cache of 8 bits, which are counted, take twice as much."""
+    num_blocks, size = -(-context // 32), 512 + 64
+    cache = torch.zeros(num_blocks, 32, size, dtype=cache_dtype)
+    scales = None if cache_dtype == torch.bfloat16 else torch.ones(num_blocks, 32, 2)
+    q = torch.zeros(num_queries, heads, size, dtype=torch.bfloat16).split((512, 64), dim=-1)
+    tables, lengths, starts = (
+        torch.tensor(numbers, dtype=torch.int32) for numbers in ([[*range(num_blocks)]], [context], [0, num_queries])
+    )
+    metadata = AttentionMetadata(tables, lengths, starts)
+    measured = peak_of(lambda: reference_mla.latent_attention(*q, cache, metadata, softmax_scale=0.1, scales=scales))
+    measured -= q[0].numel() * 2
+    limits = StepLimits(num_queries, 1, context, 2, has_kernels=False)
+    counted = plain_attention_bytes(of_plain_latents(heads, (512, 64)), limits)
+    assert measured <= counted * 1.02
+    assert counted <= measured * 2.1
+
+
+def test_plain_attention_to_latents_by_hand() -> None:
+    limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2)
+    for sizes, is_served in (((512, 64), True), ((256, 32), True), ((512, 32), False)):
+        model = of_plain_latents(16, sizes)
+        expected = 3 * 4 * 256 * 16 * 8192 + (12 * 8192 + 16 * 256 * 16) * sum(sizes)
+        assert plain_attention_bytes(model, replace(limits, has_kernels=False)) == expected
+        assert plain_attention_bytes(model, limits) == (0 if is_served else expected)
+    # 2^28 scores are those of 32 queries.
+    many = replace(limits, context=2**19)
+    expected = 3 * 4 * 2**28 + (12 * 2**19 + 16 * 32 * 16) * 544
+    assert plain_attention_bytes(of_plain_latents(16, (512, 32)), many) == expected
+
+
+def test_latents_of_sparse_attention_are_attended_token_by_token() -> None:
+    model = read_config(PUBLISHED["DeepSeek-V3.2"])
+    limits = StepLimits(num_tokens=2048, num_logits=32, context=8192, element_bytes=2, has_kernels=False)
+    assert plain_attention_bytes(model, limits) == 3 * 4 * 128 * 2048 + (12 * 2048 + 16 * 128) * 576
 
 
 def test_attention_without_kernels_is_counted_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
