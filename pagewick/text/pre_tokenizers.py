@@ -22,6 +22,11 @@ _QWEN35_WORDS: Final = (
 _SEED_CODER_WORDS: Final = (
     rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Words with spaces between them may be one token.
+_EXAONE_WORDS: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _BLOOM_WORDS: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _LLAMA3_WORDS: Final = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -136,6 +141,8 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     **dict.fromkeys(("hunyuan", "solar-open", "grok-2", "bailingmoe", "bailingmoe2"), _QWEN2_PLAIN),
     # Lines, and the words in them.
     "laguna": PreTokenizer((r"[^\n]+|\n+", QWEN2_WORDS)),
+    # K-EXAONE.
+    "exaone-moe": PreTokenizer((_EXAONE_WORDS,)),
     "seed-coder": PreTokenizer((_SEED_CODER_WORDS,)),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
