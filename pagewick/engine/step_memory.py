@@ -52,6 +52,7 @@ and the whole step on a GPU is
                      (kernels/triton/index.py). If no kernel serves h and d, or there are no kernels: 16 T * h * d for
                      queries, 12 d * context for keys, and 4 h * context for the scores of each of 64 tokens
                      (kernels/reference_index.py)
+    entries          engine.entry_memory; an indexer's keys are then as many as entries
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
                      of 16 kernels of a layer, and 13 of an indexer, in each of 64 graphs
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
@@ -65,6 +66,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
+from pagewick.engine.entry_memory import entry_bytes
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.tensor_sizes import DTYPE_BYTES
@@ -249,13 +251,16 @@ def _parts_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> i
 
 
 def _indexer_bytes(layer: LayerConfig, limits: StepLimits, num_tokens: int) -> int:
-    if (indexer := layer.indexer) is None:
-        return 0
-    num_heads, head_dim, context = indexer.num_heads, indexer.head_dim, limits.context
+    indexer, context, entries = layer.indexer, limits.context, entry_bytes(layer, num_tokens, limits.context)
+    if layer.rows is not None and layer.rows.compressor is not None:
+        indexer, context = layer.rows.indexer, context // layer.rows.compressor.ratio
+    if indexer is None:
+        return entries
+    num_heads, head_dim = indexer.num_heads, indexer.head_dim
     if not limits.has_kernels or num_heads > INDEX_HEADS or head_dim not in INDEX_DIMS:
         scores = QUERY_SLICE * num_heads * context * 4
-        return 16 * num_tokens * num_heads * head_dim + 12 * head_dim * context + scores
-    numbers = num_tokens * (2 * (num_heads + 1) * head_dim * limits.element_bytes + 4 * num_heads)
+        return entries + 16 * num_tokens * num_heads * head_dim + 12 * head_dim * context + scores
+    numbers = entries + num_tokens * (2 * (num_heads + 1) * head_dim * limits.element_bytes + 4 * num_heads)
     if context <= indexer.top_k:
         return numbers
     row = 4 * (context + -(-context // SCORES_PART) * NUMBERS_OF_PART + 4)

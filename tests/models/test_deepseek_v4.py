@@ -1,0 +1,75 @@
+"""DeepSeek-V4-Flash as its published config.json has it, but for the formats of its weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
+from pagewick.errors import ModelLoadError
+from pagewick.layers.compressed_config import WindowConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.registry import read_config
+
+FLASH: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 1, "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512, "hidden_act": "silu",
+    "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 512, "initializer_range": 0.02,
+    "max_position_embeddings": 1048576, "model_type": "deepseek_v4", "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+    "num_experts_per_tok": 6, "num_hidden_layers": 43, "num_hash_layers": 3, "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1, "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536, "type": "yarn",
+    },
+    "rope_theta": 10000, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "sliding_window": 128,
+    "swiglu_limit": 10.0, "tie_word_embeddings": False, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+    "use_cache": True, "vocab_size": 129280, "compress_rope_theta": 160000,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+}  # fmt: skip
+
+
+def windows(config: ModelConfig) -> list[WindowConfig]:
+    return [layer.attention for layer in config.layers if isinstance(layer.attention, WindowConfig)]
+
+
+def test_layers_are_those_of_the_paper() -> None:
+    config = read_config(FLASH)
+    found = windows(config)
+    ratios = [0 if window.compressor is None else window.compressor.ratio for window in found]
+    assert ratios == FLASH["compress_ratios"][:43]
+    kinds = Counter((window.compressor.overlaps, window.indexer is not None) for window in found if window.compressor)
+    assert kinds == {(True, True): 21, (False, False): 20}
+    assert [mixture.has_expert_table for mixture in config.mixtures] == [True] * 3 + [False] * 40
+    assert config.max_position_embeddings == 1048576
+
+
+def test_only_layers_with_entries_are_stretched() -> None:
+    ropes = [layer.rope for layer in read_config(FLASH).layers]
+    assert all(rope is not None and rope.rotary_dim == 64 and rope.num_still == 448 for rope in ropes)
+    first, second, third = ropes[0], ropes[1], ropes[2]
+    assert first == second != third and first is not None and third is not None
+    assert (first.kind, first.theta, third.kind, third.theta) == ("default", 10000.0, "yarn", 160000.0)
+    # The published code does not make scores of long sequences sharper.
+    assert (third.factor, third.attention_factor) == (16.0, 1.0)
+
+
+def test_a_token_takes_little_of_the_cache() -> None:
+    """Entries and index keys of 21 layers, one for 4 tokens, and entries of 20 layers, one for 128, in 16 bits."""
+    kept = [one for window in windows(read_config(FLASH)) for one in window.kept() if one.lookback is None]
+    assert sum(2 * one.dim / one.ratio for one in kept) == 21 * 2 * (512 + 128) / 4 + 20 * 2 * 512 / 128
+
+
+def test_block_tables_of_single_tokens_take_memory() -> None:
+    config = read_config(FLASH)
+    limits = [StepLimits(num_tokens=512, num_logits=8, context=context, element_bytes=2) for context in (2**14, 2**20)]
+    short, long = (gpu_step_bytes(config, each) for each in limits)
+    assert long - short > 8 * 512 * (2**20 - 2**14) // 16
+
+
+def test_experts_in_fp4_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match="expert_dtype is 'fp4'"):
+        read_config({**FLASH, "expert_dtype": "fp4"})
