@@ -110,7 +110,6 @@ def read_deepseek_v4(entries: Entries) -> ModelConfig:
     entries = entries.filled(_DEFAULTS)
     for name, value in _ONLY.items():
         entries.demand(name, value, value)
-    entries.demand("expert_dtype", None, None, "experts in FP4 under names of their own are not read")
     kinds = _layer_kinds(entries)
     ropes = _ropes(entries)
     windows = {kind: _attention(entries, kind, ropes[kind == _SLIDING].rotary_dim) for kind in set(kinds)}

@@ -1,4 +1,4 @@
-"""DeepSeek-V4-Flash as its published config.json has it, but for the formats of its weights."""
+"""DeepSeek-V4-Flash as its published config.json has it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from pagewick.errors import ModelLoadError
 from pagewick.layers.compressed_config import WindowConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
+from pagewick.weights.packed.config import packed_rules
 
 FLASH: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-    "eos_token_id": 1, "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512, "hidden_act": "silu",
+    "eos_token_id": 1, "expert_dtype": "fp4", "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+    "hidden_act": "silu",
     "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 512, "initializer_range": 0.02,
     "max_position_embeddings": 1048576, "model_type": "deepseek_v4", "moe_intermediate_size": 2048,
     "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
     "num_experts_per_tok": 6, "num_hidden_layers": 43, "num_hash_layers": 3, "num_key_value_heads": 1,
     "num_nextn_predict_layers": 1, "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
     "rms_norm_eps": 1e-06,
     "rope_scaling": {
         "beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536, "type": "yarn",
@@ -70,6 +76,10 @@ def test_block_tables_of_single_tokens_take_memory() -> None:
     assert long - short > 8 * 512 * (2**20 - 2**14) // 16
 
 
-def test_experts_in_fp4_are_refused() -> None:
-    with pytest.raises(ModelLoadError, match="expert_dtype is 'fp4'"):
-        read_config({**FLASH, "expert_dtype": "fp4"})
+def test_how_weights_are_packed() -> None:
+    rules = packed_rules(FLASH)
+    assert rules is not None
+    found = [rules.format_of(prefix) for prefix in ("layers.3.ffn.experts.7.w1", "layers.3.attn.wq_b")]
+    assert [form.label for form in found if form is not None] == ["MXFP4", "FP8 128x128"]
+    with pytest.raises(ModelLoadError, match="expert_dtype"):
+        packed_rules({**FLASH, "expert_dtype": "int4"})

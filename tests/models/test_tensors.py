@@ -289,7 +289,6 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("deepseek-v4", {"swiglu_limit": 7.0}, ("swiglu_limit", "10.0")),
     ("deepseek-v4", {"n_shared_experts": 2}, ("n_shared_experts",)),
     ("deepseek-v4", {"num_key_value_heads": 2}, ("num_key_value_heads",)),
-    ("deepseek-v4", {"expert_dtype": "fp4"}, ("expert_dtype", "fp4")),
     ("deepseek-v4", {"o_groups": 4}, ("o_groups", "a divisor of num_attention_heads (6)")),
     ("deepseek-v4", {"head_dim": 25}, ("head_dim", "an even number")),
     ("deepseek-v4", {"index_head_dim": 6}, ("index_head_dim", "at least the 8 values that rotate")),

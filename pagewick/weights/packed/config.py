@@ -16,6 +16,7 @@ from pagewick.weights.packed import (
     awq,
     bitsandbytes,
     compressed_tensors,
+    deepseek_v4,
     fp4,
     fp8,
     gptq,
@@ -28,6 +29,7 @@ from pagewick.weights.packed.settings import Settings
 
 _KEYS: Final = ("quantization_config", "compression_config")
 _TEXT_CONFIG: Final = "text_config"
+_DEEPSEEK_V4, _EXPERT_DTYPE = "deepseek_v4", "expert_dtype"
 # quant_method -> the reader of its quantization_config.
 _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "gptq": gptq.read_rules,
@@ -73,6 +75,10 @@ def packed_rules(config: Mapping[str, Any]) -> PackedRules | None:
             f"  supported: {', '.join(_READERS)}, GGUF files, and unquantized checkpoints\n"
             "  use another checkpoint of this model"
         )
+    if method == "fp8" and config.get("model_type") == _DEEPSEEK_V4:
+        # Published files have this entry beside the others.
+        dtype = {name: config[name] for name in (_EXPERT_DTYPE,) if config.get(name) is not None}
+        return deepseek_v4.read_rules(Settings({**dtype, **values}, key))
     return reader(Settings(values, key))
 
 

@@ -40,6 +40,7 @@ class Fp4Format(PackedFormat):
     """packed: suffix of the numbers. group_size: columns that share a scale.
 
     factor: suffix of a number by which all scales are multiplied; with is_divisor, divided. Empty: there is none.
+    scale: suffix of the scales. packed_dtypes: how the bytes of the numbers are called.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Fp4Format(PackedFormat):
     scale_dtypes: tuple[str, ...]
     factor: str = ""
     is_divisor: bool = False
+    scale: str = ".weight_scale"
+    packed_dtypes: tuple[str, ...] = ("U8",)
 
     @property
     def label(self) -> str:
@@ -58,7 +61,7 @@ class Fp4Format(PackedFormat):
         return TensorInfo(name, self._kind(columns), (rows, columns), num_bytes, label=self.label)
 
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-        demand_parts(prefix, parts, (self.packed, ".weight_scale", *(self.factor,) * bool(self.factor)), self.label)
+        demand_parts(prefix, parts, (self.packed, self.scale, *(self.factor,) * bool(self.factor)), self.label)
         packed = parts[self.packed]
         rows, octets = matrix_shape(packed)
         columns = 2 * octets
@@ -67,8 +70,8 @@ class Fp4Format(PackedFormat):
                 f"cannot load {packed.name}: {columns} columns are not a multiple of {self.group_size}\n"
                 "  quantization_config and the weights do not belong together; download or copy both again"
             )
-        check_part(packed, ("U8",), (rows, octets))
-        check_part(parts[".weight_scale"], self.scale_dtypes, (rows, columns // self.group_size))
+        check_part(packed, self.packed_dtypes, (rows, octets))
+        check_part(parts[self.scale], self.scale_dtypes, (rows, columns // self.group_size))
         if self.factor:
             check_part(parts[self.factor], ("F32",), (), (1,))
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._kind(columns), self, parts)
@@ -81,10 +84,10 @@ class Fp4Format(PackedFormat):
 
         if ZERO_POINTS in weight.parts:
             check_symmetric(weight.part(ZERO_POINTS, get))
-        packed = weight.part(self.packed, get)
+        packed = weight.part(self.packed, get).view(torch.uint8)
         if weight.stored_type == "MXFP4":
-            return fp4_rows(packed, weight.part(".weight_scale", get).view(torch.uint8))
-        scales = scale_numbers(weight.part(".weight_scale", get))
+            return fp4_rows(packed, weight.part(self.scale, get).view(torch.uint8))
+        scales = scale_numbers(weight.part(self.scale, get))
         if self.factor:
             factor = weight.part(self.factor, get).view(())
             scales = scales / factor if self.is_divisor else scales * factor

@@ -46,12 +46,13 @@ class Fp8Format(PackedFormat):
     """block: rows and columns that share a scale; None: a scale is for the whole weight or for a row.
 
     is_block_certain: config.json says so; otherwise the shape of the scales decides. has_byte_scales: scales that are
-    stored as bytes are exponents.
+    stored as bytes are exponents. scales: suffixes of scales, of which a weight has one.
     """
 
     block: Block | None
     is_block_certain: bool = True
     has_byte_scales: bool = False
+    scales: tuple[str, ...] = _SCALES
 
     @property
     def label(self) -> str:
@@ -65,7 +66,7 @@ class Fp8Format(PackedFormat):
         return TensorInfo(name, kind, (rows, columns), rows * columns + 4 * shape[0] * shape[1], label=self.label)
 
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-        found = [suffix for suffix in _SCALES if suffix in parts]
+        found = [suffix for suffix in self.scales if suffix in parts]
         demand_parts(prefix, parts, (".weight",), self.label)
         if len(found) != 1:
             raise ModelLoadError(
@@ -87,7 +88,7 @@ class Fp8Format(PackedFormat):
         if ZERO_POINTS in weight.parts:
             check_symmetric(weight.part(ZERO_POINTS, get))
         values = weight.part(".weight", get)
-        suffix = next(suffix for suffix in _SCALES if suffix in weight.parts)
+        suffix = next(suffix for suffix in self.scales if suffix in weight.parts)
         block = self._block_of(weight.shape, weight.parts[suffix].shape)
         scales = scale_numbers(weight.part(suffix, get)).view(blocks_shape(weight.shape, block))
         return encode(weight.stored_type, weight.shape, lambda first, end: values[first:end], scales, block)
