@@ -41,6 +41,8 @@ MODEL_ONLY = (
 _TEMPLATES = {
     "DeepseekV32ForCausalLM": "pagewick serve --chat-template FILE, with models/templates/"
     "deepseek-ai-DeepSeek-V3.2.jinja of llama.cpp",
+    "DeepseekV4ForCausalLM": "pagewick serve --chat-template FILE, with models/templates/"
+    "deepseek-ai-DeepSeek-V4.jinja of llama.cpp",
 }
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)

@@ -253,11 +253,14 @@ def test_a_model_without_a_template(machine: pytest.MonkeyPatch, tmp_path: Path)
     assert line.startswith("note     chat  there is no chat template")
 
 
-def test_where_the_template_of_deepseek_v32_is(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["V3.2", "V4"])
+def test_where_the_template_of_deepseek_is(version: str, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its repository has code in its place."""
-    save(make_model("deepseek-v3.2", {**VARIANTS["deepseek-v3.2"].all_entries(), "vocab_size": 400}), tmp_path)
+    name = f"deepseek-{version.lower()}"
+    save(make_model(name, {**VARIANTS[name].all_entries(), "vocab_size": 400}), tmp_path)
     byte_level_backend().save(str(tmp_path / "tokenizer.json"))
-    assert "-> pagewick serve --chat-template FILE, with models/templates/deepseek-ai-" in run(str(tmp_path)).stdout
+    file = f"models/templates/deepseek-ai-DeepSeek-{version}.jinja"
+    assert f"-> pagewick serve --chat-template FILE, with {file}" in run(str(tmp_path)).stdout
 
 
 @pytest.mark.parametrize(
