@@ -44,17 +44,24 @@ def test_deepseek_r1_has_its_published_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "total", "active"),
     [
-        ("Llama-4-Scout-17B-16E", 107_769_861_120, 17_172_894_720),
-        ("Llama-4-Maverick-17B-128E-Instruct", 400_711_848_960, 17_184_691_200),
+        ("Llama-4-Scout-17B-16E", 108_641_793_536, 17_172_894_720),
+        ("Llama-4-Maverick-17B-128E-Instruct", 401_583_781_376, 17_184_691_200),
     ],
 )
 def test_parameters_of_llama_4(name: str, total: int, active: int) -> None:
-    """Published: 109 billion, of which the part that sees has 1, and 400 billion; 17 billion take part in a token."""
+    """Published: 109 and 400 billion, of which the part that sees has 1; 17 billion take part in a token.
+
+    The totals are those of transformers' models.
+    """
     config = read_config(PUBLISHED[name])
     tensors = list(model_tensors(config))
+    seeing = sum(
+        one.num_elements for one in tensors if one.name.startswith(("vision_model.", "multi_modal_projector."))
+    )
     idle = sum(tensor.num_elements for tensor in tensors if tensor.role == "expert")
     assert sum(tensor.num_elements for tensor in tensors) == total
-    assert total - idle + idle // config.num_experts == active
+    assert seeing == 871_932_416
+    assert total - seeing - idle + idle // config.num_experts == active
 
 
 @pytest.mark.parametrize("has_order", [False, True])
