@@ -113,7 +113,7 @@ def test_an_item_that_fails_costs_no_other_item(tmp_path: Path, monkeypatch: pyt
     assert limits[0][1] == limits[1][1] == 50 and limits[2][1] > 99
     assert "| p | a | no result | failed (signal 11): Segmentation / fault; p-a.log has more | |" in done.output
     assert "| p | c | figure | 5 |" in done.output
-    # What has failed waits for those that have never run.
+    # Items that have never run come before those that have failed.
     limits.clear()
     broken.clear()
     gpu.result_file(tmp_path, "p", "c").unlink()

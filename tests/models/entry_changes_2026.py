@@ -160,7 +160,7 @@ CHANGES_2026: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.partial_rotary_factor": 0.334},
         {"rms_norm_eps": 0.05},
     ],
-    # Of the small ones, each stands for an operation of its own.
+    # Each change concerns another operation, or its sizes.
     "deepseek-v4": [
         {"layer_types": ["heavily_compressed_attention", "sliding_attention", "compressed_sparse_attention"]},
         {"compress_rates": {"compressed_sparse_attention": 8, "heavily_compressed_attention": 16}},

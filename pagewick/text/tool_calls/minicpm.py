@@ -12,7 +12,7 @@ from pagewick.text.tool_calls.schema_types import json_of, types_of
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall, as_text
 
-# These are tokens of the published vocabulary, without the attributes.
+# The tags without their attributes are tokens of their own: llama.cpp and vLLM keep these from being skipped.
 _CALL, _CALL_END, _PARAM, _PARAM_END = "<function", "</function>", "<param", "</param>"
 _NAME: Final = 'name="'
 _NAME_END: Final = '">'

@@ -227,7 +227,7 @@ def test_gates_of_all_sizes(rule: Rule) -> None:
 
 
 def test_channels_whose_decays_have_a_bound() -> None:
-    """Of a third of the tokens, each number of a state is kept or multiplied by e^-50, whatever the others are."""
+    """In a third of the tokens, each channel by itself either keeps its state or multiplies it by e^-50."""
     prompts = make_prompts([67], [3], rule=Rule.CHANNEL_DELTA, heads=(2, 2))
     decay = prompts.decay.clone()
     decay[::3] *= 1000

@@ -182,7 +182,7 @@ def test_selected_keys_are_those_of_the_definition(dtype: torch.dtype, monkeypat
 
 
 def choose(scores: Tensor, metadata: AttentionMetadata, tables: Tensor, top_k: int) -> SelectedKeys:
-    """What the kernels choose among given scores [T, keys]."""
+    """Return the tokens that the kernels choose by given scores [T, keys]."""
     tokens = selection.numbered(metadata, len(scores), top_k)
     choice = selection.Choice(len(scores), scores.shape[1], scores.device)
     choice.scores.copy_(scores)

@@ -1,4 +1,4 @@
-"""What the vision part of EXAONE 4.5 in GGUF files means; test_images.py compares its answers and tensors."""
+"""The vision part of EXAONE 4.5 is read from GGUF files; test_images.py compares its answers and tensors."""
 
 from __future__ import annotations
 

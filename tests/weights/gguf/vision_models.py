@@ -106,7 +106,7 @@ ROWS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
     "pixtral-12b": ({}, _ROWS),
 }
 ROW_END: Final = "[IMG_BREAK]"
-# The same encoder without such tokens.
+# This model has the same encoder, and no such tokens.
 LIGHTON: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {"lighton-ocr": ({}, _ROWS)}
 ALL: Final = {**PAIRS, **FIXED, **SCALED, **TILED, **ROWS, **LIGHTON}
 

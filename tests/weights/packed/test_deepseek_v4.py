@@ -73,7 +73,7 @@ def test_numbers_and_logits(expert_dtype: str, tmp_path: Path, monkeypatch: pyte
                 assert isinstance(kind, str)
                 stored = stored if kind == "F32" else dequantize(kind, stored, numbers.shape[1])
             assert torch.equal(stored, numbers), name
-    # The same numbers without a format.
+    # The numbers of the packed tensors, stored unquantized.
     write_checkpoint("deepseek-v4", plain)
     save_file(meant, plain / "model.safetensors", metadata={"format": "pt"})
     with running(packed) as engine:
