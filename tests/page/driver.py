@@ -9,6 +9,7 @@ from collections.abc import Callable
 from playwright.sync_api import Locator, Page, expect
 
 from tests.page.conftest import TIMEOUT_MS
+from tests.page.stand_in import StandIn
 
 
 def composer(page: Page) -> Locator:
@@ -82,6 +83,16 @@ def set_field(page: Page, label: str, value: str) -> None:
         field.select_option(value)
     else:
         field.fill(value)
+
+
+def go_on_in_time_for_a_speed(page: Page, stand_in: StandIn) -> None:
+    """Let a held response go on after its first pieces were seen, late enough that it is not a single burst.
+
+    Pauses of the stand-in would not do: a browser that is busy reads the pieces of several pauses at once.
+    """
+    expect(answers(page).last.locator(".stats")).to_contain_text("token")
+    page.wait_for_timeout(150)
+    stand_in.go_on()
 
 
 def open_settings(page: Page) -> Locator:

@@ -54,6 +54,8 @@ class Answer:
     finish_reason: str | None = "stop"
     # Number of pieces to send before waiting for StandIn.go_on.
     holds_after: int | None = None
+    # Number of pieces after which nothing more comes, so that the client has to stop the response.
+    stays_after: int | None = None
     pause_s: float = 0.0
     # Whether the connection ends without [DONE].
     breaks: bool = False
@@ -140,7 +142,7 @@ class StandIn:
                 yield _chunk({"reasoning_content": thought}, usage={**usage, "completion_tokens": num_tokens})
                 await asyncio.sleep(answer.pause_s)
             for number, piece in enumerate(answer.pieces):
-                while number == answer.holds_after and not may_go_on.is_set():
+                while number == answer.stays_after or (number == answer.holds_after and not may_go_on.is_set()):
                     await asyncio.sleep(0.01)
                 num_tokens += 1
                 delta = {"content": piece} if isinstance(piece, str) else piece

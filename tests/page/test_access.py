@@ -17,6 +17,7 @@ from tests.page.driver import (
     close_settings,
     composer,
     conversations,
+    go_on_in_time_for_a_speed,
     has_no_horizontal_scroll,
     open_settings,
     questions,
@@ -273,9 +274,11 @@ def test_a_phone_needs_no_sideways_scrolling(new_page: NewPage, stand_in: StandI
 
 def test_on_a_phone_the_buttons_of_an_answer_have_one_line(new_page: NewPage, stand_in: StandIn) -> None:
     page = new_page(viewport=PHONE, is_mobile=True, has_touch=True)
-    stand_in.answers = [Answer(["a", "b", "c"], pause_s=0.08) for _ in range(2)]
+    stand_in.answers = [Answer(), Answer(["a", "b", "c"], holds_after=2)]
     ask_and_wait(page, "Hi")
     answers(page).last.get_by_role("button", name="Answer again").click()
+    expect(text_of(answers(page).last)).to_have_text("ab")
+    go_on_in_time_for_a_speed(page, stand_in)
     expect(version(answers(page).last)).to_have_text("2/2")
     wait_until_finished(page)
     foot = answers(page).last.locator(".foot")

@@ -15,6 +15,7 @@ from tests.page.driver import (
     ask_and_wait,
     composer,
     edit,
+    go_on_in_time_for_a_speed,
     questions,
     text_of,
     until,
@@ -55,8 +56,10 @@ def test_the_request(page: Page, stand_in: StandIn) -> None:
 
 
 def test_numbers_under_an_answer(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["a", "b", "c"], pause_s=0.08), Answer(["all", "at", "once"])]
-    ask_and_wait(page, "Hi")
+    stand_in.answers = [Answer(["a", "b", "c"], holds_after=2), Answer(["all", "at", "once"])]
+    ask(page, "Hi")
+    go_on_in_time_for_a_speed(page, stand_in)
+    wait_until_finished(page)
     stats = answers(page).last.locator(".stats")
     expect(stats).to_contain_text("9 tokens")
     expect(stats).to_contain_text("tokens/s")

@@ -13,6 +13,7 @@ from tests.page.driver import (
     ask,
     ask_and_wait,
     continue_button,
+    go_on_in_time_for_a_speed,
     text_of,
     until,
     version,
@@ -169,8 +170,9 @@ def test_an_edited_answer_is_a_version_that_the_model_reads_and_continues(page: 
 
 
 def test_the_speed_is_shown_while_an_answer_is_written_and_after_it_was_stopped(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["a ", "b ", "c ", "d"], pause_s=0.08, holds_after=3)]
+    stand_in.answers = [Answer(["a ", "b ", "c ", "d"], holds_after=2, stays_after=3)]
     ask(page, "Hi")
+    go_on_in_time_for_a_speed(page, stand_in)
     stats = answers(page).last.locator(".stats")
     expect(stats).to_contain_text("3 tokens")
     expect(stats).to_contain_text("tokens/s")

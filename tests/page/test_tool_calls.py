@@ -18,6 +18,7 @@ from tests.page.driver import (
     composer,
     conversations,
     edit,
+    go_on_in_time_for_a_speed,
     has_no_horizontal_scroll,
     open_settings,
     questions,
@@ -288,9 +289,10 @@ def test_a_call_that_was_cut_is_kept_and_not_sent(page: Page, stand_in: StandIn)
 
 def test_the_speed_counts_the_tokens_of_calls(page: Page, stand_in: StandIn) -> None:
     answer = one_call()
-    answer.pause_s = 0.08
+    answer.holds_after = 2
     stand_in.answers = [answer]
     ask(page, "Weather?")
+    go_on_in_time_for_a_speed(page, stand_in)
     expect(answers(page).last.locator(".stats")).to_contain_text("tokens/s")
     wait_until_finished(page)
     expect(answers(page).last.locator(".stats")).to_contain_text("9 tokens")
