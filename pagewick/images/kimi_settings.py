@@ -16,6 +16,8 @@ PROCESSORS = tuple(f"Kimi_K25ImageProcessor{suffix}" for suffix in ("", "Fast"))
 MEDIA: Final = "media_proc_cfg"
 # Values of entries that a file leaves out: those of the processor in transformers.
 _PATCH_SIZE, _MERGE_SIZE, _MAX_PATCHES, _MAX_SIDE = 14, 2, 16384, 512
+# The most patches in a row that a file may allow: the largest picture is found row by row.
+_MOST_IN_A_ROW: Final = 4096
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -122,7 +124,7 @@ def _published(entries: Entries) -> dict[str, Any]:
         "patch_size": patch_size,
         "merge_size": entries.square("merge_kernel_size", _MERGE_SIZE),
         "max_pixels": entries.count("in_patch_limit", _MAX_PATCHES) * patch_size**2,
-        "max_side": entries.count("patch_limit_on_one_side", _MAX_SIDE),
+        "max_side": _side(entries, "patch_limit_on_one_side"),
         **_colours(entries),
     }
 
@@ -130,7 +132,7 @@ def _published(entries: Entries) -> dict[str, Any]:
 def _limits(entries: Entries) -> dict[str, Any]:
     """Return the fields in the form of transformers' processor."""
     size = entries.child("size")
-    sides = {name: size.count(name, _MAX_SIDE) for name in ("max_height", "max_width")}
+    sides = {name: _side(size, name) for name in ("max_height", "max_width")}
     if len(set(sides.values())) > 1 or (size.values and size.values.keys() != sides.keys()):
         raise ModelLoadError(f"{size.source} must have max_height and max_width, the same number; {FIX}")
     patch_size = entries.count("patch_size", _PATCH_SIZE)
@@ -141,6 +143,14 @@ def _limits(entries: Entries) -> dict[str, Any]:
         "max_side": sides["max_height"],
         **_colours(entries),
     }
+
+
+def _side(entries: Entries, name: str) -> int:
+    """Return the most patches in a row."""
+    side = entries.count(name, _MAX_SIDE)
+    if side > _MOST_IN_A_ROW:
+        raise ModelLoadError(f"{name} in {entries.source} is {side}; Pagewick knows 1 to {_MOST_IN_A_ROW}; {FIX}")
+    return side
 
 
 def _colours(entries: Entries) -> dict[str, Any]:

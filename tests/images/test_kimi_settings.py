@@ -71,6 +71,12 @@ def test_published_files(tmp_path: Path) -> None:
         ({"media_proc_cfg": {**MEDIA, "fixed_output_tokens": 64}}, "fixed_output_tokens in media_proc_cfg in file"),
         ({"media_proc_cfg": {**MEDIA, "merge_kernel_size": [2, 4]}}, "merge_kernel_size .* is 2 x 4"),
         ({"media_proc_cfg": {**MEDIA, "in_patch_limit": 0}}, "in_patch_limit in .* must be a whole number from 1"),
+        # The largest picture is found row by row, which takes as long as the rows are many.
+        (
+            {"media_proc_cfg": {**MEDIA, "patch_limit_on_one_side": 2**31 - 1}},
+            "patch_limit_on_one_side in media_proc_cfg in file is 2147483647; Pagewick knows 1 to 4096",
+        ),
+        ({**SMALL, "size": {"max_height": 4097, "max_width": 4097}}, "max_height in size in file is 4097; Pagewick"),
         ({"media_proc_cfg": 5}, "media_proc_cfg in file is not an object"),
         ({**SMALL, "size": {"max_height": 9, "max_width": 8}}, "size in file must have max_height and max_width, the"),
         ({**SMALL, "size": {"height": 9, "width": 9}}, "size in file must have max_height and max_width"),
