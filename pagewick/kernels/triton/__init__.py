@@ -35,8 +35,11 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "argmax_allowed": ("logits", _FLOAT32),
     "argmax_rows": ("logits", _FLOAT32),
     "channel_scan": ("channel_scan", _FLOATS),
+    "collapse_streams": ("hyper", _FLOATS),
     "combine": ("routing", _FLOATS),
+    "compress_rows": ("compress", _FLOATS),
     "edit_tokens": ("edits", _FLOAT32),
+    "expand_streams": ("hyper", _FLOATS),
     "full_attention": ("full_attention", _FLOATS),
     "fused_moe": ("moe", _FLOATS),
     "gated_activation": ("elementwise", _FLOATS),
@@ -69,6 +72,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "soft_cap": ("elementwise", _FLOATS),
     "store_index_keys": ("index", _FLOATS),
     "store_kv": ("rope", _FLOATS),
+    "stream_weights": ("hyper", _FLOAT32),
 }
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))
 

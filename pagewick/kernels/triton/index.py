@@ -36,8 +36,8 @@ HEADS = (32, 64)
 SCORES_BYTES = 256 * 2**20
 # Successive tokens of a program.
 TOKENS = 16
-# Rows of a program that rotates.
-_ROWS = 16
+# Sizes of rows that are only stored: the keys of DeepSeek V4 are its values, too.
+STORED_DIMS = (*DIMS, 512)
 # Rows of scores begin at multiples of this number.
 _SCORE_UNIT = 16
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -157,7 +157,8 @@ def _turn_variant(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, *, has_s
     pointers = {"x": f"*{TYPE_NAMES[dtype]}", "out": f"*{TYPE_NAMES[out_dtype]}", "cos": "*fp32", "sin": "*fp32"}
     varying = ("num_rows", "num_heads", "rope_dim", "angle_stride", "block_size", "interleaved")
     strides = ("token_stride", "head_stride", "block_stride")
-    constexprs = {"DIM": dim, "ROWS": _ROWS}
+    # A program that rotates has 2,048 numbers at most.
+    constexprs = {"DIM": dim, "ROWS": min(16, 2048 // dim)}
     return Variant(
         name=f"{'store' if has_slots else 'turn'} {TYPE_NAMES[dtype]} into {TYPE_NAMES[out_dtype]} {dim}",
         kernel=turn_index_rows,
@@ -197,7 +198,10 @@ def _score_variant(key: Key) -> Variant:
 
 
 _TURN = {
-    key: _turn_variant(*key[:3], has_slots=key[3]) for key in itertools.product(_DTYPES, _DTYPES, DIMS, (False, True))
+    (*dtypes, dim, has_slots): _turn_variant(*dtypes, dim, has_slots=has_slots)
+    for dtypes in itertools.product(_DTYPES, _DTYPES)
+    for has_slots, dims in ((False, DIMS), (True, STORED_DIMS))
+    for dim in dims
 }
 _SCORE = {key: _score_variant(key) for key in map(Key._make, itertools.product(TARGETS, _DTYPES, DIMS, HEADS))}
 VARIANTS = (*_TURN.values(), *_SCORE.values(), *selection.VARIANTS)
@@ -217,7 +221,7 @@ WORKLOADS = (workload(1, 1, 131072), workload(1, 64, 8192), workload(4096, 1, 32
 
 def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor, *, rotation: Rotation) -> None:
     """reference_index.store_index_keys."""
-    if not (_is_turned(keys, cache.dtype, rotation) and _is_dense(cache)):
+    if not (_is_turned(keys, cache.dtype, rotation, has_slots=True) and _is_dense(cache)):
         by_definition(reference_index.store_index_keys, keys, cache, slot_mapping, rotation=rotation)
         return
     _turn(keys.unsqueeze(1), cache, rotation, cache.shape[1], cache.stride(0), slots=slot_mapping.contiguous())
@@ -267,10 +271,12 @@ def _turn(x: Tensor, out: Tensor, rotation: Rotation, block_size: int, block_str
     num_tokens, num_heads, dim = x.shape
     cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
     num_rows = num_tokens * num_heads
-    _TURN[x.dtype, out.dtype, dim, bool(slots)].launch(
-        (-(-num_rows // _ROWS),), x=x, out=out, cos=cos, sin=sin, num_rows=num_rows, num_heads=num_heads,
-        rope_dim=2 * cos.shape[-1], token_stride=x.stride(0), head_stride=x.stride(1), angle_stride=cos.stride(0),
-        block_size=block_size, block_stride=block_stride, interleaved=int(rotation.interleaved), **slots,
+    variant = _TURN[x.dtype, out.dtype, dim, bool(slots)]
+    variant.launch(
+        (-(-num_rows // variant.constexprs["ROWS"]),), x=x, out=out, cos=cos, sin=sin, num_rows=num_rows,
+        num_heads=num_heads, rope_dim=2 * cos.shape[-1], token_stride=x.stride(0), head_stride=x.stride(1),
+        angle_stride=cos.stride(0), block_size=block_size, block_stride=block_stride,
+        interleaved=int(rotation.interleaved), **slots,
     )  # fmt: skip
 
 
@@ -298,10 +304,10 @@ def score(
     )  # fmt: skip
 
 
-def _is_turned(x: Tensor, dtype: torch.dtype, rotation: Rotation) -> bool:
+def _is_turned(x: Tensor, dtype: torch.dtype, rotation: Rotation, *, has_slots: bool = False) -> bool:
     """Whether there is a variant that rotates rows [..., I]."""
     is_dense = x.stride(-1) == 1 and all(stride % 16 == 0 for stride in x.stride()[:-1])
-    return is_dense and (x.dtype, dtype, x.shape[-1], False) in _TURN and 2 * rotation.cos.shape[-1] <= x.shape[-1]
+    return is_dense and (x.dtype, dtype, x.shape[-1], has_slots) in _TURN and 2 * rotation.cos.shape[-1] <= x.shape[-1]
 
 
 def _is_dense(cache: Tensor) -> bool:

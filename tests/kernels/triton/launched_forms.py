@@ -26,9 +26,11 @@ from pagewick.kernels import options as ops
 from pagewick.kernels.triton import (
     attention,
     channel_scan,
+    compress,
     delta,
     elementwise,
     full_attention,
+    hyper,
     index,
     latents,
     layouts,
@@ -135,6 +137,29 @@ def _select(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> N
         index.select_keys(queries, weights, cache, batch, batch.block_tables, rotation=rotation, top_k=top_k)
 
 
+def _compress(num_tokens: int, widths: Sequence[int]) -> None:
+    """Make the entries of DeepSeek V4, and mix its streams."""
+    slots, weight = torch.zeros(num_tokens, dtype=_I64), torch.ones(512, dtype=_BF16)
+    # As parts of wider angles.
+    rotation = ops.Rotation(*torch.ones(2, num_tokens, 300)[:, :, 44:], interleaved=True)
+    index.store_index_keys(torch.zeros(num_tokens, 512, dtype=_BF16), torch.zeros(2, 64, 512, dtype=_BF16), slots,
+                           rotation=rotation)  # fmt: skip
+    for ratio, width in itertools.product((4, 128), widths):
+        size = 2048 if ratio == 4 else 1024
+        options = ops.CompressOptions(ratio, ratio == 4, torch.zeros(ratio, size // 2), weight, 1e-6)
+        cache, entries = torch.zeros(2, 128, size, dtype=_BF16), torch.zeros(2, 128 // ratio, 512, dtype=_BF16)
+        compress.compress_rows(
+            torch.zeros(num_tokens, size, dtype=_BF16), cache, slots,
+            _metadata(list(range(num_tokens + 1)), width), entries, slots, rotation=rotation, options=options,
+        )  # fmt: skip
+    streams = torch.zeros(num_tokens, 4, 4096, dtype=_BF16)
+    options = ops.HyperOptions(torch.zeros(24), torch.zeros(3), 20, 1e-6, 1e-6)
+    weights = hyper.stream_weights(torch.zeros(num_tokens, 24), streams, options)
+    hyper.expand_streams(streams, hyper.collapse_streams(streams, weights.before), weights)
+    options = ops.HyperOptions(torch.zeros(4), torch.zeros(1), 20, 1e-6, 1e-6)
+    hyper.stream_weights(torch.zeros(num_tokens, 4), streams, options)
+
+
 def _advance(num_tokens: int) -> None:
     """With the sizes of Qwen3-Next, and with decays of channels."""
     for num_key_heads, num_decays in ((16, 32), (32, 32 * 128)):
@@ -221,6 +246,7 @@ def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
     found.clear()
     for size in sizes:
         _attend(size, widths)
+        _compress(size, widths)
         _multiply(size)
         _sample(size)
         _see(size)

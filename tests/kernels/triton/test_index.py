@@ -240,6 +240,17 @@ def test_stored_keys_are_those_of_the_definition(dtype: torch.dtype, interleaved
         assert_near(*caches)
 
 
+def test_stored_keys_of_512_numbers_that_all_rotate() -> None:
+    """DeepSeek V4's, which are its values, too; the first pairs stand still."""
+    keys, slots, angles = numbers(5, 512).half(), torch.tensor([3, -1, 40, 0, 69]), numbers(5, 256, seed=2)
+    angles[:, :224] = 0
+    caches = [torch.full((5, BLOCK_SIZE, 512), 7.0, dtype=torch.float16) for _ in range(2)]
+    for operations, cache in zip((index, reference_index), caches, strict=True):
+        operations.store_index_keys(keys, cache, slots, rotation=Rotation(angles.cos(), angles.sin(), True))
+    assert_near(*caches)
+    assert [(cache != 7).any(2).sum() for cache in caches] == [4, 4]
+
+
 def test_other_calls_pass_to_the_definition() -> None:
     batch = make_batch([3], [40], is_whole=True)
     narrow = replace(batch, q=batch.q[..., :24].contiguous(), cache=batch.cache[..., :24].contiguous())
