@@ -29,7 +29,7 @@ class QwenSettings(ImageSettings):
         """Raises ModelLoadError for settings that cannot be honoured."""
         entries = files.image
         entries.demand_usual_steps()
-        min_pixels, max_pixels = _limits(entries)
+        min_pixels, max_pixels = read_limits(entries, _MIN_PIXELS, _MAX_PIXELS)
         return cls(
             patch_size=entries.count("patch_size", 14),
             merge_size=entries.count("merge_size", 2),
@@ -49,8 +49,8 @@ class QwenSettings(ImageSettings):
         return self._within_limits(rounded, height, width)
 
 
-def _limits(entries: Entries) -> tuple[int, int]:
-    """Return min_pixels and max_pixels.
+def read_limits(entries: Entries, fewest: int, most: int) -> tuple[int, int]:
+    """Return min_pixels and max_pixels. fewest, most: these numbers in files that leave them out.
 
     Older files have these entries, newer ones size.shortest_edge and size.longest_edge, and some have both; the
     older names then count, as in transformers.
@@ -59,8 +59,8 @@ def _limits(entries: Entries) -> tuple[int, int]:
     given = size if isinstance(size, dict) else {}
     found = []
     for name, newer, default in (
-        ("min_pixels", "shortest_edge", _MIN_PIXELS),
-        ("max_pixels", "longest_edge", _MAX_PIXELS),
+        ("min_pixels", "shortest_edge", fewest),
+        ("max_pixels", "longest_edge", most),
     ):
         places = ((entries.values, name, name), (given, newer, f"size.{newer}"), (given, name, f"size.{name}"))
         present = [(values[key], shown) for values, key, shown in places if values.get(key) is not None]

@@ -22,6 +22,7 @@ from pagewick.images import (
     lighton_settings,
     llama4_settings,
     minicpm_settings,
+    paddle_settings,
     pixtral_settings,
     qwen_settings,
 )
@@ -37,6 +38,7 @@ from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.lighton_settings import LightOnSettings
 from pagewick.images.llama4_settings import Llama4Settings
 from pagewick.images.minicpm_settings import MiniCPMSettings
+from pagewick.images.paddle_settings import PaddleSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
 from pagewick.images.settings import ImageSettings
@@ -55,6 +57,7 @@ _FAMILIES = {
     **dict.fromkeys(kimi_settings.PROCESSORS, KimiSettings.of),
     **dict.fromkeys(llama4_settings.PROCESSORS, Llama4Settings.of),
     **dict.fromkeys(minicpm_settings.PROCESSORS, MiniCPMSettings.of),
+    **dict.fromkeys(paddle_settings.PROCESSORS, PaddleSettings.of),
 }
 
 
@@ -102,8 +105,11 @@ def settings_of(
 
 def _settings(files: SettingsFiles) -> ImageSettings:
     architectures = files.config.values.get("architectures")
-    if isinstance(architectures, list) and architectures and architectures[0] in lighton_settings.ARCHITECTURES:
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if architecture in lighton_settings.ARCHITECTURES:
         return LightOnSettings.of(files)
+    if architecture in paddle_settings.ARCHITECTURES:
+        return PaddleSettings.of(files)
     if files.image.values.get(kimi_settings.MEDIA) is not None:
         return KimiSettings.of(files)
     files.image.demand_one_of("image_processor_type", tuple(_FAMILIES))

@@ -1,6 +1,6 @@
-"""ERNIE 4.5 and ERNIE 4.5 with experts. Llama, except:
+"""ERNIE 4.5, ERNIE 4.5 with experts, and PaddleOCR-VL, which reads images. Llama, except:
 
-- Heads are rotated in pairs of neighbours.
+- Heads are rotated in pairs of neighbours; in PaddleOCR-VL as Llama's, by three positions of a token.
 - With experts: chosen by softmax plus a learned bias, with normalised weights; shared experts for every token. The
   first layers have none. Further tensors of a file, which predict later tokens, are not used.
 """
@@ -13,8 +13,10 @@ from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import MlpConfig, NormConfig
+from pagewick.models.vision.paddle_entries import with_paddle
 
 _NAMES: Final = NameMap(
     parts=(
@@ -29,13 +31,31 @@ _NEW_NAMES: Final = NameMap(
         ("shared_expert", "shared_experts"),
     )
 )
+# Defaults of entries that files leave out.
+_DENSE_SIZES: Final = {"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072}
 _LATER_TOKENS: Final = r"model\.mtp_.*"
 
 
 def read_ernie(entries: Entries) -> ModelConfig:
-    entries = entries.filled({"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072})
-    has_bias = entries.flag("use_bias", False)
+    entries, has_bias = entries.filled(_DENSE_SIZES), entries.flag("use_bias", False)
     return _read(entries, reading.read_mlp(entries, bias=has_bias), has_bias=has_bias)
+
+
+def read_paddleocr_vl(entries: Entries) -> ModelConfig:
+    """Published files have the entries of the text part among the others."""
+    text = text_entries(entries)
+    text.choice("model_type", ("paddleocr_vl_text",), "paddleocr_vl_text")
+    if "text_config" in entries and text.flag("tie_word_embeddings", True):
+        # As in transformers, each of two entries ties the head.
+        entries = entries.replaced({"tie_word_embeddings": True})
+    return with_paddle(read_text_part(entries, _read_paddleocr_text, is_tied=True), entries)
+
+
+def _read_paddleocr_text(entries: Entries) -> ModelConfig:
+    for name in ("use_3d_rope", "rope_is_neox_style"):
+        entries.demand(name, True, True, "the family has no other rotation")
+    entries, has_bias = entries.filled(_DENSE_SIZES), entries.flag("use_bias", False)
+    return _read(entries, reading.read_mlp(entries, bias=has_bias), has_bias=has_bias, is_mrope=True)
 
 
 def read_ernie_moe(entries: Entries) -> ModelConfig:
@@ -69,10 +89,13 @@ def _mlps(entries: Entries, moe: MoeConfig) -> list[MlpConfig | MoeConfig]:
     return [moe if sparse or dense is None else dense for sparse in is_sparse]
 
 
-def _read(entries: Entries, mlps: MlpConfig | list[MlpConfig | MoeConfig], *, has_bias: bool) -> ModelConfig:
+def _read(
+    entries: Entries, mlps: MlpConfig | list[MlpConfig | MoeConfig], *, has_bias: bool, is_mrope: bool = False
+) -> ModelConfig:
+    """is_mrope: whether heads are rotated as in PaddleOCR-VL."""
     entries.demand("compression_ratio", 1.0, 1.0, "positions that are compressed are not supported")
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
-    rope = reading.read_rope_of(entries, attention, default_theta=5e5, interleaved=True)
+    rope = reading.read_rope_of(entries, attention, default_theta=5e5, interleaved=not is_mrope, is_mrope=is_mrope)
     return reading.model_config(
         entries,
         tie_word_embeddings=True,

@@ -90,6 +90,7 @@ ARCHITECTURES: Final = {
     "FlexOlmoForCausalLM": "pagewick.models.olmo:read_flex_olmo",
     "Ernie4_5ForCausalLM": "pagewick.models.ernie:read_ernie",
     "Ernie4_5_MoeForCausalLM": "pagewick.models.ernie:read_ernie_moe",
+    "PaddleOCRVLForConditionalGeneration": "pagewick.models.ernie:read_paddleocr_vl",
     "Exaone4ForCausalLM": "pagewick.models.exaone:read_exaone4",
     "Exaone4_5_ForConditionalGeneration": "pagewick.models.exaone:read_exaone4_5",
     "HunYuanDenseV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_dense",

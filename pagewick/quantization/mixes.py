@@ -69,7 +69,7 @@ _UNQUANTIZED: Final = re.compile(
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
     r"|(^|\.)(visual|vision_(tower|model|encoder|projection)|(multi_modal|mm)_projector|embed_vision|connector|merger)\."
-    r"|^(patch_merger|vision_language_adapter)\."
+    r"|^((model\.)?projector|mlp_AR|patch_merger|vision_language_adapter)\."
 )
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from pagewick.engine.images import with_image_keys
@@ -27,7 +28,7 @@ IMAGE, SIDE = 190, 8
 
 NAMES = (
     "qwen3-vl", "qwen2.5-vl-window", "qwen2-vl", "qwen3.5-multimodal", "qwen3-vl-moe", "qwen3.5-moe-multimodal",
-    "glm-4.1v", "glm-4.5v", "glm-ocr", "lfm3-vl", "exaone-4.5",
+    "glm-4.1v", "glm-4.5v", "glm-ocr", "lfm3-vl", "exaone-4.5", "paddleocr-vl",
 )  # fmt: skip
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
@@ -101,7 +102,8 @@ def by_transformers(model: nn.Module, one: Prompt, answer: Sequence[int]) -> tor
     token_ids = torch.tensor([[*one.token_ids, *answer]])
     given: dict[str, Any] = {}
     if one.images:
-        processor = Qwen2VLImageProcessorPil(
+        is_paddle = model.config.model_type == "paddleocr_vl"
+        processor = (PaddleOCRVLImageProcessorPil if is_paddle else Qwen2VLImageProcessorPil)(
             patch_size=SIDE // 2, merge_size=2, do_resize=False, image_mean=IMAGE_MEAN, image_std=IMAGE_STD
         )
         arrays = [np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3) for image in one.images]

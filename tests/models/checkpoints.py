@@ -61,6 +61,12 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_deepseek_v4(directory, config)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
+    if config["model_type"] == "paddleocr_vl":
+        settings = {
+            "patch_size": config["vision_config"]["patch_size"], "size": {"shortest_edge": 1, "longest_edge": 2**20},
+            "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD, "image_processor_type": "PaddleOCRVLImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     if config["model_type"].startswith(("qwen", "lfm3_vl", "exaone4_5")) and (vision := config.get("vision_config")):
         settings = {
             "patch_size": vision["patch_size"], "merge_size": vision["spatial_merge_size"],

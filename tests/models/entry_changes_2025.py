@@ -328,5 +328,12 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.factor": 2.0},
         {"rms_norm_eps": 0.02},
     ],
+    "paddleocr-vl": [
+        {"text_config.rope_parameters.rope_theta": 900.0},
+        {"text_config.use_bias": False},
+        {"tie_word_embeddings": True},
+        {"text_config.tie_word_embeddings": True},
+        {"text_config.rms_norm_eps": 0.02},
+    ],
     "exaone-4.5": [{"text_config.sliding_window": 21}, {"text_config.rope_parameters.rope_theta": 900.0}],
 }

@@ -27,6 +27,7 @@ from tests.models import (
     test_lfm3_vision,
     test_llama4_vision,
     test_merging_siglip,
+    test_paddle_vision,
     test_pixtral,
     test_siglip,
     test_vision,
@@ -118,6 +119,10 @@ ENCODERS = {
         *map(of_lfm_3, test_lfm3_vision.SETTINGS),
         Encoder(
             test_kimi_vision.NAME, test_kimi_vision.by_transformers, test_kimi_vision.PIXELS,
+            [image_of(*size) for size in test_vision.SIZES], image_of(40, 72),
+        ),
+        Encoder(
+            test_paddle_vision.NAME, test_paddle_vision.by_transformers, test_paddle_vision.PIXELS,
             [image_of(*size) for size in test_vision.SIZES], image_of(40, 72),
         ),
         Encoder(

@@ -114,6 +114,7 @@ VARIANT_OF = {
     "Ernie4_5ForCausalLM": "ernie-4.5",
     "Ernie4_5_MoeForCausalLM": "ernie-4.5-moe",
     "Exaone4ForCausalLM": "exaone-4-32b",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr-vl",
     "Exaone4_5_ForConditionalGeneration": "exaone-4.5",
     "DeepseekV2ForCausalLM": "deepseek-v2",
     "DeepseekV3ForCausalLM": "deepseek-v3",

@@ -17,6 +17,7 @@ from pagewick.models.vision.merging_config import (
     MergingSiglipConfig,
     MiniCPMVisionConfig,
     MoonVisionConfig,
+    PaddleVisionConfig,
 )
 from pagewick.models.vision.minicpm import MiniCPMEncoder
 from pagewick.models.vision.moon import MoonEncoder
@@ -27,6 +28,7 @@ from pagewick.models.vision.siglip import (
     SiglipEncoder,
     SquareSiglipEncoder,
     StretchingSiglipEncoder,
+    TurningSiglipEncoder,
 )
 
 
@@ -40,6 +42,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         if config.is_stretched:
             return StretchingSiglipEncoder(context, prefix, config)
         return (RoundingSiglipEncoder if config.is_rounded else SquareSiglipEncoder)(context, prefix, config)
+    if isinstance(config, PaddleVisionConfig):
+        return TurningSiglipEncoder(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):
         return MiniCPMEncoder(context, prefix, config)
     if isinstance(config, MoonVisionConfig):

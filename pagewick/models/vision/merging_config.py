@@ -170,6 +170,25 @@ class MoonVisionConfig(MergingConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaddleVisionConfig(MergingConfig):
+    """The encoder of PaddleOCR-VL (arXiv:2510.14528), for images of any shape: SigLIP's, whose heads also turn.
+
+    A square of learned positions is stretched over the image by a bilinear filter. The first half of the pairs of a
+    head turns by a patch's row, the second by its column.
+    """
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def most_pixels(self) -> int:
+        """Published processors make pictures of at most 3,600 tokens."""
+        return 3600 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4VisionConfig(MergingConfig):
     """The encoder of Llama 4, for images of one size.
 

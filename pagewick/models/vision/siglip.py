@@ -1,4 +1,4 @@
-"""SigLIP's encoders, of Gemma 3, LFM2-VL, Idefics3 and Command A Vision, with projections to the decoder's width.
+"""SigLIP's encoders, of Gemma 3, LFM2-VL, Idefics3, Command A Vision and PaddleOCR-VL, and projectors behind them.
 
 T: patches of the image, in the order of PatchOrder; N: rows of the output, T / merge_size ** 2.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add
 from pagewick.layers.embedding import WholeEmbedding
 from pagewick.layers.norm import LayerNorm, RMSNorm
-from pagewick.layers.patches import TransposedLinear
+from pagewick.layers.patches import Rotation, TransposedLinear
+from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.vision.config import SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import PatchEmbedding, VisionBlock
-from pagewick.models.vision.merging_config import MergingSiglipConfig
+from pagewick.models.vision.merging_config import MergingSiglipConfig, PaddleVisionConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
-from pagewick.models.vision.positions import patch_order
+from pagewick.models.vision.positions import PatchOrder, patch_order
 
 
 class PoolingProjector(nn.Module):
@@ -66,14 +68,31 @@ class SiglipTower(PatchReader):
         order = patch_order(rows, columns, self.config.merge_size, None)
         place = self._to_device(order.rows * columns + order.columns)
         x = add(self.patch_embed(self._patches(pixels, place)), self._positions(place, rows, columns))
+        rotation = self._turned(order)
         for block in self.blocks:
-            x = block(x, None, (0, len(x)))
+            x = block(x, rotation, (0, len(x)))
         projected = self.projector(self.norm(x))
         return EncodedImage(projected, projected.new_empty(0, num_rows, projected.shape[-1]))
 
     def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
         """Return the learned positions of the patches at `place` [T] among rows x columns: [T, hidden_size]."""
         raise NotImplementedError
+
+    def _turned(self, order: PatchOrder) -> Rotation | None:
+        """Return the rotation of heads; None if positions are learned alone."""
+        return None
+
+    def _stretched(self, place: Tensor, rows: int, columns: int, *, is_smoothed: bool) -> Tensor:
+        """Return what `_positions` does, the square of positions stretched over the image by a bilinear filter.
+
+        is_smoothed: the filter is as wide as the steps between patches.
+        """
+        table = self.pos_embed(torch.arange(self._side**2, device=self._device))
+        grid = table.view(self._side, self._side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+        stretched = nn.functional.interpolate(
+            grid, size=(rows, columns), mode="bilinear", align_corners=False, antialias=is_smoothed
+        )
+        return stretched[0].flatten(1).t()[place].to(self._dtype)
 
 
 class SiglipEncoder(SiglipTower):
@@ -143,10 +162,20 @@ class StretchingSiglipEncoder(SiglipTower):
         return self._with_colours_last(super()._patches(pixels, place))
 
     def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
-        """Stretch the square of positions over the image by a filter that is as wide as the steps between patches."""
-        table = self.pos_embed(torch.arange(self._side**2, device=self._device))
-        grid = table.view(self._side, self._side, -1).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
-        stretched = nn.functional.interpolate(
-            grid, size=(rows, columns), mode="bilinear", align_corners=False, antialias=True
-        )
-        return stretched[0].flatten(1).t()[place].to(self._dtype)
+        return self._stretched(place, rows, columns, is_smoothed=True)
+
+
+class TurningSiglipEncoder(SiglipTower):
+    """The encoder of PaddleOCR-VL, whose heads turn by a patch's row and column; see SiglipEncoder."""
+
+    def __init__(self, context: LayerContext, prefix: str, config: PaddleVisionConfig) -> None:
+        super().__init__(context, prefix, config)
+        self.projector = MergingProjector(context, f"{prefix}.projector", config)
+        rope = RopeConfig(theta=config.rope_theta, kind="default", rotary_dim=config.head_dim // 2)
+        self._frequencies = inverse_frequencies(rope).to(context.device)
+
+    def _positions(self, place: Tensor, rows: int, columns: int) -> Tensor:
+        return self._stretched(place, rows, columns, is_smoothed=False)
+
+    def _turned(self, order: PatchOrder) -> Rotation:
+        return self._rotation(order, self._frequencies, self._frequencies)

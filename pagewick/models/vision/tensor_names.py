@@ -29,12 +29,15 @@ MOON_TENSORS: Final = r"(model\.)?(vision_tower|mm_projector)\..*"
 LLAMA4_TENSORS: Final = r"(model\.)?(vision_model|multi_modal_projector)\..*"
 """A regular expression of the names that files of Llama 4 give to those tensors."""
 
+PADDLE_TENSORS: Final = r"((model\.)?(visual|projector)|mlp_AR)\..*"
+"""A regular expression of the names that files of PaddleOCR-VL give to those tensors."""
+
 MISTRAL_TENSORS: Final = r"(vision_encoder|pre_mm_projector_norm|patch_merger|vision_language_adapter)\..*"
 """A regular expression of Mistral's own names of those tensors, which files of Mistral Large 4 have."""
 
 ENCODER_TENSORS: Final = (
     TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS, MOON_TENSORS,
-    MISTRAL_TENSORS, LLAMA4_TENSORS,
+    MISTRAL_TENSORS, LLAMA4_TENSORS, PADDLE_TENSORS,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pagewick.models.vision.merging_config import (
     MergingSiglipConfig,
     MiniCPMVisionConfig,
     MoonVisionConfig,
+    PaddleVisionConfig,
 )
 
 
@@ -56,7 +57,7 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _pixtral(config)
     if isinstance(config, SiglipConfig):
         return _siglip(config)
-    if isinstance(config, MergingSiglipConfig):
+    if isinstance(config, MergingSiglipConfig | PaddleVisionConfig):
         return _merging_siglip(config)
     if isinstance(config, MiniCPMVisionConfig):
         return _minicpm(config)
@@ -107,7 +108,7 @@ def _siglip(config: SiglipConfig) -> Tensors:
     yield "projector.linear.weight", (config.hidden_size, config.out_hidden_size)
 
 
-def _merging_siglip(config: MergingSiglipConfig) -> Tensors:
+def _merging_siglip(config: MergingConfig) -> Tensors:
     yield from _siglip_tower(config)
     yield from _merging_projector(config)
 

@@ -1,4 +1,4 @@
-"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, EXAONE 4 and 4.5, Command R, R+, R7B and A Vision."""
+"""SmolLM3, Seed-OSS, ERNIE 4.5 with and without experts, PaddleOCR-VL, EXAONE 4 and 4.5, and Cohere's models."""
 
 from __future__ import annotations
 
@@ -60,6 +60,22 @@ VARIANTS = {
             "moe_num_shared_experts": 0, "tie_word_embeddings": False,
         },
         is_loose=True,
+    ),
+    # A square of 5 x 5 learned positions.
+    "paddleocr-vl": Variant(
+        "PaddleOCRVL",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {
+                **COMMON, **rope(theta=5e4, mrope_section=[2, 3, 3]), "rms_norm_eps": 1e-4, "use_bias": True,
+                "tie_word_embeddings": False,
+            },
+            "vision_config": {
+                "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6,
+                "image_size": 20, "patch_size": 4, "layer_norm_eps": 1e-3, **rope("axial", 5e3),
+            },
+            "image_token_id": 190, "tie_word_embeddings": False,
+        },
     ),
     "exaone-4-32b": Variant(
         "Exaone4",
