@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ModelLoadError
 from pagewick.images.entries import BILINEAR, FIX, Entries, SettingsFiles
-from pagewick.images.settings import ImageSettings, Placeholder
+from pagewick.images.settings import Placeholder, SquareSettings
 
 PROCESSORS = tuple(f"Gemma3ImageProcessor{suffix}" for suffix in ("", "Fast", "Pil"))
 # Values of entries that a file leaves out: those of the processor in transformers.
@@ -21,7 +21,7 @@ _PLACEHOLDER = Placeholder("<start_of_image>", "\n\n<start_of_image>", "<end_of_
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma3Settings(ImageSettings):
+class Gemma3Settings(SquareSettings):
     """Every image becomes a square of the same size, which is stretched where the image is none."""
 
     @classmethod
@@ -58,24 +58,6 @@ class Gemma3Settings(ImageSettings):
             resample=entries.whole("resample", BILINEAR),
             placeholder=_PLACEHOLDER,
         )
-
-    @property
-    def has_fixed_size(self) -> bool:
-        return True
-
-    def limited(self, max_pixels: int) -> Self:
-        """Return the same settings. Raises ConfigError for a limit below the pixels that every image has."""
-        if max_pixels < self.max_pixels:
-            side = math.isqrt(self.max_pixels)
-            raise ConfigError(
-                f"--max-image-pixels must be at least {self.max_pixels}, because the model reads every image as "
-                f"{side} x {side} pixels; got {max_pixels}"
-            )
-        return self
-
-    def _fitted(self, height: int, width: int) -> tuple[int, int]:
-        side = math.isqrt(self.max_pixels)
-        return side, side
 
 
 def _square(config: Entries) -> tuple[int, int, int]:

@@ -202,3 +202,26 @@ class ImageSettings(ABC):
         """The number of tokens of the largest picture of a whole image, with those between its rows."""
         num_rows = math.isqrt(self.max_pixels) // self.token_side
         return self.max_pixels // self.token_side**2 + num_rows * self.row_break
+
+
+@dataclass(frozen=True, slots=True)
+class SquareSettings(ImageSettings):
+    """Every image becomes a square of the same size, which has max_pixels."""
+
+    @property
+    def has_fixed_size(self) -> bool:
+        return True
+
+    def limited(self, max_pixels: int) -> Self:
+        """Return the same settings. Raises ConfigError for a limit below the pixels that every image has."""
+        if max_pixels < self.max_pixels:
+            side = math.isqrt(self.max_pixels)
+            raise ConfigError(
+                f"--max-image-pixels must be at least {self.max_pixels}, because the model reads every image as "
+                f"{side} x {side} pixels; got {max_pixels}"
+            )
+        return self
+
+    def _fitted(self, height: int, width: int) -> tuple[int, int]:
+        side = math.isqrt(self.max_pixels)
+        return side, side

@@ -1,4 +1,4 @@
-"""Mistral (v0.1 to v0.3, Nemo; Small 3.1, 3.2 and Pixtral 12B, which read images), Ministral, Mixtral. Llama, except:
+"""Mistral (v0.1 to v0.3, Nemo; Small 3.1 and 3.2, which read images), Ministral, Mixtral. Llama, except:
 
 - Ministral 3 scales queries by their position.
 - Attention may be limited to a window, in all layers (Mistral v0.1), or in those that layer_types names (Ministral 8B).
@@ -38,7 +38,7 @@ _MIXTRAL_NAMES = NameMap(
 
 
 def read_mistral(entries: Entries) -> ModelConfig:
-    return read_alone(entries, _read_mistral)
+    return read_alone(entries, read_mistral_text)
 
 
 def read_ministral(entries: Entries) -> ModelConfig:
@@ -52,7 +52,7 @@ def read_ministral3(entries: Entries) -> ModelConfig:
     return read_alone(entries, _read_ministral3)
 
 
-def _read_mistral(entries: Entries) -> ModelConfig:
+def read_mistral_text(entries: Entries) -> ModelConfig:
     entries = entries.filled({**_SIZES, "sliding_window": 4096})
     return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
 
@@ -65,7 +65,7 @@ def _read_ministral3(entries: Entries) -> ModelConfig:
     return _read(entries, reading.read_mlp(entries), default_theta=1e6, has_query_scaling=True)
 
 
-_TEXT_PARTS: Final = {"mistral": _read_mistral, "ministral3": _read_ministral3, "mistral4": read_mistral4_text}
+_TEXT_PARTS: Final = {"mistral": read_mistral_text, "ministral3": _read_ministral3, "mistral4": read_mistral4_text}
 
 
 def read_mistral3(entries: Entries) -> ModelConfig:
@@ -73,16 +73,6 @@ def read_mistral3(entries: Entries) -> ModelConfig:
     kind = text.choice("model_type", tuple(_TEXT_PARTS), "mistral")
     read = _TEXT_PARTS[kind]
     return with_pixtral(read_text_part(entries, read, is_tied=text.flag("tie_word_embeddings", False)), entries)
-
-
-def read_llava(entries: Entries) -> ModelConfig:
-    """Read Pixtral 12B. Other models of this architecture have encoders of another kind, and are refused."""
-    text = text_entries(entries)
-    text.demand("model_type", "mistral", "llama", "Pixtral 12B is the only model of this architecture that is known")
-    if (vision := entries.child("vision_config")) is not None:
-        vision.demand("model_type", "pixtral", "clip_vision_model", "no other encoder of this architecture is known")
-    is_tied = text.flag("tie_word_embeddings", False)
-    return with_pixtral(read_text_part(entries, _read_mistral, is_tied=is_tied), entries, merges=False)
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:

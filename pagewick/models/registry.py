@@ -29,7 +29,7 @@ ARCHITECTURES: Final = {
     "Llama4ForConditionalGeneration": "pagewick.models.llama4:read_llama4_multimodal",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
-    "LlavaForConditionalGeneration": "pagewick.models.mistral:read_llava",
+    "LlavaForConditionalGeneration": "pagewick.models.llava:read_llava",
     "MinistralForCausalLM": "pagewick.models.mistral:read_ministral",
     "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",
     "Mistral4ForCausalLM": "pagewick.models.mistral4:read_mistral4",

@@ -1,6 +1,7 @@
 """Whole models whose pictures are not whole images: from files to a prompt, and to the tokens of transformers.
 
-Most cut images into tiles. LightOnOCR's have pixels without tokens at their edges, and Kimi K2.5's are filled up there.
+Most cut images into tiles. LLaVA 1.5 sees squares. LightOnOCR's have pixels without tokens at their edges, and Kimi
+K2.5's are filled up there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import nn
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -32,6 +34,7 @@ from tests.images import (
     test_lfm2_vl_settings,
     test_lighton_settings,
     test_llama4_settings,
+    test_llava_settings,
     test_minicpm_settings,
 )
 from tests.images.pictures import address_of, file_of, noise
@@ -111,6 +114,10 @@ def process_kimi(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, 
 def process_llama4(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     processor = llama4_processor(**json.loads((directory / "preprocessor_config.json").read_text()))
     return {"pixel_values": processor(list(pictures), return_tensors="pt")["pixel_values"].float()}
+
+
+def process_llava(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    return dict(CLIPImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
 
 
 def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
@@ -219,9 +226,20 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-
+# Squares from the middle, of one size.
+LLAVA = Family(
+    variant="llava-1.5",
+    settings=test_llava_settings,
+    backend=test_llava_settings.llava_backend(),
+    placeholder="<image>",
+    pictures=(noise(13, 26), noise(60, 40), noise(90, 9)),
+    changed=(60, 40),
+    process=process_llava,
+    limits={None: 9, 12**2: 9},
+    entries={"image_token_index": test_llava_settings.IMAGE_ID},
+)
 # MiniCPM-V 4.7 is 4.6 with positions on a canvas.
-FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS),)
+FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS), LLAVA)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,15 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Gemma3ImageProcessorFast", "image_seq_length": config["mm_tokens_per_image"],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    if config["model_type"] in ("mistral3", "mistral_large4", "llava", "lighton_ocr"):
+    vision_kind = (config.get("vision_config") or {}).get("model_type")
+    if config["model_type"] == "llava" and vision_kind != "pixtral":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"shortest_edge": side + 2}, "crop_size": {"height": side, "width": side}, "image_mean": IMAGE_MEAN,
+            "image_std": IMAGE_STD, "image_processor_type": "CLIPImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    elif config["model_type"] in ("mistral3", "mistral_large4", "llava", "lighton_ocr"):
         size = config["vision_config"]["patch_size"]
         settings = {
             "patch_size": {"height": size, "width": size}, "size": {"longest_edge": 160}, "image_mean": IMAGE_MEAN,

@@ -33,7 +33,7 @@ def encoded_on_ranks(directory: Path, num_ranks: int, image: Tensor, settings: P
             assert config.vision is not None
             encoder = build_encoder(context, "visual", config.vision)
             alone = _Alone(encoder, config.name_map(source.names()).in_file)
-            load_weights(alone, source, ignore=[rf"(?!{config.vision.tensors}).*"])
+            load_weights(alone, source, ignore=[rf"(?!{config.vision.tensors}).*", *config.ignored])
             encoder.use_pixels(settings)
             return encoder(image)  # type: ignore[no-any-return]
 

@@ -19,6 +19,7 @@ from pagewick.models.vision.pixels import PatchReader, PixelSettings
 from tests.layers.ranks import single_context
 from tests.models import (
     plain_images,
+    test_clip_vision,
     test_cohere_vision,
     test_gemma4_vision,
     test_idefics3_vision,
@@ -120,6 +121,10 @@ ENCODERS = {
         Encoder(
             test_kimi_vision.NAME, test_kimi_vision.by_transformers, test_kimi_vision.PIXELS,
             [image_of(*size) for size in test_vision.SIZES], image_of(40, 72),
+        ),
+        Encoder(
+            test_clip_vision.NAME, test_clip_vision.by_transformers, test_clip_vision.PIXELS,
+            turned(test_clip_vision.SEEN, 16), image_of(test_clip_vision.SEEN, test_clip_vision.SEEN), 1e-3,
         ),
         Encoder(
             test_paddle_vision.NAME, test_paddle_vision.by_transformers, test_paddle_vision.PIXELS,

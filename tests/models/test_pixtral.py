@@ -309,8 +309,8 @@ def test_without_a_merger_each_patch_becomes_a_row() -> None:
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ({"vision_config": {"model_type": "clip_vision_model"}}, r"vision_config\.model_type is 'clip_vision_model'"),
-        ({"vision_config": {"hidden_size": 48}}, r"vision_config\.model_type is missing, and must be 'pixtral'"),
+        ({"vision_config": {"model_type": "dinov2"}}, r"vision_config\.model_type is 'dinov2'"),
+        ({"vision_config": {"hidden_size": 48}}, r"select_strategy is 'full', and must be 'default'"),
         ({"text_config": {"model_type": "llama", "hidden_size": 64}}, r"text_config\.model_type is 'llama'"),
         ({"vision_feature_layer": -2}, r"vision_feature_layer is -2, and must be -1"),
         ({"vision_feature_layer": None}, r"vision_feature_layer is missing, and must be -1"),

@@ -25,6 +25,7 @@ from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 # One variant of each architecture, with as many kinds of tensors as it has.
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
+    "LlavaForConditionalGeneration": "llava-1.5",
     "Idefics3ForConditionalGeneration": "idefics3",
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Llama4ForCausalLM": "llama4-scout",
@@ -80,7 +81,6 @@ VARIANT_OF = {
     "GlmOcrForConditionalGeneration": "glm-ocr",
     "Glm4MoeForCausalLM": "glm-4.5",
     "Glm4MoeLiteForCausalLM": "glm-4.7-flash",
-    "LlavaForConditionalGeneration": "pixtral-12b",
     "MinistralForCausalLM": "ministral-8b",
     "Ministral3ForCausalLM": "ministral-3",
     "Mistral4ForCausalLM": "mistral-4",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
+from pagewick.models.vision.clip import ClipEncoder
 from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
@@ -11,6 +12,7 @@ from pagewick.models.vision.intern import InternEncoder
 from pagewick.models.vision.lfm3 import Lfm3Encoder
 from pagewick.models.vision.llama4 import Llama4Encoder
 from pagewick.models.vision.merging_config import (
+    ClipVisionConfig,
     InternVisionConfig,
     Lfm3VisionConfig,
     Llama4VisionConfig,
@@ -42,6 +44,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         if config.is_stretched:
             return StretchingSiglipEncoder(context, prefix, config)
         return (RoundingSiglipEncoder if config.is_rounded else SquareSiglipEncoder)(context, prefix, config)
+    if isinstance(config, ClipVisionConfig):
+        return ClipEncoder(context, prefix, config)
     if isinstance(config, PaddleVisionConfig):
         return TurningSiglipEncoder(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):

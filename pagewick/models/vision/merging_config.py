@@ -170,6 +170,39 @@ class MoonVisionConfig(MergingConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClipVisionConfig(MergingConfig):
+    """The encoders of LLaVA's models (CLIP, arXiv:2103.00020; SigLIP, arXiv:2303.15343), for images of one size.
+
+    Layer norms and plain MLPs. Each patch has a learned position, and no norm follows the blocks.
+    has_first: one learned row, which no patch makes, goes through the blocks ahead of the patches and is then left out;
+    a norm is ahead of the blocks (CLIP). features: the numbers of blocks behind which rows are read, from 0, ahead of
+    all; what several of them return stands side by side.
+    """
+
+    has_first: bool
+    features: tuple[int, ...]
+
+    @property
+    def num_firsts(self) -> int:
+        """The number of rows that no patch makes."""
+        return 1 if self.has_first else 0
+
+    @property
+    def merged_size(self) -> int:
+        return self.hidden_size * self.merge_size**2 * len(self.features)
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleVisionConfig(MergingConfig):
     """The encoder of PaddleOCR-VL (arXiv:2510.14528), for images of any shape: SigLIP's, whose heads also turn.
 

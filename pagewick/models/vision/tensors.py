@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.merging_config import (
+    ClipVisionConfig,
     InternVisionConfig,
     Lfm3VisionConfig,
     Llama4VisionConfig,
@@ -59,6 +60,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _siglip(config)
     if isinstance(config, MergingSiglipConfig | PaddleVisionConfig):
         return _merging_siglip(config)
+    if isinstance(config, ClipVisionConfig):
+        return _clip(config)
     if isinstance(config, MiniCPMVisionConfig):
         return _minicpm(config)
     if isinstance(config, MoonVisionConfig):
@@ -110,6 +113,19 @@ def _siglip(config: SiglipConfig) -> Tensors:
 
 def _merging_siglip(config: MergingConfig) -> Tensors:
     yield from _siglip_tower(config)
+    yield from _merging_projector(config)
+
+
+def _clip(config: ClipVisionConfig) -> Tensors:
+    size, side = config.hidden_size, config.positions_per_side
+    assert side is not None, "each patch has a learned position"
+    yield from _patches("patch_embed.proj", config, has_bias=config.patch_bias)
+    yield "pos_embed.weight", (side**2 + config.num_firsts, size)
+    if config.has_first:
+        yield "first.weight", (size,)
+        yield from _norm("first_norm", size, has_bias=True)
+    for index in range(config.num_blocks):
+        yield from _block(f"blocks.{index}", config, is_fused=False)
     yield from _merging_projector(config)
 
 

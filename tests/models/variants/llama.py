@@ -20,6 +20,12 @@ VISION = {
     "patch_size": 4, "layer_norm_eps": 1e-3,
 }  # fmt: skip
 
+# CLIP's encoder, whose last block no image needs; images of 3 x 3 patches, and 2 pixels that are not seen.
+CLIP = {
+    "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 6, "image_size": 14,
+    "patch_size": 4, "layer_norm_eps": 1e-3, "model_type": "clip_vision_model",
+}  # fmt: skip
+
 VARIANTS = {
     "llama": Variant("Llama", rope()),
     "llama-bias-tied": Variant(
@@ -40,6 +46,15 @@ VARIANTS = {
     "yi": Variant("Llama", {**NO_HEAD_DIM, **rope(theta=5e6), "rms_norm_eps": 1e-5, "num_key_value_heads": 3}),
     "cwm": Variant(
         "Cwm", {**rope("llama3", 1e4, **LLAMA3), "num_hidden_layers": 5, "sliding_window": 20, "rms_norm_eps": 1e-3}
+    ),
+    "llava-1.5": Variant(
+        "Llava",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**TEXT, "rms_norm_eps": 1e-4},
+            "vision_config": CLIP,
+            "image_token_index": 190,
+        },
     ),
     "smolvlm": Variant(
         "SmolVLM",

@@ -1,0 +1,110 @@
+"""Reads the vision part of the config.json of LLaVA's models, CLIP's encoder or SigLIP's, with the projector. No torch.
+
+transformers' classes have the defaults of entries that a file leaves out. Raises ModelLoadError, which names the entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from pagewick.models.config import ModelConfig
+from pagewick.models.entries import Entries
+from pagewick.models.name_map import NameMap
+from pagewick.models.reading import read_activation
+from pagewick.models.vision.merging_config import ClipVisionConfig
+from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, SIGLIP_PLACES, tower_fields
+from pagewick.models.vision.tensor_names import without_encoders
+
+CLIP: Final = "clip_vision_model"
+SIGLIP: Final = "siglip_vision_model"
+_CLIP_DEFAULTS: Final = {"hidden_act": "quick_gelu", "patch_size": 32, "layer_norm_eps": 1e-5}
+# Images are read from all rows of the encoder, or from those of patches.
+_STRATEGIES: Final = {CLIP: "default", SIGLIP: "full"}
+_WHY: Final = {CLIP: "the row that no patch makes is left out", SIGLIP: "all rows of this encoder are of patches"}
+
+
+def with_llava(config: ModelConfig, entries: Entries) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+    given = entries.child("vision_config")
+    if given is None:
+        return config
+    renamed = entries.renamed({"image_token_index": "image_token_id"})
+    token = renamed.count("image_token_index", 32000)
+    if token >= config.vocab_size:
+        # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
+        return config
+    kind = given.choice("model_type", tuple(_STRATEGIES), CLIP)
+    entries.demand("vision_feature_select_strategy", _STRATEGIES[kind], "default", _WHY[kind])
+    num_blocks, fields = tower(given, entries, kind, default_layer=-2)
+    vision = ClipVisionConfig(
+        **fields,
+        image_token_id=token,
+        out_hidden_size=config.hidden_size,
+        merge_size=1,
+        projector_size=config.hidden_size,
+        projector_activation=read_activation(entries, "gelu", "projector_hidden_act"),
+        projector_bias=entries.flag("multimodal_projector_bias", True),
+    )
+    return seeing(config, vision, num_blocks)
+
+
+def seeing(config: ModelConfig, vision: ClipVisionConfig, num_blocks: int) -> ModelConfig:
+    """Return a text part's config with its vision part. num_blocks: those in the file, of which some may be unused."""
+    return replace(
+        config,
+        vision=vision,
+        names=tuple(
+            NameMap(parts=(*names.parts, *_names_in(*place))) for names in config.names for place in SIGLIP_PLACES
+        ),
+        ignored=(*without_encoders(config.ignored), _unused(range(vision.num_blocks, num_blocks))),
+    )
+
+
+def tower(given: Entries, entries: Entries, kind: str, *, default_layer: int) -> tuple[int, dict[str, Any]]:
+    """Return the number of blocks in the file, and fields of the encoder: blocks behind the last one used are left out.
+
+    given: vision_config. entries: those of the file. default_layer: vision_feature_layer of a file that leaves it out.
+    """
+    if kind == CLIP:
+        given = given.without_null(_CLIP_DEFAULTS).filled(_CLIP_DEFAULTS)
+    fields = tower_fields(given)
+    num_blocks, patch_size = fields["num_blocks"], fields["patch_size"]
+    # Patches at two edges that are not whole are not seen.
+    side = given.size("image_size", 224, most=MAX_SIDE) // patch_size
+    if not side:
+        raise given.wrong("image_size", f"at least patch_size ({patch_size})")
+    features = _features(entries, num_blocks, default_layer)
+    used = {"num_blocks": max(features), "patch_bias": kind == SIGLIP, "positions_per_side": side}
+    return num_blocks, {**fields, **used, "has_first": kind == CLIP, "features": features}
+
+
+def _features(entries: Entries, num_blocks: int, default: int) -> tuple[int, ...]:
+    """Return the numbers of blocks behind which rows are read, from vision_feature_layer: a number, or a list."""
+    name = "vision_feature_layer"
+    value = entries.get(name)
+    layers = value if isinstance(value, list) else [default if value is None else value]
+    known = range(-num_blocks - 1, num_blocks + 1)
+    if not layers or len(layers) > 16 or not all(type(layer) is int and layer in known for layer in layers):
+        raise entries.wrong(name, f"a number from {known[0]} to {known[-1]}, or a list of at most 16 of them")
+    return tuple(layer % (num_blocks + 1) for layer in layers)
+
+
+def _unused(blocks: range) -> str:
+    """Return a regular expression of tensors that files may hold and that no image needs."""
+    behind = rf"encoder\.layers\.({'|'.join(map(str, blocks))})|" if blocks else ""
+    inner = rf"({behind}post_layernorm|head)\..*|embeddings\.position_ids"
+    return rf"(model\.)?vision_tower\.(vision_model\.)?({inner})"
+
+
+def _names_in(outer: str, inner: str) -> tuple[tuple[str, str], ...]:
+    projector, place = f"{outer}multi_modal_projector", f"{outer}vision_tower{inner}"
+    return (
+        ("visual.projector.norm", f"{projector}.layernorm"),
+        ("visual.projector.projection.linear_fc2", f"{projector}.linear_2"),
+        ("visual.projector.projection", projector),
+        ("visual.first_norm", f"{place}.pre_layrnorm"),
+        ("visual.first.weight", f"{place}.embeddings.class_embedding"),
+        ("visual", place),
+        *IN_TOWER,
+    )
