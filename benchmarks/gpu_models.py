@@ -89,11 +89,16 @@ class Place:
 class RandomSource(TensorSource):
     """A checkpoint of a shape. format: a value of FORMATS, that of all matrices that are multiplied.
 
+    has_row_scales: in fp8, all groups of a row have the same scale.
+
     Every tensor depends on the seed and its place in the table alone, and is the same on each device of one kind.
     """
 
-    def __init__(self, config: Mapping[str, Any], format: str | None, device: str, seed: int = 0) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], format: str | None, device: str, seed: int = 0, *, has_row_scales: bool = False
+    ) -> None:
         self._config, self._format, self._device, self._seed = dict(config), format, device, seed
+        self._has_row_scales = has_row_scales
         self._tensors = {tensor.name: tensor for tensor in model_tensors(read_config(self._config))}
         self._order = {name: place for place, name in enumerate(self._tensors)}
         self._blocks: dict[int, Tensor] = {}
@@ -163,16 +168,17 @@ class RandomSource(TensorSource):
         """Return some rows of blocks [n, bytes] uint8, made once for each width."""
         if num_columns not in self._blocks:
             numbers = self._numbers((_TILE_ROWS, num_columns), -1 - num_columns)
-            make = _fp8_rows if kind.startswith("fp8") else quantize_rows
-            self._blocks[num_columns] = make(kind, numbers)
+            is_fp8 = kind.startswith("fp8")
+            rows = _fp8_rows(kind, numbers, self._has_row_scales) if is_fp8 else quantize_rows(kind, numbers)
+            self._blocks[num_columns] = rows
         return self._blocks[num_columns]
 
 
-def _fp8_rows(kind: str, numbers: Tensor) -> Tensor:
-    """Return rows as blocks of a scale in float32 and numbers in E4M3."""
+def _fp8_rows(kind: str, numbers: Tensor, has_row_scales: bool) -> Tensor:
+    """Return rows as blocks of a scale in float32, the same in a row if has_row_scales, and numbers in E4M3."""
     size, _ = stored_block(kind)
     groups = torch.unflatten(numbers, 1, (-1, size))
-    scales = groups.abs().amax(-1, keepdim=True) / 448
+    scales = groups.abs().amax((1, 2) if has_row_scales else -1, keepdim=True).expand(-1, groups.shape[1], 1) / 448
     levels = (groups / scales).to(torch.float8_e4m3fn)
     return torch.cat([scales.float().view(torch.uint8), levels.view(torch.uint8)], -1).flatten(1)
 

@@ -133,11 +133,18 @@ def decode(place: Place, shape: str, form: str) -> Figures:
     return {"tokens per second": rate, "limit": limit, "part of the limit": rate / limit}
 
 
-def prompts(place: Place, shape: str, form: str = "bf16") -> Figures:
-    """Tokens per second until the first token, for prompts of each length."""
+def prompts(place: Place, shape: str, form: str = "bf16", activations: str = "") -> Figures:
+    """Tokens per second until the first token, for prompts of each length.
+
+    activations: "fp8" rounds them to FP8, "fp8 rows" with one scale for each row of the weights, too.
+    """
     sizes = Sizes.of(place)
-    source, figures = RandomSource(place.shape(shape), FORMATS[form], place.device), Figures()
-    with running(source, place, max_model_len=max(sizes.prompts) + 16, max_num_seqs=1) as engine:
+    has_row_scales = activations == "fp8 rows"
+    source = RandomSource(place.shape(shape), FORMATS[form], place.device, has_row_scales=has_row_scales)
+    # A dry run has no GPU, which the flag needs.
+    options = {"fp8_activations": bool(activations) and not place.is_dry}
+    figures = Figures()
+    with running(source, place, max_model_len=max(sizes.prompts) + 16, max_num_seqs=1, **options) as engine:
         for length in sizes.prompts:
             seconds = [
                 serve(
@@ -287,7 +294,7 @@ Item = tuple[Callable[..., Figures], Mapping[str, str]]
 def _items(run: Callable[..., Figures], **choices: Sequence[str]) -> dict[str, Item]:
     """Return an item for every combination of the choices, named after them."""
     return {
-        " ".join(values) or "all": (run, dict(zip(choices, values, strict=True)))
+        " ".join(filter(None, values)) or "all": (run, dict(zip(choices, values, strict=True)))
         for values in itertools.product(*choices.values())
     }
 
@@ -297,7 +304,10 @@ PARTS: Final[Mapping[str, Mapping[str, Item]]] = {
     "agreement": _items(agreement, kv_cache_dtype=("auto", "int8", "fp8_e4m3")),
     "decode-small": _items(decode, shape=("Qwen3-0.6B",), form=tuple(FORMATS)),
     "decode-8b": _items(decode, shape=("Llama-3.1-8B",), form=tuple(FORMATS)),
-    "prompts": _items(prompts, shape=("Qwen3-0.6B", "Llama-3.1-8B")),
+    "prompts": {
+        **_items(prompts, shape=("Qwen3-0.6B", "Llama-3.1-8B")),
+        **_items(prompts, shape=("Llama-3.1-8B",), form=("fp8",), activations=("", "fp8", "fp8 rows")),
+    },
     "serving": _items(serving, shape=("Qwen3-0.6B",)),
     "experts": {
         **{f"decode {name}": item for name, item in _items(decode, shape=("Qwen3-30B-A3B",), form=("bf16",)).items()},

@@ -19,7 +19,7 @@ from pagewick.number_formats import (
     MARLIN,
     quantization_named,
 )
-from pagewick.option_checks import check_choice, check_type, flag_of, named_paths, parse_bytes
+from pagewick.option_checks import check_batch_invariance, check_choice, check_type, flag_of, named_paths, parse_bytes
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
@@ -83,6 +83,7 @@ class EngineConfig:
     max_lora_rank: int | None = _option(None, "Largest rank of an adapter (that of the adapters given, at least 16).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
     batch_invariant: bool = _option(False, "Compute a response with the same bits alone and beside others on a GPU.")
+    fp8_activations: bool = _option(False, "Round activations in large products with FP8 weights to FP8, on a GPU.")
     attention_backend: str = _option(
         "auto",
         "Attention kernels: auto, TRITON_ATTN and CPU_ATTN are Pagewick's; FLASH_ATTN, FLASHINFER and TORCH_VARLEN "
@@ -145,10 +146,9 @@ class EngineConfig:
         check_choice("hub", self.hub, HUBS)
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        if self.batch_invariant and self.attention_backend in ATTENTION_PACKAGES:
-            raise ConfigError(
-                f"--batch-invariant needs Pagewick's own attention: drop --attention-backend {self.attention_backend}"
-            )
+        if self.batch_invariant:
+            package = self.attention_backend if self.attention_backend in ATTENTION_PACKAGES else None
+            check_batch_invariance(package, rounds_activations=self.fp8_activations)
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
             check_choice("device", self.device, DEVICES)

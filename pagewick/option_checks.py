@@ -58,6 +58,16 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")
 
 
+def check_batch_invariance(package: str | None, *, rounds_activations: bool) -> None:
+    """Raise ConfigError for an option that goes against --batch-invariant. package: of --attention-backend."""
+    if package is not None:
+        raise ConfigError(f"--batch-invariant needs Pagewick's own attention: drop --attention-backend {package}")
+    if rounds_activations:
+        raise ConfigError(
+            "give --fp8-activations or --batch-invariant, not both: only products of many rows round activations"
+        )
+
+
 def named_paths(name: str, value: Any) -> tuple[str, ...]:
     """Return texts NAME=PATH for an option that takes several, in any of its forms. Raises ConfigError.
 

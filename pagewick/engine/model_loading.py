@@ -117,6 +117,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         kernels.set_num_threads(config.num_threads)
         if config.batch_invariant:
             _require_batch_invariance(model_config, device, collectives)
+        if config.fp8_activations:
+            kernels.require_fp8_activations(device, getattr(torch, config.dtype))
         model_config.check_ranks(collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         if collectives.rank == 0:
@@ -125,6 +127,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         opened = _quantized(config, model_config, source, collectives, upload)
         source = opened.source
         stored_types = {name: source.stored_type(name) for name in source.names()}
+        if config.fp8_activations and not any(str(kind).startswith("fp8_") for kind in stored_types.values()):
+            raise ConfigError("--fp8-activations: no weight of this model is in FP8; leave the flag out")
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
             device=device,

@@ -18,6 +18,7 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                        experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
                                                  latents of size L (A + 2) * L in place of A * H
     adapters         T * w * e more, with LoRA adapters: the change of a layer's output, and the inner product
+    FP8 activations  T * w * 5 with --fp8-activations: products in float32, and activations of a byte
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     streams          T * 3 s H * e, in models with s residual streams: those that a layer gets, predicts and returns
     selection        T * k * 4, in models with sparse attention: the k tokens that each token sees, at most a context
@@ -117,8 +118,8 @@ class StepLimits:
     """The largest step. num_tokens: in all sequences together. num_logits: rows. context: the longest sequence.
 
     element_bytes: bytes of a number of the activations. image_pixels: those of the largest image. has_adapters: whether
-    there is room for LoRA adapters. has_kernels: whether kernels compute attention and indexers on the GPU, where they
-    serve these.
+    there is room for LoRA adapters. rounds_activations: --fp8-activations. has_kernels: whether kernels compute
+    attention and indexers on the GPU, where they serve these.
     """
 
     num_tokens: int
@@ -127,6 +128,7 @@ class StepLimits:
     element_bytes: int
     image_pixels: int = 0
     has_adapters: bool = False
+    rounds_activations: bool = False
     has_kernels: bool = True
 
     @classmethod
@@ -144,6 +146,7 @@ class StepLimits:
             image_pixels=pixels,
             element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
             has_adapters=config.enable_lora,
+            rounds_activations=config.fp8_activations,
         )
 
 
@@ -234,7 +237,8 @@ def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: in
     per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
     used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks, limits.context)
     used += max(_indexer_bytes(layer, limits, num_tokens) for layer in model.layers)
-    return used + limits.has_adapters * num_tokens * _widest_layer(model, num_ranks) * size
+    more = limits.has_adapters * size + limits.rounds_activations * (4 + 1)
+    return used + num_tokens * _widest_layer(model, num_ranks) * more
 
 
 def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:

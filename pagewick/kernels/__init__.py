@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewick.errors import ConfigError
-from pagewick.kernels import batch_invariance, cpu, fused, reference, triton
+from pagewick.kernels import batch_invariance, cpu, fp8_activations, fused, reference, triton
 from pagewick.kernels.dispatch import Table
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
@@ -120,6 +120,24 @@ def require_batch_invariance(device: torch.device) -> None:
         raise ConfigError(f"--batch-invariant: {problem}")
     batch_invariance.require()
     TABLE.choose_again()
+
+
+def require_fp8_activations(device: torch.device, dtype: torch.dtype) -> None:
+    """Demand that from now on, products with FP8 weights round activations to FP8. Raises ConfigError if they cannot.
+
+    dtype: that of activations.
+    """
+    if device.type != "cuda":
+        problem = "it needs a GPU (--device cuda)"
+    elif triton.why_off():
+        problem = f"it needs the kernels for GPUs, which are off: {triton.why_off()}"
+    elif dtype not in (torch.bfloat16, torch.float16):
+        problem = "it needs activations in 16 bits; give --dtype bfloat16"
+    else:
+        problem = triton.why_no_fp8_products(device)
+    if problem:
+        raise ConfigError(f"--fp8-activations: {problem}")
+    fp8_activations.require()
 
 
 def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -43,10 +43,13 @@ class QuantizedLayout:
 
     packed_shape(num_rows, num_columns): the shape of a packed weight, bytes that are created as zeros.
     pack_rows(rows, weight, first_row): stores rows of blocks [n, bytes] in such a weight.
+    row_scales(weight, num_columns): the scales [num_rows] of a packed weight in FP8 whose rows have one each, if
+    products want to know it. None: they do not.
     """
 
     packed_shape: Callable[[int, int], tuple[int, ...]]
     pack_rows: Callable[[Tensor, Tensor, int], None]
+    row_scales: Callable[[Tensor, int], Tensor | None] | None = None
 
 
 @dataclass(frozen=True)

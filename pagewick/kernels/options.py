@@ -6,7 +6,7 @@ head that is rotated, E experts, N rows of logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -73,7 +73,8 @@ class StoredQuantized:
     """A quantized weight of num_rows outputs and num_columns inputs.
 
     data: bytes: rows of blocks as files have them [num_rows, bytes of a row], or packed as quantized.py says.
-    format: the name of the format, such as Q8_0.
+    format: the name of the format, such as Q8_0. row_scales: [num_rows] float32, of a weight in FP8 whose rows have one
+    scale each, where products want to know it.
     """
 
     data: Tensor
@@ -81,6 +82,7 @@ class StoredQuantized:
     num_columns: int
     format: str
     is_packed: bool
+    row_scales: Tensor | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from pagewick.kernels import TABLE, gather_quantized_rows, grouped_linear, quantized_linear
+from pagewick.kernels import TABLE, fp8_activations, gather_quantized_rows, grouped_linear, quantized_linear
 from pagewick.kernels.dispatch import QuantizedLayout
 from pagewick.kernels.huge_pages import empty_weight
 from pagewick.kernels.options import StoredExperts, StoredQuantized
@@ -65,6 +65,13 @@ class QuantizedMatrix(StoredQuantized):
         layout = quantized_layout(self.format, self.device, self.dtype)
         assert layout is not None, "it was there when this was made"
         layout.pack_rows(rows, self.data, first_row)
+
+    def finished(self) -> QuantizedMatrix:
+        """Return the matrix as products want it once all rows are loaded."""
+        layout = quantized_layout(self.format, self.device, self.dtype) if fp8_activations.is_required() else None
+        if not self.is_packed or layout is None or layout.row_scales is None:
+            return self
+        return replace(self, row_scales=layout.row_scales(self.data, self.num_columns))
 
     def take(self, row_ids: Tensor) -> Tensor:
         """Return rows row_ids [n] int64 as numbers: [n, num_columns]. Raises IndexError for a missing row."""

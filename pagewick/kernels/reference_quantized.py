@@ -24,6 +24,8 @@ from pagewick.kernels.options import StoredQuantized
 
 BLOCK: Final = 32
 K_BLOCK: Final = 256
+# The largest number of E4M3.
+E4M3_MAX: Final = 448.0
 
 
 def quantize_rows(x: Tensor, block_size: int = BLOCK) -> Blocks:
@@ -63,6 +65,23 @@ def quantized_linear(
 def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch.dtype) -> Tensor:
     """Return rows row_ids [n] int64 of a weight as numbers [n, K]. Raises IndexError for a row that does not exist."""
     return unpack(weight.format, weight.data[row_ids]).numbers().to(dtype)
+
+
+def quantize_activations(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Round x [T, K] to E4M3 with a scale for each group of columns: levels [T, K], scales [T, K / group_size] float32.
+
+    A number is level times scale. The largest number of a group becomes 448 or -448, the largest of E4M3; others are
+    rounded to the nearest, ties to even. A group of zeros has the scale 0, and one with a number that is not finite the
+    scale NaN and levels of 0.
+    """
+    groups = torch.unflatten(x.float(), 1, (x.shape[1] // group_size, group_size))
+    largest = groups.abs().amax(-1)
+    # A division: the operator would multiply by the reciprocal.
+    scales = largest.div(torch.full_like(largest, E4M3_MAX))
+    divisors = torch.where(largest.isfinite() & (scales > 0), scales, 1.0)
+    levels = torch.where(largest.isfinite().unsqueeze(-1), groups / divisors.unsqueeze(-1), 0.0)
+    levels = levels.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return levels.flatten(1), torch.where(largest.isfinite(), scales, torch.nan)
 
 
 def _add_scaled(x: Tensor, right: Blocks, total: Tensor) -> Tensor:

@@ -60,7 +60,8 @@ class GgmlMethod(LinearMethod):
         self._load_rows(_matrix(storage), name, tensor, out_offset, first_column=storage.spec.first_column)
 
     def finish(self, storage: Storage) -> None:
-        """Do nothing: `load` put every row where `apply` wants it."""
+        """Let the matrix find out what is known only once all rows are there."""
+        storage.__dict__["matrix"] = _matrix(storage).finished()
 
     def apply(
         self,

@@ -159,6 +159,7 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path) -> None:
 
 def test_parts_are_those_that_are_wanted() -> None:
     assert call("--list").output.count("\n") == len(PARTS) == 8
+    assert [*PARTS["prompts"]][2:] == [f"Llama-3.1-8B fp8{how}" for how in ("", " fp8", " fp8 rows")]
     assert len(PARTS["decode-small"]) == len(PARTS["decode-8b"]) == len(FORMATS) == 5
     assert Sizes().prompts == (512, 8192) and Sizes().num_requests == 256 and Sizes().request_tokens == (100, 1024)
 
@@ -172,6 +173,11 @@ def test_shapes_have_their_known_number_of_weights(name: str) -> None:
     assert source.bytes_in_step() / 2e9 == pytest.approx(active, rel=2e-2)
 
 
+def row_scales_of(rows: torch.Tensor) -> torch.Tensor:
+    """The scales of each group of rows of fp8_g128."""
+    return rows.unflatten(1, (-1, 132))[..., :4].contiguous().view(torch.float32).squeeze(-1)
+
+
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "bf16"])
 def test_quantized_weights_are_numbers_of_a_known_size(form: str) -> None:
     source, kind = RandomSource(DRY.shape("Llama-3.1-8B"), FORMATS[form], "cpu"), FORMATS[form]
@@ -182,4 +188,9 @@ def test_quantized_weights_are_numbers_of_a_known_size(form: str) -> None:
     numbers = dequantize(kind, rows, 256)
     assert float(numbers.std()) == pytest.approx(256**-0.5, rel=0.05) and bool(numbers.isfinite().all())
     assert source.stored_type("model.embed_tokens.weight") == torch.bfloat16
+    if form == "fp8":
+        assert row_scales_of(rows).unique(dim=1).shape[1] == 2
+        uniform = RandomSource(DRY.shape("Llama-3.1-8B"), FORMATS[form], "cpu", has_row_scales=True).get(name)
+        assert row_scales_of(uniform).unique(dim=1).shape[1] == 1
+        assert float(dequantize(kind, uniform, 256).std()) == pytest.approx(256**-0.5, rel=0.05)
     assert read_config(source.config()).num_layers == 2 and gpu_parts.median([1, 5, 2]) == 2

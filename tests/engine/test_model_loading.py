@@ -15,7 +15,7 @@ from pagewick.demo import MODEL_DIR
 from pagewick.engine import model_loading
 from pagewick.engine.engine import Engine
 from pagewick.engine.preflight import FreeMemory, check_memory
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.parallel.collectives import Collectives
 
 
@@ -109,3 +109,12 @@ def test_nothing_that_lies_beside_the_weights_is_executed(tmp_path: Path) -> Non
     with LLM(str(directory), num_kv_blocks=4) as llm:
         assert llm.generate(["Pagewick is"], SamplingParams(max_tokens=2, temperature=0))[0].outputs[0].token_ids
     assert not mark.exists()
+
+
+def test_fp8_activations_need_weights_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(MODEL_DIR), device="cpu", fp8_activations=True, num_kv_blocks=2)
+    with pytest.raises(ConfigError, match=r"--fp8-activations: it needs a GPU \(--device cuda\)"):
+        Engine(config)
+    monkeypatch.setattr(kernels, "require_fp8_activations", lambda device, dtype: None)
+    with pytest.raises(ConfigError, match="--fp8-activations: no weight of this model is in FP8; leave the flag out"):
+        Engine(config)

@@ -56,6 +56,10 @@ def test_an_8b_model_by_hand() -> None:
     assert gpu_step_bytes(LLAMA, LIMITS) == expected
     assert gpu_graph_bytes(LLAMA, LIMITS) == of_graphs
     assert 1290 * MIB < expected < 1310 * MIB
+    # Products in float32, and activations of a byte, for the step and an eighth, and for graphs.
+    each = 5 * 3 * 14336
+    rounded = gpu_step_bytes(LLAMA, replace(LIMITS, rounds_activations=True))
+    assert rounded - expected == int(2048 * each * 9 / 8) + 512 * each
 
 
 def test_ranks_divide_layers_and_not_hidden_states() -> None:

@@ -62,7 +62,8 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
     # Flags change the weights that the files become, and how they are multiplied, --batch-invariant on a GPU only.
     is_invariant = config.batch_invariant and config.device != "cpu"
     sizes = config.block_size, config.tensor_parallel_size
-    for value in (config.dtype, config.quantization, config.kv_cache_dtype, *sizes, is_invariant):
+    flags = is_invariant, config.fp8_activations
+    for value in (config.dtype, config.quantization, config.kv_cache_dtype, *sizes, *flags):
         yield str(value).encode()
     yield json.dumps(list(rotations)).encode()
     if is_gguf(directory):

@@ -118,6 +118,18 @@ def why_off() -> str:
     return _why_no_launcher()
 
 
+def why_no_fp8_products(device: torch.device) -> str:
+    """Say in one sentence why a GPU has no products of FP8 numbers; nothing: it has."""
+    if torch.version.hip:
+        return "it needs a GPU of NVIDIA: those of AMD have other numbers of 8 bits"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        return f"this GPU's compute capability is {major}.{minor}; tensor cores multiply FP8 from 8.9 on"
+    if importlib.import_module(f"{__name__}.fp8_products").form_on(device) is None:
+        return "PyTorch's product of FP8 numbers fails on this GPU; install a newer PyTorch, or leave the flag out"
+    return ""
+
+
 def _why_no_launcher() -> str:
     """Say why Triton cannot compile C, as it must to start a kernel; nothing: it can, and keeps what it has compiled.
 

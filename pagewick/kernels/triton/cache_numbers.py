@@ -34,9 +34,9 @@ def quantize_rows(x, constants, FORMAT: tl.constexpr):
         # Numbers from 2^23 to 2^24 are whole, so the sum is rounded to the nearest whole number, ties to even.
         result = ((numbers + 12582912.0) - 12582912.0).to(tl.int32) & 0xFF
     elif FORMAT == "e4m3":
-        result = _fp8_bits(numbers, 3, 7)
+        result = fp8_bits(numbers, 3, 7)
     else:
-        result = _fp8_bits(numbers, 2, 15)
+        result = fp8_bits(numbers, 2, 15)
     return result.to(tl.uint8), tl.where(is_finite, scales, float("nan"))
 
 
@@ -76,7 +76,7 @@ def _rounded(x, shift: tl.constexpr):
 
 
 @triton.jit
-def _fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+def fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
     """Return float32 numbers within the format's largest as bits of the nearest fp8 numbers, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF

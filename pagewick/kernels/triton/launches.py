@@ -36,13 +36,17 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Weights for a launch: the bytes of one or of num_experts (else 0) weights [num_rows, num_columns]."""
+    """Weights for a launch: the bytes of one or of num_experts (else 0) weights [num_rows, num_columns].
+
+    row_scales: as in StoredQuantized.
+    """
 
     data: Tensor
     num_rows: int
     num_columns: int
     format: str = PLAIN
     num_experts: int = 0
+    row_scales: Tensor | None = None
 
 
 def _format(name: str) -> layouts.Format:

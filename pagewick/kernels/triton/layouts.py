@@ -148,6 +148,18 @@ def pack_rows(name: str, rows: Tensor, weight: Tensor, first_row: int) -> None:
         _pack(name, form, some, target)
 
 
+def row_scales(name: str, weight: Tensor, num_columns: int) -> Tensor | None:
+    """Return the scales [num_rows] float32 of a packed weight in FP8 whose rows have one each, else None.
+
+    Weights with sizes that torch._scaled_mm does not take are left out, too. Waits for the device.
+    """
+    if FORMATS[name].levels != E4M3 or num_columns == 0 or len(weight) % ALIGNMENT or num_columns % ALIGNMENT:
+        return None
+    first = planes(name, num_columns).scales // 4
+    scales = weight.view(torch.float32)[:, first : first + num_columns // FORMATS[name].group]
+    return scales[:, 0].clone() if len(weight) and bool((scales == scales[:, :1]).all()) else None
+
+
 def _pack(name: str, form: Format, rows: Tensor, target: Tensor) -> None:
     """Store rows of blocks as the rows `target` of a packed weight. Raises ValueError if they do not fit."""
     blocks = unpack(name, rows)
@@ -211,4 +223,7 @@ def _store(target: Tensor, first: int, plane: Tensor) -> None:
     target[:, first : first + content.shape[1]].copy_(content)
 
 
-LAYOUTS: Final = {name: QuantizedLayout(partial(packed_shape, name), partial(pack_rows, name)) for name in FORMATS}
+LAYOUTS: Final = {
+    name: QuantizedLayout(partial(packed_shape, name), partial(pack_rows, name), partial(row_scales, name))
+    for name in FORMATS
+}

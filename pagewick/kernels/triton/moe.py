@@ -13,7 +13,7 @@ from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.dispatch import Function
 from pagewick.kernels.options import NO_BIASES, Identities, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated, products_or_inputs, weighed, with_weights
-from pagewick.kernels.triton import BACKEND
+from pagewick.kernels.triton import BACKEND, fp8_products
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.grouping import GROUPS, Grouping, group
 from pagewick.kernels.triton.launches import (
@@ -133,10 +133,12 @@ def _grouped_linear(
     if kind != ROWS and grouping is None:
         grouping = group(expert_ids, num_experts, tile_of(kind, PLAIN).rows)
     stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format or PLAIN, num_experts)
-    launch_product(
-        kind, as_rows(x), stored, bias, result, choices_per_row=num_choices // len(x),
-        expert_ids=expert_ids.contiguous(), grouping=grouping,
-    )  # fmt: skip
+    per_row = num_choices // len(x)
+    if fp8_products.serves(kind, stored, x.dtype):
+        fp8_products.multiply(kind, as_rows(x), stored, bias, result, choices_per_row=per_row, grouping=grouping)
+        return result
+    ids = expert_ids.contiguous()
+    launch_product(kind, as_rows(x), stored, bias, result, choices_per_row=per_row, expert_ids=ids, grouping=grouping)
     return result
 
 

@@ -225,6 +225,24 @@ def rows_kernel(
     tl.store(out + choice.to(tl.int64) * out_stride + n, result.to(out.dtype.element_ty), mask=n < num_rows)
 
 
+@triton.jit
+def tile_of_choices(tiles, num_choices, num_experts, BLOCK_M: tl.constexpr):
+    """Return the expert of this program's tile, and its first place and the one behind its last."""
+    tile, is_grouped = tl.program_id(0), num_experts > 0
+    expert = tl.load(tiles + 3 * tile, mask=is_grouped, other=0)
+    start = tl.load(tiles + 3 * tile + 1, mask=is_grouped, other=0) + tl.where(is_grouped, 0, tile * BLOCK_M)
+    end = tl.load(tiles + 3 * tile + 2, mask=is_grouped, other=0) + tl.where(is_grouped, 0, num_choices)
+    return expert, start, end
+
+
+@triton.jit
+def choices_of(order, start, end, num_experts, BLOCK_M: tl.constexpr):
+    """Return the choices [BLOCK_M] at the places from start on, and which of them are before end."""
+    place, is_grouped = start + tl.arange(0, BLOCK_M), num_experts > 0
+    choice = tl.load(order + place, mask=place < tl.where(is_grouped, end, 0), other=0)
+    return choice + tl.where(is_grouped, 0, place), place < end
+
+
 @triton.jit(do_not_specialize=["num_choices"])
 def tiles_kernel(
     x, words, codes, scales, bias, out, order, tiles, num_choices, num_rows, num_columns, num_experts, choices_per_row,
@@ -239,18 +257,11 @@ def tiles_kernel(
     Grid: [tiles of rows, N / BLOCK_N]. With experts, order [choices] int32 has the choices sorted by expert, and tiles
     [tiles, 3] int32 each tile's expert and its part of `order`, from one place to before another.
     """
-    tile = tl.program_id(0)
-    is_grouped = num_experts > 0
-    expert = tl.load(tiles + 3 * tile, mask=is_grouped, other=0)
-    start = tl.load(tiles + 3 * tile + 1, mask=is_grouped, other=0) + tl.where(is_grouped, 0, tile * BLOCK_M)
-    end = tl.load(tiles + 3 * tile + 2, mask=is_grouped, other=0) + tl.where(is_grouped, 0, num_choices)
+    expert, start, end = tile_of_choices(tiles, num_choices, num_experts, BLOCK_M)
     if start >= end:
         return
     is_expert = expert < tl.maximum(num_experts, 1)
-    place = start + tl.arange(0, BLOCK_M)
-    is_choice = place < end
-    choice = tl.load(order + place, mask=place < tl.where(is_grouped, end, 0), other=0)
-    choice += tl.where(is_grouped, 0, place)
+    choice, is_choice = choices_of(order, start, end, num_experts, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = n < tl.where(is_expert, num_rows, 0)
     row = expert.to(tl.int64) * num_rows + n

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.options import StoredQuantized
+from pagewick.kernels.triton import fp8_products
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.launches import (
     GATHERS,
@@ -25,7 +26,9 @@ from pagewick.kernels.triton.launches import (
     workload,
 )
 
-VARIANTS = (*(variant for key, variant in PRODUCTS.items() if key[1] != PLAIN), *GATHERS.values())
+VARIANTS = (
+    *(variant for key, variant in PRODUCTS.items() if key[1] != PLAIN), *GATHERS.values(), *fp8_products.VARIANTS,
+)  # fmt: skip
 WORKLOADS = (
     *(workload("quantized_linear", name, 1, 4096, 4096) for name in ("Q4_K", "Q6_K", "Q8_0", "int4_g128", "fp8_g128")),
     *(workload("quantized_linear", "Q4_K", num_tokens, 14336, 4096) for num_tokens in (1, 16, 512, 8192)),
@@ -42,12 +45,13 @@ def quantized_linear(
     """Return x [..., K] times the transposed weight, plus bias [N]: [..., N] in out_dtype, or x's dtype.
 
     The sum is rounded once to the result's dtype. With one row, or in float32, weights are exact; with more rows, each
-    is rounded to x's dtype first. So bits of a row depend on the number of rows: 1, up to 16, up to 256, or more.
+    is rounded to x's dtype first. So bits of a row depend on the number of rows: 1, up to 16, up to 256, or more. With
+    --fp8-activations and weights in FP8, x is rounded, too, if there are more than 16 rows (fp8_products.py).
     Raises ValueError for tensors that do not fit together.
     """
     if not weight.is_packed:
         return by_definition(reference.quantized_linear, x, weight, bias, out_dtype, out)
-    stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format)
+    stored = Stored(weight.data, weight.num_rows, weight.num_columns, weight.format, row_scales=weight.row_scales)
     return multiplied(x, stored, kind_for(prod(x.shape[:-1]), x.dtype), bias, out_dtype, out)
 
 
@@ -67,7 +71,8 @@ def multiplied(
     if not num_columns or not result.numel():
         # A rank may have no share of a weight; then its part of the sum is 0.
         return result.zero_() if bias is None else result.copy_(bias.expand(shape))
-    launch_product(kind, as_rows(x), weight, bias, result.view(prod(x.shape[:-1]), num_rows))
+    launch = fp8_products.multiply if fp8_products.serves(kind, weight, x.dtype) else launch_product
+    launch(kind, as_rows(x), weight, bias, result.view(prod(x.shape[:-1]), num_rows))
     return result
 
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -21,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from pagewick.expert_routing import Routing
-from pagewick.kernels import kv_cache
+from pagewick.kernels import fp8_activations, kv_cache
 from pagewick.kernels import options as ops
 from pagewick.kernels.triton import (
     attention,
@@ -226,6 +227,9 @@ def _multiply(num_tokens: int) -> None:
         data = torch.zeros(layouts.packed_shape(name, 64, 4096), dtype=torch.uint8)
         stored = ops.StoredQuantized(data, 64, 4096, name, is_packed=True)
         quantized.quantized_linear(x, stored, weight[:64])
+        if name == "fp8_g128":
+            with patch.object(fp8_activations, "is_required", lambda: True):
+                quantized.quantized_linear(x, stored, weight[:64])
         quantized.gather_quantized_rows(torch.zeros(num_tokens, dtype=_I64), stored, _BF16)
     gate_up = ops.StoredExperts(torch.zeros(128, 64, 64, dtype=_BF16), 128, 64, 64, is_packed=False)
     down = ops.StoredExperts(torch.zeros(128, 64, 32, dtype=_BF16), 128, 64, 32, is_packed=False)

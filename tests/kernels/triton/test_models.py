@@ -25,8 +25,11 @@ NAMES = ["gemma-3n", "nanochat", "hunyuan-7b", "gemma-4-e2b"] if IS_DEEP else ["
 @contextmanager
 def only_kernels() -> Iterator[None]:
     """Let the kernels for GPUs serve tensors on the CPU, and fail where they do not serve a sum."""
-    known = triton.OPERATIONS
-    backend = Backend("triton", triton.BACKEND.operations, lambda name, kind, dtype: dtype in known[name][1])
+    known, gpu = triton.OPERATIONS, triton.BACKEND
+    backend = Backend(
+        "triton", gpu.operations, lambda name, kind, dtype: dtype in known[name][1],
+        quantized_weights=gpu.quantized_weights,
+    )  # fmt: skip
     with library_off(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(TABLE, "backends", (backend,))
         patch.setattr(batch_invariance, "is_required", lambda: True)

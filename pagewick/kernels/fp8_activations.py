@@ -1,0 +1,24 @@
+"""Whether products with FP8 weights round activations to FP8, too, on a GPU: --fp8-activations.
+
+Tensor cores multiply FP8 numbers at twice the rate of bfloat16 ones. The demand holds for the whole process and is
+never taken back. Products of few rows, which are bound by the bytes of weights, keep their activations.
+"""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Final
+
+# Products with fewer rows are bound by the bytes of weights; activations are kept.
+MIN_ROWS: Final = 17
+_IS_REQUIRED = Event()
+
+
+def require() -> None:
+    """Require it of all products from now on."""
+    _IS_REQUIRED.set()
+
+
+def is_required() -> bool:
+    """Whether products of MIN_ROWS rows and more round activations to FP8 if weights are FP8."""
+    return _IS_REQUIRED.is_set()
