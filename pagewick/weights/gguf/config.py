@@ -109,7 +109,12 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     for key, entry in architecture.entries.items():
         if (value := metadata.get(key)) is not None:
             found[entry] = value
-    num_layers = metadata.get("block_count") - metadata.get("nextn_predict_layers", 0)
+    heads, key_heads = (architecture.entries.get(f"attention.head_count{suffix}") for suffix in ("", "_kv"))
+    if key_heads is not None and heads in found:
+        # As in llama.cpp, where no key says it.
+        found.setdefault(key_heads, found[heads])
+    num_blocks, num_later = metadata.num_layers()
+    num_layers = num_blocks - num_later
     # GPT-2 and its successors have entries of other names.
     is_gpt2 = "n_embd" in architecture.entries.values()
     found["n_layer" if is_gpt2 else "num_hidden_layers"] = num_layers
@@ -183,7 +188,7 @@ def _expert_sizes(metadata: Metadata, architecture: GgufArchitecture, found: Map
     """Sizes of experts that older files show in their tensors only, and how the router's choices are scaled."""
     sizes: dict[str, Any] = {}
     shapes = metadata.shapes
-    last = metadata.get("block_count") - 1
+    last = metadata.num_layers()[0] - 1
     for entry, name in (
         ("moe_intermediate_size", "ffn_up_exps"),
         ("shared_expert_intermediate_size", "ffn_up_shexp"),

@@ -270,8 +270,14 @@ def _llama4(metadata: Metadata, found: Entries) -> dict[str, Any]:
 def _falcon(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """Models with several key heads are built as 40B and its successors are."""
     has_two_norms = "blk.0.attn_norm_2.weight" in metadata.shapes
-    is_new = has_two_norms or found.get("num_kv_heads", 1) > 1
-    return {"new_decoder_architecture": is_new, "num_ln_in_parallel_attn": 1 + has_two_norms}
+    num_kv_heads = found["num_kv_heads"]
+    if not isinstance(num_kv_heads, int) or isinstance(num_kv_heads, bool) or num_kv_heads < 1:
+        key = "falcon.attention.head_count_kv"
+        raise metadata.wrong(key, f"{num_kv_heads!r:.80}, and must be a whole number from 1")
+    return {
+        "new_decoder_architecture": has_two_norms or num_kv_heads > 1,
+        "num_ln_in_parallel_attn": 1 + has_two_norms,
+    }
 
 
 _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,39 @@ def complaint_of(kind: str, keys: dict[str, Any], shapes: dict[str, tuple[int, .
     with pytest.raises(ModelLoadError) as refused:
         read_config(config_of(keys, kind, shapes))
     return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "complaint"),
+    [
+        ("hy_v3", "block_count", 2**31 - 1, "2147483647, and must be a whole number from 1 to 1000"),
+        ("mimo2", "block_count", False, "False, and must be a whole number from 1 to 1000"),
+        ("laguna", "block_count", [[4]], r"\[4\], and must be a number"),
+        ("bailingmoe3", "nextn_predict_layers", 5, r"5, and must be below block_count \(5\)"),
+        ("bailingmoe3", "nextn_predict_layers", -1, "-1, and must be a whole number from 0 to 1000"),
+        ("bailingmoe3", "expert_feed_forward_length", "x", "'x', and must be a number"),
+        ("kimi-linear", "attention.head_count_kv", ["x", 0, 1, 0, 1], "'x', and must be a number"),
+        ("laguna", "rope.dimension_count", math.nan, "nan, and must be a number"),
+        ("qwen3", "rope.scaling.type", 5, "5, and must be a text"),
+    ],
+)
+def test_keys_of_the_wrong_type_are_named(kind: str, key: str, value: Any, complaint: str) -> None:
+    experts = {
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention.key_length": 16,
+        "attention.value_length": 16,
+    }  # fmt: skip
+    keys = LING if kind in ("bailingmoe3", "kimi-linear") else {**experts, "attention.sliding_window_pattern": [0]}
+    assert re.search(f"{kind}.{key} is {complaint}", complaint_of(kind, {**keys, key: value}))
+
+
+def test_there_are_as_many_key_heads_as_query_heads_if_no_key_says_it() -> None:
+    """As in llama.cpp, and as the rows of files are then read."""
+    for kind in ("glm4", "falcon"):
+        keys = {"attention.head_count_kv": None, "attention.layer_norm_epsilon": 1e-5}
+        assert read_config(config_of(keys, kind)).num_kv_heads == 4
+    assert "falcon.attention.head_count_kv is True" in complaint_of(
+        "falcon", {"attention.head_count_kv": True, "attention.layer_norm_epsilon": 1e-5}
+    )
 
 
 def test_layers_of_ling_3() -> None:
