@@ -153,7 +153,13 @@ class NativeLatents:
             cache = cache.view(-1, 1, cache.shape[-1])
             metadata = AttentionMetadata(selected.slots, selected.counts, selected.starts, 1)
         return kernels.latent_attention(
-            q_latent, q_rope, cache, metadata, softmax_scale=self._scoring.softmax_scale, scales=self._scales
+            q_latent,
+            q_rope,
+            cache,
+            metadata,
+            softmax_scale=self._scoring.softmax_scale,
+            scales=self._scales,
+            sinks=self._scoring.sinks,
         )
 
 

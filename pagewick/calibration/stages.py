@@ -158,7 +158,7 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
     if isinstance(config, MlaConfig):
         queries = "q_proj" if config.q_lora_rank is None else "q_a_proj"
         index_keys = ("self_attn.indexer.wk",) if _has_indexer(config) else ()
-        gates = ("self_attn.g_proj",) if config.has_head_gates else ()
+        gates = ("self_attn.g_proj",) if config.has_head_gates or config.has_number_gates else ()
         return (Point((f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa", *index_keys, *gates)),)
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
     if config.has_head_gates or config.has_number_gates:

@@ -320,7 +320,7 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
         if layer.latent.has_gates:
             # Queries and gates as one projection makes them, and apart.
             width += layer.latent.num_heads * 2 * layer.latent.query_rows
-        elif layer.latent.has_head_gates:
+        elif layer.latent.has_head_gates or layer.latent.has_number_gates:
             # A gate for each number of the heads' values, and these times the gates.
             width += layer.latent.num_heads * 2 * layer.latent.v_head_dim
         if layer.latent.has_log_scales:

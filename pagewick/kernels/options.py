@@ -161,8 +161,8 @@ class CompressOptions:
 class HyperOptions:
     """Constants of the weights of S streams; see stream_weights.
 
-    biases: [S] or [(2 + S) * S] float32. scales: [1] or [3] float32, of each kind of weights. eps: of the weights;
-    norm_eps: of the norm of streams.
+    biases: [N] float32. scales: [1], [2] or [3] float32, of each kind of weights. eps: of the weights; norm_eps: of the
+    norm of streams. magnitude: factor of the weights of outputs.
     """
 
     biases: Tensor
@@ -170,12 +170,14 @@ class HyperOptions:
     num_iterations: int
     eps: float
     norm_eps: float
+    magnitude: float = 2.0
 
 
 class StreamWeights(NamedTuple):
     """The weights of each token's streams: before [T, S], after [T, S], mixing [T, S, S], all float32.
 
-    before: of the sum that a part of a layer reads. after: of its output. mixing: of the streams among each other.
+    before: of the sum that a part of a layer reads. after: of its output. mixing: of the streams among each other;
+    None beside `after`: each keeps what it has.
     """
 
     before: Tensor

@@ -62,12 +62,13 @@ def latent_attention(
     *,
     softmax_scale: float,
     scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention of a ragged batch over latents: sums of latents [T, H, L] in q_latent.dtype.
 
     A score is softmax_scale * (q_latent . latent + q_rope . key); a head's result is the mean of the latents, weighted
     by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R], and
-    scales as in rope_and_store_latent.
+    scales as in rope_and_store_latent. sinks: [H] float32, a further logit of each head's softmax, which has no latent.
 
     The queries of sequence b are its last q_len tokens and see the tokens up to their own. Other parts of the cache are
     never read. A sequence's result does not depend on the other sequences.
@@ -83,16 +84,21 @@ def latent_attention(
             block_ids = metadata.block_tables[b][: -(-num_keys // cache.shape[1])].long()
             keys = take_latents(cache, scales, latent_dim, block_ids).flatten(0, 1)[:num_keys].to(dtype)
             q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
-            out[start:end] = _attend(q, keys, latent_dim, softmax_scale)
+            out[start:end] = _attend(q, keys, latent_dim, softmax_scale, sinks)
             # Else their memory would be taken while that of the next slice is.
             del keys, q
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, latent_dim: int, softmax_scale: float) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, latent_dim: int, softmax_scale: float, sinks: Tensor | None) -> Tensor:
     """Compute attention of q [q_len, H, L + R], the last tokens of a sequence, over keys [num_keys, L + R]."""
     num_keys = len(keys)
     scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
     hidden = torch.ones(len(q), num_keys, dtype=torch.bool, device=q.device).triu(num_keys - len(q) + 1)
-    probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is None:
+        probs = scores.softmax(-1)
+    else:
+        column = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, len(q), 1)
+        probs = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
     return torch.einsum("hqk,kd->qhd", probs, keys[:, :latent_dim])

@@ -92,9 +92,10 @@ class IndexerConfig:
     """How a layer with latent attention selects the tokens that each token sees (DeepSeek-V3.2, arXiv:2512.02556).
 
     num_heads, head_dim: of the indexer. top_k: tokens that are selected. is_interleaved: as MlaConfig.rope_interleaved,
-    for the indexer's queries and keys, of which the first qk_rope_head_dim elements rotate. is_shared: the layer has no
-    indexer, and sees what the nearest layer before it that has one has selected. reads_hidden_states: queries are made
-    from hidden states behind a layer norm of their own, not from what the queries of attention are made from.
+    for the indexer's queries and keys, of which the first qk_rope_head_dim elements rotate. num_last: the number of
+    last elements that rotate in their place; 0: the first do. norm_eps: of the norm of keys. is_shared: the layer has
+    no indexer, and sees what the nearest layer before it that has one has selected. reads_hidden_states: queries are
+    made from hidden states behind a layer norm of their own, not from what the queries of attention are made from.
     has_log_scales: as MlaConfig.has_log_scales, for the indexer's heads.
     """
 
@@ -102,6 +103,8 @@ class IndexerConfig:
     head_dim: int
     top_k: int
     is_interleaved: bool
+    num_last: int = 0
+    norm_eps: float = 1e-6
     is_shared: bool = False
     reads_hidden_states: bool = False
     has_log_scales: bool = False
@@ -111,18 +114,26 @@ class IndexerConfig:
 class HyperConfig:
     """Hyper-connections of `num_streams` residual streams (layers/hyper.py).
 
-    num_iterations: of the normalisation of a mixing matrix. eps: of weights; norm_eps: of the norm of streams.
+    num_iterations: of the normalisation of a mixing matrix; 0: streams are not mixed, but each keeps what it has.
+    magnitude: factor of the weights of outputs. eps: of weights, of those of outputs only where streams are not mixed;
+    norm_eps: of the norm of streams.
     """
 
     num_streams: int
     num_iterations: int
     eps: float
     norm_eps: float
+    magnitude: float = 2.0
+
+    @property
+    def num_kinds(self) -> int:
+        """Kinds of weights of a connection: of the sum, of the output, and of each stream in each if they are mixed."""
+        return 3 if self.num_iterations else 2
 
     @property
     def num_weights(self) -> int:
-        """Weights of a connection: of the sum, of the output, and of each stream in each."""
-        return (2 + self.num_streams) * self.num_streams
+        """Weights of a connection."""
+        return (2 + (self.num_streams if self.num_iterations else 0)) * self.num_streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +156,8 @@ class MlaConfig:
     has_gates: each number of a head's output is multiplied by the sigmoid of one, which q_b_proj makes behind the
     head's query. It then reads the queries' latent as its norm makes it, and as the norm gets it; q_lora_rank is a
     number. has_head_gates: it is multiplied by the sigmoid of one number, which g_proj makes for each head from hidden
-    states.
+    states. has_number_gates: g_proj makes such a number for each of the head's. has_sinks: a further logit of each head
+    in the softmax, which has no value; the layer has latents of its own.
     """
 
     num_heads: int
@@ -161,6 +173,8 @@ class MlaConfig:
     indexer: IndexerConfig | None = None
     has_gates: bool = False
     has_head_gates: bool = False
+    has_number_gates: bool = False
+    has_sinks: bool = False
     latent_scale: float = 1.0
     has_own_latents: bool = True
     has_shared_key: bool = True

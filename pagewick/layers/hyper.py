@@ -29,12 +29,14 @@ class StreamReader(nn.Module):
         width = config.num_streams * hidden_size
         self._matrix = Matrix.empty(num_weights, width, torch.float32, context.device)
         self.fn = nn.Parameter(self._matrix.data, requires_grad=False)
-        num_scales = 1 if num_weights == config.num_streams else 3
+        num_scales = 1 if num_weights == config.num_streams else config.num_kinds
         self.base, self.scale = (
             nn.Parameter(torch.empty(size, dtype=torch.float32, device=context.device), requires_grad=False)
             for size in (num_weights, num_scales)
         )
-        self._options = HyperOptions(self.base, self.scale, config.num_iterations, config.eps, config.norm_eps)
+        self._options = HyperOptions(
+            self.base, self.scale, config.num_iterations, config.eps, config.norm_eps, config.magnitude
+        )
         self._shapes = {"fn": (num_weights, width), "base": (num_weights,), "scale": (num_scales,)}
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, BoundIndex
 from pagewick.attention.cache_spec import CacheSpec, KeptIndexKeys
 from pagewick.kernels.options import Rotation, SelectedKeys
@@ -15,7 +17,7 @@ from pagewick.layers.moe import Router
 from pagewick.layers.norm import LayerNorm
 from pagewick.layers.rotary import Angles, CosSin
 
-_NORM_EPS = 1e-6
+_QUERY_NORM_EPS = 1e-6
 
 
 class LentSelection:
@@ -73,15 +75,22 @@ class Indexer(nn.Module):
         self.q_input_norm: LayerNorm | None = None
         if config.reads_hidden_states:
             q_lora_rank = hidden_size
-            self.q_input_norm = LayerNorm(context, hidden_size, _NORM_EPS, has_bias=True)
+            self.q_input_norm = LayerNorm(context, hidden_size, _QUERY_NORM_EPS, has_bias=True)
         assert q_lora_rank is not None, "other indexers read what queries are made from"
         self.wq_b = ReplicatedLinear(context, f"{prefix}.wq_b", q_lora_rank, num_heads * head_dim)
         self.softmax_scaling: LogScales | None = None
         if config.has_log_scales:
             self.softmax_scaling = LogScales(context, head_dim, num_heads, total_num_heads=num_heads)
         self.wk = ReplicatedLinear(context, f"{prefix}.wk", hidden_size, head_dim)
-        self.k_norm = LayerNorm(context, head_dim, _NORM_EPS, has_bias=True)
+        self.k_norm = LayerNorm(context, head_dim, config.norm_eps, has_bias=True)
         self.weights_proj = Router(context, f"{prefix}.weights_proj", hidden_size, num_heads)
+        self._columns: tuple[Tensor, Tensor] | None = None
+        if config.num_last:
+            # No score depends on the order of the elements, as long as queries and keys have the same.
+            order = torch.arange(head_dim).roll(config.num_last)
+            heads = head_dim * torch.arange(num_heads)[:, None]
+            of_queries, of_keys = ((start + order).flatten().to(context.device) for start in (heads, heads[:1]))
+            self._columns = of_queries, of_keys
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -112,9 +121,12 @@ class Indexer(nn.Module):
         queries = self.wq_b(query_latents, batch)
         if self.softmax_scaling is not None:
             queries = self.softmax_scaling(queries, angles)
+        keys = self.k_norm(self.wk(hidden_states, batch))
+        if self._columns is not None:
+            queries, keys = map(kernels.gather_columns, (queries, keys), self._columns)
         selected = self._bound.forward(
             queries.view(len(hidden_states), config.num_heads, config.head_dim),
-            self.k_norm(self.wk(hidden_states, batch)),
+            keys,
             self.weights_proj(hidden_states, batch),
             batch,
             rotation=Rotation(*turn, config.is_interleaved),

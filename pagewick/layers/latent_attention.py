@@ -13,12 +13,13 @@ from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.huge_memory import apart
 from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import Rotation, SelectedKeys
+from pagewick.layers.attention import HeadSinks
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import sigmoid_gate
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.indexer import Indexer, LentSelection
-from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
+from pagewick.layers.linear import ColumnParallelLinear, Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.log_scales import LogScales
 from pagewick.layers.norm import RMSNorm, ScaledRMSNorm
 from pagewick.layers.rotary import Angles, CosSin
@@ -93,13 +94,14 @@ class QueryGates:
 class LatentCache(nn.Module):
     """The latents that a layer keeps. The engine reads `cache_spec` and calls `bind_cache` once.
 
-    num_heads: query heads of this rank. bound: the backend's; set by bind_cache, as is the cache group.
+    num_heads: query heads of this rank. sinks: as in Scoring. bound: the backend's; set by bind_cache, as is the cache
+    group.
     """
 
-    def __init__(self, context: LayerContext, num_heads: int, config: MlaConfig) -> None:
+    def __init__(self, context: LayerContext, num_heads: int, config: MlaConfig, sinks: Tensor | None = None) -> None:
         super().__init__()
         self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim, config.indexer is not None)
-        self._scoring = Scoring(num_heads, config.softmax_scale)
+        self._scoring = Scoring(num_heads, config.softmax_scale, sinks=sinks)
         self._backend = context.backend
         self.bound: BoundLatents | None = None
         self.group = 0
@@ -143,6 +145,8 @@ class LatentAttention(nn.Module):
         if config.indexer is not None and not config.indexer.is_shared:
             self.indexer = Indexer(context, f"{prefix}.indexer", hidden_size, config.q_lora_rank, config.indexer)
         self.kv_b_proj = LatentProjection(context, f"{prefix}.kv_b_proj", config)
+        first, last = shard_bounds(config.num_heads, context.tp_rank, context.tp_size)
+        self.sinks = HeadSinks(context, range(first, last), config.num_heads) if config.has_sinks else None
         self.kept: LatentCache | None = None
         if config.has_own_latents:
             num_rows = config.kv_lora_rank + config.key_dim
@@ -150,20 +154,23 @@ class LatentAttention(nn.Module):
                 context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, num_rows, bias=config.attention_bias
             )
             self.kv_a_layernorm = ScaledRMSNorm(context, config.kv_lora_rank, config.norm_eps, config.latent_scale)
-            self.kept = LatentCache(context, self.kv_b_proj.num_heads, config)
+            sinks = None if self.sinks is None else self.sinks.weight
+            self.kept = LatentCache(context, self.kv_b_proj.num_heads, config, sinks)
         self.softmax_scaling: LogScales | None = None
         if config.has_log_scales:
-            first, last = shard_bounds(config.num_heads, context.tp_rank, context.tp_size)
             self.softmax_scaling = LogScales(
                 context, head_dim, last - first, total_num_heads=config.num_heads, first_head=first
             )
         self._gates: QueryGates | None = None
         if config.has_gates:
             self._gates = QueryGates(context, self.kv_b_proj.num_heads, config)
-        self.g_proj: HeadGates | None = None
+        self.g_proj: ColumnParallelLinear | None = None
+        ours, size = self.kv_b_proj.num_heads, config.v_head_dim
         if config.has_head_gates:
-            ours, size = self.kv_b_proj.num_heads, config.v_head_dim
             self.g_proj = HeadGates(context, f"{prefix}.g_proj", hidden_size, config.num_heads, ours, size)
+        elif config.has_number_gates:
+            gates = config.num_heads * size
+            self.g_proj = ColumnParallelLinear(context, f"{prefix}.g_proj", hidden_size, gates, multiple=size)
         num_columns = self.kv_b_proj.num_heads * head_dim
         # The cosines and sines of pairs that stand still.
         half = config.qk_rope_head_dim // 2

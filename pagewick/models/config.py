@@ -247,12 +247,14 @@ class ModelConfig:
             (
                 idx
                 for idx, one in enumerate(attentions)
-                if isinstance(one, WindowConfig) or (isinstance(one, AttentionConfig) and one.has_sinks)
+                if isinstance(one, WindowConfig) or (isinstance(one, AttentionConfig | MlaConfig) and one.has_sinks)
             ),
             None,
         )
         if with_sinks is not None:
             sought.append(f"model.layers.{with_sinks}.self_attn.sinks.weight")
+        if self.hyper is not None:
+            sought.append("model.layers.0.attn_hc.fn")
         if self.vision is not None:
             sought += ["visual.blocks.0.norm1.weight", "visual.patch_embed.proj.weight"]
         maps = (*self.names, *(names.bare() for names in self.names))

@@ -31,6 +31,10 @@ def latent_tensors(config: MlaConfig, hidden: Size, heads: Size) -> Iterator[Nam
     yield from _linear("kv_b_proj", keys_and_values, whole(config.kv_lora_rank))
     if config.has_head_gates:
         yield from _linear("g_proj", heads, hidden)
+    elif config.has_number_gates:
+        yield from _linear("g_proj", heads.times(config.v_head_dim), hidden)
+    if config.has_sinks:
+        yield "sinks.weight", "attention", (heads,)
     if config.has_log_scales:
         yield from _log_scales("softmax_scaling", heads)
     yield from _linear("o_proj", hidden, heads.times(config.v_head_dim), has_bias=has_bias)

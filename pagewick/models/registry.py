@@ -96,6 +96,7 @@ ARCHITECTURES: Final = {
     "HunYuanDenseV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_dense",
     "HunYuanMoEV1ForCausalLM": "pagewick.models.hunyuan:read_hunyuan_moe",
     "HYV3ForCausalLM": "pagewick.models.hunyuan:read_hy_v3",
+    "HYV4ForCausalLM": "pagewick.models.hy_v4:read_hy_v4",
     "MellumForCausalLM": "pagewick.models.mellum:read_mellum",
     "LagunaForCausalLM": "pagewick.models.laguna:read_laguna",
     "FlintForCausalLM": "pagewick.models.flint:read_flint",

@@ -45,7 +45,7 @@ def _compressor(name: str, config: CompressorConfig, hidden: Size, dim: int) -> 
 
 def stream_tensors(config: HyperConfig, hidden: Size, num_weights: int) -> Iterator[Named]:
     """Yield the same for what reads streams, in float32 as routers; num_weights: as in layers.hyper.StreamReader."""
-    num_scales = 1 if num_weights == config.num_streams else 3
+    num_scales = 1 if num_weights == config.num_streams else config.num_kinds
     yield "fn", "router", (whole(num_weights), hidden.times(config.num_streams))
     yield "base", "router", (whole(num_weights),)
     yield "scale", "router", (whole(num_scales),)

@@ -91,6 +91,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), _QWEN),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "AXK1ForCausalLM", "AXK2ForCausalLM"), _ROUTED),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"), _ROUTED),
+    "HYV4ForCausalLM": _ROUTED,
     **dict.fromkeys(("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), _ROUTED),
     **dict.fromkeys(("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), _ROUTED),
     "Glm4vMoeForConditionalGeneration": _ROUTED,

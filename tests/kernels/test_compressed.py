@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV4Config
+from transformers import DeepseekV4Config, HYV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek_v4
+from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
 from pagewick import kernels
 from pagewick.expert_routing import Routing
@@ -156,6 +157,21 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     alone = cached.metadata([3, 0], [11, 0])
     part = kernels.window_attention(q[:11].clone(), cached.rows, alone, scores)
     assert torch.equal(part, whole[:11])
+
+
+def test_streams_that_keep_what_they_have() -> None:
+    """As Hy4 has them."""
+    config = HYV4Config(hidden_size=HIDDEN, hc_mult=3, hc_eps=1e-3, hc_magnitude=1.7, rms_norm_eps=1e-3)
+    module = random_module(HYV4HyperConnection(config))
+    streams, output = torch.randn(7, 3, HIDDEN), torch.randn(7, HIDDEN)
+    with torch.no_grad():
+        post, collapsed = (each[0] for each in module(streams[None]))
+        options = HyperOptions(module.base, module.scale, 0, 1e-3, 1e-3, 1.7)
+        weights = kernels.stream_weights(streams.flatten(1) @ module.fn.t(), streams, options)
+    assert weights.mixing is None
+    torch.testing.assert_close(kernels.collapse_streams(streams, weights.before), collapsed, atol=1e-5, rtol=1e-5)
+    expected = post.unsqueeze(-1) * output.unsqueeze(1) + streams
+    torch.testing.assert_close(kernels.expand_streams(streams, output, weights), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_streams() -> None:

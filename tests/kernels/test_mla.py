@@ -42,11 +42,12 @@ class Latents:
     context_lens: Tensor
     cu_seqlens_q: Tensor
     rows: list[Tensor]
+    sinks: Tensor | None = None
 
     def attend(self, operations: ModuleType | NativeKernels) -> Tensor:
         metadata = AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q)
         result: Tensor = operations.latent_attention(
-            self.q_latent, self.q_rope, self.cache, metadata, softmax_scale=SCALE
+            self.q_latent, self.q_rope, self.cache, metadata, softmax_scale=SCALE, sinks=self.sinks
         )
         return result
 
@@ -72,7 +73,11 @@ class Latents:
                 seen = rows[: len(rows) - (last - 1 - token)].double()
                 query = torch.cat((self.q_latent[token], self.q_rope[token]), dim=-1).double()
                 latents = seen[:, : out.shape[2]]
-                out[token] = (query @ seen.T * SCALE).softmax(-1) @ (latents.abs() if sizes else latents)
+                logits = query @ seen.T * SCALE
+                if self.sinks is not None:
+                    logits = torch.cat((logits, self.sinks.double().unsqueeze(1)), dim=-1)
+                weights = logits.softmax(-1)[:, : len(seen)]
+                out[token] = weights @ (latents.abs() if sizes else latents)
         return out
 
 
@@ -127,6 +132,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention(operations: Any, shape: str, dtype: torch.dtype) -> None:
     latents = make_latents([1, 5, 33, 1], [1, 5, 70, 300], dtype=dtype, **SHAPES[shape])
+    assert_is_expected(latents.attend(operations), latents)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_take_a_share_of_each_head(operations: Any, dtype: torch.dtype) -> None:
+    """Beside few latents, and beside many, in several segments; the sequences' tiles begin with another head each."""
+    latents = make_latents([1, 5, 33, 1], [1, 5, 70, 2100], heads=5, dtype=dtype)
+    latents = replace(latents, sinks=torch.tensor([0.5, 4.0, -3.0, 9.0, -60.0]))
     assert_is_expected(latents.attend(operations), latents)
 
 

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from tests.models.published_names import (
     publish_bailing_hybrid,
     publish_deepseek_v4,
+    publish_hy_v4,
     publish_kimi_k25,
     publish_kimi_linear,
     publish_olmo_hybrid,
@@ -59,6 +60,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_bailing_hybrid(directory, config)
     if config["model_type"] == "deepseek_v4":
         publish_deepseek_v4(directory, config)
+    if config["model_type"] == "hy_v4":
+        publish_hy_v4(directory)
     if config["model_type"] == "kimi_linear":
         publish_kimi_linear(directory, config)
     if config["model_type"] == "paddleocr_vl":

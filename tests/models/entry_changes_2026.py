@@ -160,6 +160,16 @@ CHANGES_2026: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.partial_rotary_factor": 0.334},
         {"rms_norm_eps": 0.05},
     ],
+    "hy4": [
+        {"mlp_layer_types": ["sparse", "sparse", "sparse"]},
+        {"indexer_types": ["full", "full", "full"]},
+        {"index_topk": 13},
+        {"hc_magnitude": 1.2},
+        {"hc_eps": 0.2},
+        {"rms_norm_eps": 0.05},
+        {"routed_scaling_factor": 1.1},
+        {"norm_topk_prob": False},
+    ],
     # Each change concerns another operation, or its sizes.
     "deepseek-v4": [
         {"layer_types": ["heavily_compressed_attention", "sliding_attention", "compressed_sparse_attention"]},

@@ -79,6 +79,22 @@ def publish_deepseek_v4(directory: Path, config: dict[str, Any]) -> None:
     _change(directory, lambda tensors: {published(name): tensor for name, tensor in tensors.items()})
 
 
+def publish_hy_v4(directory: Path) -> None:
+    """Put a part of names where published files have it, and call only attention's gates so."""
+    names = {
+        r"\.hc_pre\.(hc_(attn|mlp)_layer)\.": r".\1.hc_pre.",
+        r"\.hc_pre\.hc_head\.": ".hc_head.",
+        r"(mlp\..*)linear_gate": r"\1gate_proj",
+    }
+
+    def published(name: str) -> str:
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    _change(directory, lambda tensors: {published(name): tensor for name, tensor in tensors.items()})
+
+
 def _recut(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
     """Return the tensors with convolutions of `sizes` channels."""
     found = dict(tensors)

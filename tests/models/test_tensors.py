@@ -139,6 +139,7 @@ VARIANT_OF = {
     "HunYuanDenseV1ForCausalLM": "hunyuan-tied",
     "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
     "HYV3ForCausalLM": "hy3",
+    "HYV4ForCausalLM": "hy4",
     "MellumForCausalLM": "mellum-2",
     "LagunaForCausalLM": "laguna-xs",
     "FlintForCausalLM": "flint",

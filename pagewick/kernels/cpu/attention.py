@@ -12,6 +12,7 @@ from pagewick.kernels.cpu.binding import (
     Operation,
     address,
     check_metadata,
+    check_sinks,
     empty,
     is_plain,
 )
@@ -118,11 +119,7 @@ def _check_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, sco
         ends.shape != q.shape[:1] or ends.dtype != torch.int32 or not ends.is_contiguous() or not ends.is_cpu
     ):
         raise ValueError("key_ends must be int32 [T] on the CPU with adjacent elements")
-    sinks = scores.sinks
-    if sinks is not None and (
-        sinks.shape != q.shape[1:2] or sinks.dtype != torch.float32 or not sinks.is_contiguous() or not sinks.is_cpu
-    ):
-        raise ValueError("sinks must be float32 [H] on the CPU with adjacent elements")
+    check_sinks(scores.sinks, q.shape[1])
     if scores.softmax_scale <= 0:
         raise ValueError(f"softmax_scale must be above 0, not {scores.softmax_scale}")
     if scores.sliding_window is not None and scores.sliding_window < 1:

@@ -212,3 +212,11 @@ def check_metadata(metadata: AttentionMetadata) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or not tensor.is_cpu:
             raise ValueError(f"{name} must be int32 on the CPU with adjacent elements")
+
+
+def check_sinks(sinks: Tensor | None, num_heads: int) -> None:
+    """Raise ValueError unless sinks are [num_heads] as the library reads them."""
+    if sinks is not None and (
+        sinks.shape != (num_heads,) or sinks.dtype != torch.float32 or not sinks.is_contiguous() or not sinks.is_cpu
+    ):
+        raise ValueError("sinks must be float32 [H] on the CPU with adjacent elements")

@@ -12,6 +12,7 @@ from pagewick.kernels.cpu.binding import (
     Operation,
     address,
     check_metadata,
+    check_sinks,
     empty,
     is_plain,
 )
@@ -88,6 +89,7 @@ def latent_attention(
     *,
     softmax_scale: float,
     scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """reference_mla.latent_attention.
 
@@ -99,18 +101,19 @@ def latent_attention(
     """
     if not _is_served(q_latent, cache):
         return reference_mla.latent_attention(
-            q_latent, q_rope, cache, metadata, softmax_scale=softmax_scale, scales=scales
+            q_latent, q_rope, cache, metadata, softmax_scale=softmax_scale, scales=scales, sinks=sinks
         )
     _check_attention(q_latent, q_rope, metadata)
     _check_cache(cache, scales, q_latent.shape[2] + q_rope.shape[2])
     if softmax_scale <= 0:
         raise ValueError(f"softmax_scale must be above 0, not {softmax_scale}")
+    check_sinks(sinks, q_latent.shape[1])
     out = empty(q_latent.shape, q_latent.dtype)
     block_tables, context_lens, cu_seqlens_q, *_ = metadata
     args = LatentAttentionArgs(
         q_latent=q_latent.data_ptr(), q_rope=q_rope.data_ptr(), cache=cache.data_ptr(),
         block_tables=block_tables.data_ptr(), context_lens=context_lens.data_ptr(),
-        cu_seqlens_q=cu_seqlens_q.data_ptr(), out=out.data_ptr(), num_tokens=q_latent.shape[0],
+        cu_seqlens_q=cu_seqlens_q.data_ptr(), sinks=address(sinks), out=out.data_ptr(), num_tokens=q_latent.shape[0],
         num_seqs=len(context_lens), num_heads=q_latent.shape[1], latent_dim=q_latent.shape[2],
         rope_dim=q_rope.shape[2], num_blocks=cache.shape[0], block_size=cache.shape[1],
         max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0), softmax_scale=softmax_scale,

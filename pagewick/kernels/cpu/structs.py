@@ -188,9 +188,9 @@ class GatherArgs(Structure):
 @laid_out
 class LatentAttentionArgs(Structure):
     q_latent: Address; q_rope: Address; cache: Address; block_tables: Address; context_lens: Address
-    cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; latent_dim: Int64
-    rope_dim: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
-    softmax_scale: Float; dtype: Int32; cache_dtype: Int32
+    cu_seqlens_q: Address; sinks: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64
+    latent_dim: Int64; rope_dim: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64
+    block_table_stride: Int64; softmax_scale: Float; dtype: Int32; cache_dtype: Int32
 
 @laid_out
 class StoreLatentArgs(Structure):

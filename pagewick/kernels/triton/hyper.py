@@ -4,6 +4,8 @@ The weights of a token are some twenty numbers, for which PyTorch runs about a h
 here a program computes all of them. Everything is float32: the definition's float64 makes bits independent of the
 batch, which the fixed order of a program does as well. A token's results depend on that token alone, bit for bit.
 
+Streams that are not mixed, as Hy4's, are weighed and written by the definition.
+
 Dimensions: T tokens, S streams of H numbers, N = S or (2 + S) * S weights of a token.
 """
 
@@ -186,7 +188,8 @@ WORKLOADS = (*workloads(64), *workloads(4096))
 def stream_weights(products: Tensor, streams: Tensor, options: HyperOptions) -> StreamWeights:
     """reference_hyper.stream_weights, in float32."""
     num_tokens, num_streams, size = streams.shape
-    if not (_is_served(streams) and _is_plain(products) and _is_plain(options.biases) and _is_plain(options.scales)):
+    are_plain = all(map(_is_plain, (products, options.biases, options.scales)))
+    if options.scales.numel() == 2 or options.magnitude != 2.0 or not (_is_served(streams) and are_plain):
         return by_definition(reference_hyper.stream_weights, products, streams, options)
     has_mixing = products.shape[1] != num_streams
     kinds = (("before", (num_streams,)), ("after", (num_streams,)), ("mixing", (num_streams, num_streams)))
@@ -218,9 +221,9 @@ def collapse_streams(streams: Tensor, weights: Tensor) -> Tensor:
 def expand_streams(streams: Tensor, output: Tensor, weights: StreamWeights) -> Tensor:
     """reference_hyper.expand_streams."""
     after, mixing = weights.after, weights.mixing
-    assert after is not None and mixing is not None, "a sum alone is not expanded"
+    assert after is not None, "a sum alone is not expanded"
     fits = output.dtype == streams.dtype and output.stride(1) == 1
-    if not (_is_served(streams) and fits and _is_plain(after) and _is_plain(mixing)):
+    if mixing is None or not (_is_served(streams) and fits and _is_plain(after) and _is_plain(mixing)):
         return by_definition(reference_hyper.expand_streams, streams, output, weights)
     num_tokens, num_streams, size = streams.shape
     out = torch.empty_like(streams, memory_format=torch.contiguous_format)

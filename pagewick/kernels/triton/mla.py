@@ -103,17 +103,24 @@ def attend_latents(
     return acc, m, total, places, is_row
 
 
+@triton.jit
+def sink_of(sinks, heads, num_sinks):
+    """Return the logit of each head's sink in base 2, -infinity for heads from num_sinks on."""
+    return tl.load(sinks + heads, mask=heads < num_sinks, other=float("-inf")) * 1.4426950408889634
+
+
 # Numbers that vary; those that do not are multiples of 16.
 _NUMBERS = [
-    "num_seqs", "num_heads", "table_stride", "scale_stride", "block_shift", "max_short", "first_seq", "row_unit",
-    "num_splits",
+    "num_seqs", "num_heads", "table_stride", "scale_stride", "block_shift", "num_sinks", "max_short", "first_seq",
+    "row_unit", "num_splits",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_short_latents(
-    q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, out, parts, stats,
-    num_heads, table_stride, block_stride, scale_stride, block_shift, max_short, first_seq, row_unit, num_splits, scale,
+    q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out, parts, stats,
+    num_heads, table_stride, block_stride, scale_stride, block_shift, num_sinks, max_short, first_seq, row_unit,
+    num_splits, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     STORED_AS: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
@@ -132,7 +139,7 @@ def attend_short_latents(
     )  # fmt: skip
     i = tl.arange(0, LATENT)
     if num_splits == 1:
-        mean = with_sink(acc, m, total, tl.full((BLOCK_M,), float("-inf"), tl.float32))
+        mean = with_sink(acc, m, total, sink_of(sinks, places % num_heads, num_sinks))
         tl.store(out + places[:, None] * LATENT + i[None, :], mean.to(out.dtype.element_ty), mask=is_row[:, None])
     else:
         shift = row_of(begin, 0, seq - first_seq, row_unit) - begin
@@ -144,8 +151,8 @@ def attend_short_latents(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend_long_latents(
-    q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, out,
-    num_seqs, num_heads, table_stride, block_stride, scale_stride, block_shift, max_short, scale,
+    q_latent, q_rope, cache, scales, block_tables, context_lens, cu_seqlens_q, sinks, out,
+    num_seqs, num_heads, table_stride, block_stride, scale_stride, block_shift, num_sinks, max_short, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STORED_AS: tl.constexpr, DOT: tl.constexpr, VALUE_DOT: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +172,7 @@ def attend_long_latents(
         LATENT, ROPE, BLOCK_M, BLOCK_N, STORED_AS, DOT, VALUE_DOT,
     )  # fmt: skip
     i = tl.arange(0, LATENT)
-    mean = with_sink(acc, m, total, tl.full((BLOCK_M,), float("-inf"), tl.float32))
+    mean = with_sink(acc, m, total, sink_of(sinks, places % num_heads, num_sinks))
     tl.store(out + places[:, None] * LATENT + i[None, :], mean.to(out.dtype.element_ty), mask=is_row[:, None])
 
 
@@ -197,8 +204,9 @@ def _tile(key: Key) -> Tile:
 
 
 _SIGNATURE = {
-    "block_tables": "*i32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "num_heads": "i32", "table_stride": "i32",
-    "block_stride": "i32:16", "scale_stride": "i32", "block_shift": "i32", "max_short": "i32", "scale": "fp32",
+    "block_tables": "*i32", "context_lens": "*i32", "cu_seqlens_q": "*i32", "sinks": "*fp32", "num_heads": "i32",
+    "table_stride": "i32", "block_stride": "i32:16", "scale_stride": "i32", "block_shift": "i32", "num_sinks": "i32",
+    "max_short": "i32", "scale": "fp32",
 }  # fmt: skip
 _SHORT_SIGNATURE = {
     "parts": "*fp32", "stats": "*fp32", "first_seq": "i32", "row_unit": "i32", "num_splits": "i32",
@@ -261,6 +269,7 @@ def latent_attention(
     *,
     softmax_scale: float,
     scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """reference_mla.latent_attention; see the module."""
     key = Key(
@@ -273,7 +282,7 @@ def latent_attention(
     if not _is_served(key, q_latent, cache):
         return by_definition(
             reference_mla.latent_attention, q_latent, q_rope, cache, metadata, softmax_scale=softmax_scale,
-            scales=scales,
+            scales=scales, sinks=sinks,
         )  # fmt: skip
     num_tokens, num_heads, latent_dim = q_latent.shape
     out = torch.empty((num_tokens, num_heads, latent_dim), dtype=q_latent.dtype, device=q_latent.device)
@@ -284,6 +293,8 @@ def latent_attention(
         "q_latent": q_latent.contiguous(), "q_rope": q_rope.contiguous(), "cache": bytes_of_fp8(cache), "out": out,
         "block_tables": metadata.block_tables, "context_lens": metadata.context_lens,
         "cu_seqlens_q": metadata.cu_seqlens_q, "num_heads": num_heads,
+        "sinks": torch.empty(1, device=q_latent.device) if sinks is None else sinks,
+        "num_sinks": 0 if sinks is None else num_heads,
         "table_stride": metadata.block_tables.stride(0), "block_stride": cache.stride(0),
         "scale_stride": 0 if scales is None else scales.stride(0), "block_shift": cache.shape[1].bit_length() - 1,
         "max_short": max_short, "scale": softmax_scale,
@@ -310,10 +321,11 @@ def _attend_short(shared: dict[str, Any], attend: Variant, merge: Variant) -> No
         own = part.arguments(num_splits)
         attend.launch((part.num_seqs, num_tiles, num_splits), **own, **shared)
         if num_splits > 1:
-            arguments = {name: shared[name] for name in ("context_lens", "cu_seqlens_q", "out", "max_short")}
+            names = ("context_lens", "cu_seqlens_q", "sinks", "out", "num_sinks", "max_short")
+            arguments = {name: shared[name] for name in names}
             grid = (part.num_seqs, num_heads)
             no_window = {"window": NO_WINDOW, "is_chunked": 0}
-            merge.launch(grid, num_heads=num_heads, sinks=part.stats, num_sinks=0, **no_window, **own, **arguments)
+            merge.launch(grid, num_heads=num_heads, **no_window, **own, **arguments)
 
 
 def _is_served(key: Key, q_latent: Tensor, cache: Tensor) -> bool:

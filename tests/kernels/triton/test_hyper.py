@@ -93,3 +93,13 @@ def test_other_calls_pass_to_the_definition() -> None:
         assert torch.equal(
             getattr(hyper, name)(streams, *arguments), getattr(reference_hyper, name)(streams, *arguments)
         )
+
+
+def test_streams_that_are_not_mixed_go_to_the_definition() -> None:
+    streams, products, output = numbers(3, 4, 77), numbers(3, 8, seed=4), numbers(3, 77, seed=7)
+    options = HyperOptions(numbers(8, seed=1), numbers(2, seed=2), 0, eps=1e-2, norm_eps=1e-3, magnitude=1.7)
+    found = hyper.stream_weights(products, streams, options)
+    expected = reference_hyper.stream_weights(products, streams, options)
+    assert found.mixing is None and torch.equal(found.after, expected.after)
+    whole = hyper.expand_streams(streams, output, found)
+    assert torch.equal(whole, reference_hyper.expand_streams(streams, output, expected))

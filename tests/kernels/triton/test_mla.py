@@ -35,6 +35,12 @@ def test_heads_sizes_and_block_sizes(heads: int, dims: tuple[int, int], block_si
     assert_is_expected(latents.attend(mla), latents)
 
 
+def test_sinks_take_a_share_of_each_head() -> None:
+    latents = make_latents(Q_LENS, CONTEXT_LENS, heads=5, dims=(32, 16))
+    latents = replace(latents, sinks=torch.tensor([0.5, 4.0, -3.0, 9.0, -60.0]))
+    assert_is_expected(latents.attend(mla), latents)
+
+
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_numbers_of_8_bits(name: str) -> None:
     latents = make_latents([1, 6], [290, 20], dims=(32, 16))

@@ -17,6 +17,7 @@ struct LatentAttentionArgs {
   const int32_t* block_tables;  // [B, max_blocks], rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
+  const float* sinks;           // [H], a further logit of each head's softmax, without a value; null: there are none
   void* out;                    // [T, H, L]
   int64_t num_tokens;
   int64_t num_seqs;

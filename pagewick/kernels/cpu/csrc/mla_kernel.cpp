@@ -52,7 +52,8 @@ void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, c
   const int64_t size = args.latent_dim;
   out += first_row_of(args, unit) * size;
   for (int64_t r = 0; r < unit.num_rows; ++r, out += size) {
-    const float factor = normalizer(state, r, nullptr);
+    const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + (unit.first_row + r) % args.num_heads;
+    const float factor = normalizer(state, r, sink);
     const float* const values = state.row(r);
     int64_t d = 0;
     for (; d + kLanes <= size; d += kLanes) store_result(out + d, load(values + d) * factor);
