@@ -358,6 +358,15 @@ def test_defaults_fill_in_missing_fields_of_a_line() -> None:
     assert other.body == {"input": "x"}
 
 
+@pytest.mark.parametrize(
+    "fields", [{"n_predict": 3, "repeat_penalty": 1.5}, {"max_tokens": 3, "repetition_penalty": 1.5}]
+)
+def test_defaults_stay_out_where_a_line_has_the_field_under_any_name(fields: dict[str, Any]) -> None:
+    """The server refuses a request that has a field twice."""
+    (line,) = read_batch([json.dumps({"prompt": "x", **fields})], {"max_tokens": 7, "repetition_penalty": 1.2, "n": 2})
+    assert isinstance(line, BatchRequest) and line.body == {"prompt": "x", **fields, "n": 2}
+
+
 @given(st.text("ab-\n", max_size=60), st.integers(1, 5), st.sampled_from(["\n", "-", "--", "-\n-", "ab"]))
 def test_prompts_are_those_of_split_wherever_the_file_is_cut(text: str, size: int, separator: str) -> None:
     file = io.StringIO(text)
@@ -585,7 +594,7 @@ def test_an_unexpected_error_is_that_of_its_line(
     """Such an error is a bug, so the log has its traceback; the other lines get their responses."""
     post = batch_run.post
 
-    async def post_or_fail(app: Any, path: str, body: bytes) -> tuple[int, bytes]:
+    async def post_or_fail(app: Any, path: str, body: bytes) -> tuple[int, bytes, tuple[str, ...]]:
         if b"boom" in body:
             raise RuntimeError("it broke")
         return await post(app, path, body)
@@ -597,6 +606,43 @@ def test_an_unexpected_error_is_that_of_its_line(
     assert responses[1].error == "internal error (RuntimeError: it broke); the log says more"
     (record,) = caplog.records
     assert record.exc_info and "the request of line a failed" in record.message
+
+
+def test_a_simple_line_may_limit_its_response_under_any_name(
+    server_responses: Callable[[list[BatchRequest]], list[BatchResponse]],
+) -> None:
+    bodies = [{"prompt": "ab", "n_predict": 2}, {"prompt": "ab", "max_tokens": 2}]
+    for response in server_responses([BatchRequest("a", "/v1/completions", body, is_simple=True) for body in bodies]):
+        assert response.status == 200, response
+
+
+def test_fields_without_effect_are_named(
+    server_responses: Callable[[list[BatchRequest]], list[BatchResponse]],
+) -> None:
+    messages = [{"role": "user", "content": "x", "colour": "red"}]
+    plain, chat = server_responses(
+        [
+            BatchRequest("plain", "/v1/completions", {"prompt": "ab"}),
+            BatchRequest("chat", "/v1/chat/completions", {"messages": messages, "max_token": 3}),
+        ]
+    )
+    assert (plain.status, plain.ignored) == (200, ())
+    assert (chat.status, set(chat.ignored)) == (200, {"max_token", "messages[].colour"})
+
+
+def test_a_note_names_fields_without_effect_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def opened(config: EngineConfig) -> AsyncIterator[tuple[Respond, int]]:
+        async def respond(request: BatchRequest) -> BatchResponse:
+            return BatchResponse(request.custom_id, 200, b"{}", tuple(request.body.keys() - {"prompt"}))
+
+        yield respond, 1
+
+    monkeypatch.setattr(files, "opened_responder", opened)
+    lines = [{"prompt": "a"}, {"prompt": "b", "max_token": 1}, {"prompt": "c", "max_token": 1}]
+    result = complete("--batch", "-", stdin="\n".join(map(json.dumps, lines)))
+    assert (result.exit_code, result.stderr) == (0, "note: fields without effect: max_token (first in line-2)\n")
+    assert complete("--batch", "-", stdin='{"prompt": "a"}').stderr == ""
 
 
 def test_responses_are_those_of_the_server(

@@ -18,6 +18,8 @@ from pagewick.errors import ConfigError
 CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
 # Names in a line that are not fields of a request.
 _ENVELOPE = ("custom_id", "method", "url", "body")
+# A flag's field -> other names under which a line may give it.
+_OTHER_NAMES = {"max_tokens": ("max_completion_tokens", "n_predict"), "repetition_penalty": ("repeat_penalty",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,15 @@ class BatchMistake:
 
 @dataclass(frozen=True, slots=True)
 class BatchResponse:
-    """The server's response to a request: the HTTP status and the body, which is JSON."""
+    """The server's response to a request: the HTTP status and the body, which is JSON.
+
+    ignored: the fields of the request that had no effect, as the server's header x-pagewick-ignored names them.
+    """
 
     custom_id: str
     status: int
     body: bytes
+    ignored: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -67,6 +73,11 @@ def read_batch(lines: Iterable[str], defaults: Mapping[str, Any]) -> Iterator[Ba
             raise ConfigError("the batch is not UTF-8; convert it first")
         if line.strip():
             yield _parse_line(line, f"line-{number}", defaults)
+
+
+def has_field(body: Mapping[str, Any], field: str) -> bool:
+    """Return whether a request gives a field, under any of its names."""
+    return any(body.get(name) is not None for name in (field, *_OTHER_NAMES.get(field, ())))
 
 
 def _parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
@@ -96,10 +107,7 @@ def _parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
     if mistake is not None:
         return BatchMistake(custom_id, mistake)
     if url in (CHAT_URL, COMPLETIONS_URL):
-        missing = {field: value for field, value in defaults.items() if body.get(field) is None}
-        if body.get("max_completion_tokens") is not None:  # the other name of max_tokens
-            missing.pop("max_tokens", None)
-        body = {**body, **missing}
+        body = {**body, **{field: value for field, value in defaults.items() if not has_field(body, field)}}
     return BatchRequest(custom_id, url, body, is_simple)
 
 

@@ -19,6 +19,7 @@ from pagewick.cli.completing.batch_lines import (
     BatchRequest,
     BatchResponse,
     BatchResult,
+    has_field,
 )
 from pagewick.config import EngineConfig
 from pagewick.errors import InvalidRequestError
@@ -141,20 +142,23 @@ async def opened_responder(config: EngineConfig) -> AsyncIterator[tuple[Respond,
             try:
                 body = await _with_room(engine, request) if request.is_simple else request.body
                 # ASCII, because a line may have strings that are not valid text; the server refuses these.
-                status, content = await post(app, request.url, json.dumps(body).encode())
+                status, content, ignored = await post(app, request.url, json.dumps(body).encode())
             # No line may end the others, whatever is wrong with it.
             except Exception as error:
                 _logger.error("the request of line %s failed", request.custom_id, exc_info=error)
                 return _failure(request, error)
-            return BatchResponse(request.custom_id, status, content)
+            return BatchResponse(request.custom_id, status, content, ignored)
 
         yield respond, IN_FLIGHT_PER_SEQUENCE * engine.info.max_num_seqs
     finally:
         await engine.close()
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Return status and body of the application's response to a POST. Cancelling it aborts the request."""
+async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes, tuple[str, ...]]:
+    """Return status and body of the application's response to a POST, and the fields that it ignored.
+
+    Cancelling it aborts the request.
+    """
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -170,7 +174,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         "server": ("127.0.0.1", 0),
     }
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    status, parts = 500, list[bytes]()
+    status, headers, parts = 500, dict[bytes, bytes](), list[bytes]()
 
     async def receive() -> Message:
         if requests:
@@ -179,14 +183,15 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, headers
         if message["type"] == "http.response.start":
-            status = message["status"]
+            status, headers = message["status"], dict(message["headers"])
         else:
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, b"".join(parts)
+    names = headers.get(b"x-pagewick-ignored", b"").decode()
+    return status, b"".join(parts), tuple(names.split(", ")) if names else ()
 
 
 def _failure(request: BatchRequest, error: Exception) -> BatchResponse:
@@ -199,7 +204,7 @@ def _failure(request: BatchRequest, error: Exception) -> BatchResponse:
 async def _with_room(engine: AsyncEngine, request: BatchRequest) -> dict[str, Any]:
     """Return the body of a simple line; without max_tokens, a completion may fill the context, unlike OpenAI's."""
     body, prompt = request.body, request.body.get("prompt")
-    if request.url != COMPLETIONS_URL or not isinstance(prompt, str) or body.get("max_tokens") is not None:
+    if request.url != COMPLETIONS_URL or not isinstance(prompt, str) or has_field(body, "max_tokens"):
         return body
     try:
         token_ids = await engine.encode(prompt)

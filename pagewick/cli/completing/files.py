@@ -23,6 +23,7 @@ from pagewick.cli.completing.batch_lines import (
     BatchLine,
     BatchMistake,
     BatchRequest,
+    BatchResponse,
     BatchResult,
     format_result,
     read_batch,
@@ -33,7 +34,10 @@ from pagewick.cli.server_address import error_parts
 from pagewick.cli.text_input import count_lines, opened_text
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
+from pagewick.log import printable
 
+# Fields without effect that the note on stderr names.
+_MAX_NAMED = 10
 _CHUNK_CHARS = 2**16
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
@@ -46,11 +50,13 @@ class Tally:
     """How many requests of this run succeeded and failed.
 
     failed_before: custom_ids that failed in earlier runs whose output this one continues, and have not been repeated.
+    ignored: fields of requests that had no effect, each with the custom_id of the first request that has it.
     """
 
     num_answered: int = 0
     num_failed: int = 0
     failed_before: set[str] = field(default_factory=set)
+    ignored: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_failures(self) -> bool:
@@ -137,6 +143,9 @@ def _run(
     def on_result(request: BatchLine, result: BatchResult) -> None:
         target.write(write(request, result))
         tally.failed_before.discard(request.custom_id)
+        if isinstance(result, BatchResponse):
+            for name in result.ignored:
+                tally.ignored.setdefault(name, request.custom_id)
         if result.error is not None:
             tally.num_failed += 1
             on_finished(0)
@@ -155,7 +164,16 @@ def _run(
         hint = "" if is_ordered else "; --resume continues the batch"
         click.echo(f"Stopped: {tally.text}{hint}.", err=True)
         raise
+    if tally.ignored:
+        click.echo(_shown_ignored(tally.ignored), err=True)
     return tally
+
+
+def _shown_ignored(ignored: Mapping[str, str]) -> str:
+    """Return a line that names fields without effect. ignored: as in Tally. Clients chose the names of requests."""
+    named = [f"{name} (first in {printable(custom_id)[:80]})" for name, custom_id in ignored.items()]
+    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return f"note: fields without effect: {', '.join(named[:_MAX_NAMED])}{more}"
 
 
 @contextmanager
