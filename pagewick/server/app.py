@@ -58,6 +58,7 @@ _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception
 _NO_BATCHES = "batches are not supported over HTTP; pagewick complete --batch FILE runs a file of requests"
 _NO_UPDATES = "adapters stay as they were at the start; start the server with --allow-runtime-lora-updating"
 _NO_MODELS = "models are not made or removed over HTTP; pagewick models does so with those on this disk"
+_ONE_MODEL = "this server has one model, which stays loaded; one with --models-dir or --models-preset has several"
 _USE_CHATS = "send POST /v1/chat/completions instead"
 # Beginning of the paths of another server's routes -> what the 404 says about them.
 _NOT_SERVED = {
@@ -66,6 +67,7 @@ _NOT_SERVED = {
     "/v1/images/": "images are not made here; models that read some find them in the messages of a chat",
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
+    **dict.fromkeys(("/models/load", "/models/unload"), _ONE_MODEL),
     "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",
     **dict.fromkeys(("/api/create", "/api/copy", "/api/delete", "/api/push", "/api/blobs"), _NO_MODELS),
     "/api/": "there is no such route; of Ollama's API this server has /api/chat, /api/generate, /api/embed, "

@@ -102,7 +102,7 @@ def test_the_models_are_listed(address: str) -> None:
         assert set(cards) == {"base", "red", "blue"}
         assert [getattr(cards[name], "parent", "") for name in ("base", "red")] == [None, "base"]
         assert client.models.retrieve("blue").id == "blue"
-        with pytest.raises(openai.NotFoundError, match="this server has 'base' and 'red' and 'blue'"):
+        with pytest.raises(openai.NotFoundError, match="this server has 'base', 'red' and 'blue'"):
             complete(address, "green")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 
 from pagewick import __version__
 from pagewick.engine.model_info import ModelInfo
@@ -15,6 +16,15 @@ from pagewick.server.settings import ANY_NAME, ServerSettings
 _MAX_NAMED = 10
 # Ollama's suffix of a name without a tag. Its clients add it.
 LATEST = ":latest"
+
+
+def listed(names: Iterable[str], word: str) -> str:
+    """Return the first names in words: 'a', 'b' and 'c'. word: stands before the last one."""
+    shown = [repr(name) for name in names]
+    if len(shown) > _MAX_NAMED:
+        shown[_MAX_NAMED:] = [f"{len(shown) - _MAX_NAMED} more"]
+    *others, last = shown
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 class ServedModels:
@@ -32,10 +42,8 @@ class ServedModels:
         """Raises ApiError (404) for a name that is not served. A request need not name the model."""
         if name is None or self._takes_any or self._known(name, info) is not None:
             return
-        known = [repr(one) for one in (*self._names, *info.adapters)]
-        if len(known) > _MAX_NAMED:
-            known[_MAX_NAMED:] = [f"{len(known) - _MAX_NAMED} more"]
-        message = f"the model {name[:200]!r} does not exist; this server has {' and '.join(known)}"
+        known = listed((*self._names, *info.adapters), "and")
+        message = f"the model {name[:200]!r} does not exist; this server has {known}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def adapter(self, name: str | None, info: ModelInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import sys
 import zlib
 from typing import Any
@@ -18,7 +19,8 @@ ACCEPTED = "gzip, deflate, zstd"
 
 
 async def read_body(request: Request, settings: ServerSettings, *, reads_images: bool = False) -> bytes:
-    """Return the body, decompressed. The content type does not matter: the body is JSON, whatever it says.
+    """Return the body, decompressed. The content type does not matter: the body is JSON, whatever it says. A
+    byte order mark before it, which programs of Windows write, is left out (RFC 8259, section 8.1).
 
     Raises ApiError: 413 as soon as the body is longer than settings.body_limit, compressed or not; 408 if no further
     byte comes for settings.body_timeout seconds; 415 for several content-encodings or one other than gzip, deflate and
@@ -30,7 +32,8 @@ async def read_body(request: Request, settings: ServerSettings, *, reads_images:
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = await _read_raw(request, limit, settings.body_timeout)
-    return _decompressed(encoding, raw, limit) if encoding and raw else raw
+    plain = _decompressed(encoding, raw, limit) if encoding and raw else raw
+    return plain.removeprefix(codecs.BOM_UTF8)
 
 
 async def _read_raw(request: Request, limit: int, timeout_s: float) -> bytes:

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger, one_line
 from pagewick.server.api.responses import ModelCard, ModelStatus
-from pagewick.server.api.served_models import LATEST, ServedModels
+from pagewick.server.api.served_models import LATEST, ServedModels, listed
 from pagewick.server.errors import ApiError
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.loading import ModelSource, ServedModel, Together
 from pagewick.server.router.pool import ModelPool, PooledModel
 from pagewick.server.telemetry.metric_sums import Family, summed
-
-# Names that an error lists.
-_MAX_NAMED = 10
 
 Routed = PooledModel[ServedModel]
 
@@ -93,7 +90,7 @@ class RoutedModels:
             return found
         await self.refresh()
         if (found := self._known(name)) is None:
-            message = f"the model {name[:200]!r} does not exist; this server has {self._named(' and ')}"
+            message = f"the model {name[:200]!r} does not exist; this server has {self._named('and')}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return found
 
@@ -135,7 +132,7 @@ class RoutedModels:
         defaults = [source.entry.name for source in self._sources.values() if source.entry.is_default]
         only = defaults or (list(self._sources) if len(self._sources) == 1 else [])
         if not only:
-            message = f"model is missing, and this server has several: name {self._named(' or ')}"
+            message = f"model is missing, and this server has several: name {self._named('or')}"
             raise ApiError(400, message, param="model", code="model_required")
         return self._by_name[only[0]]
 
@@ -144,10 +141,7 @@ class RoutedModels:
         return next((model for model in loaded if model.loaded and name in model.loaded.info.adapters), None)
 
     def _named(self, word: str) -> str:
-        names = [repr(name) for name in self._by_name]
-        if len(names) > _MAX_NAMED:
-            names[_MAX_NAMED:] = [f"{len(names) - _MAX_NAMED} more"]
-        return word.join(names) or "none yet"
+        return listed(self._by_name, word) if self._by_name else "none yet"
 
     def _loaded(self) -> list[ServedModel]:
         return [model.loaded for model in self.pool.models if model.loaded is not None]

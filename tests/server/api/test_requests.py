@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/audio/speech", "sound is not supported yet"),
         ("/v1/batches", "pagewick complete --batch FILE"),
         ("/completion", "send POST /v1/completions"),
+        ("/models/load", "one with --models-dir"),
     ],
 )
 def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: str, words: str) -> None:
@@ -82,12 +84,20 @@ def test_routes_of_other_apis_are_told_what_is_there(http: httpx.Client, path: s
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b'{"messages": [}', b"\xff\xfe", b'{"model": "\xff"}', b"\xef\xbb\xbf{}", b'{"temperature": NaN}',
+        b"", b"{", b'{"messages": [}', b"\xff\xfe", b'{"model": "\xff"}', b"\xef\xbb\xbf", b'{"temperature": NaN}',
         b'{"messages": [], "x": Infinity}', b'{"x": "\\ud800"}', b"nul", b'{"a":1}{}', b"'a'",
     ],
 )  # fmt: skip
 def test_malformed_json(http: httpx.Client, body: bytes) -> None:
     assert "not valid JSON" in refused(http.post("/v1/chat/completions", content=body), 400)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_body(http: httpx.Client) -> None:
+    """Programs of Windows write one, compressed or not."""
+    body = b"\xef\xbb\xbf" + json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    for content, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
+        response = http.post("/v1/completions", content=content, headers=headers)
+        assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(
