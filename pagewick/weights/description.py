@@ -94,7 +94,8 @@ def _explain_no_config(directory: Path) -> str:
     """The message for a directory without config.json; it proposes a model in a directory below, if there is one."""
     if (directory / ADAPTER_CONFIG_NAME).is_file():
         return (
-            f"{directory} holds a LoRA adapter, not a model\n  give its model, and the adapter with --lora {directory}"
+            f"{directory} holds a LoRA adapter, not a model\n"
+            f"  give its model; pagewick serve, chat, complete and bench take the adapter with --lora {directory}"
         )
     inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
     hint = (

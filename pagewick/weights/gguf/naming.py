@@ -58,9 +58,9 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
         known.setdefault(architecture.name, (kind, architecture))
     known |= _MORE
     if name not in known:
-        written = [name for name, (_, architecture) in known.items() if architecture.is_written]
         raise ModelLoadError(
-            f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*written, *_SAME])}"
+            f"{name} has no form in GGUF files; docs/gguf.md lists the architectures that have one\n"
+            "  use the checkpoint as it is, with --quantization"
         )
     kind, architecture = known[name]
     if not architecture.is_written:

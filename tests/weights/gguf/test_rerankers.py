@@ -82,3 +82,5 @@ def test_a_checkpoint_with_labels_is_not_written_as_another_model(tmp_path: Path
     write_reranker(tmp_path / "checkpoint", num_labels=1, **SIZES)
     result = CliRunner().invoke(cli, ["quantize", str(tmp_path / "checkpoint"), "-o", str(tmp_path / "copy.gguf")])
     assert result.exit_code != 0 and "Qwen3ForSequenceClassification has no form in GGUF files" in result.output
+    # The architectures that have one are too many to list on a terminal.
+    assert len(result.output) < 6 * 80, result.output
