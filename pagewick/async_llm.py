@@ -22,7 +22,7 @@ from pagewick import api_arguments
 from pagewick.api_arguments import Model, check_sampling_params, engine_config, load_text
 from pagewick.async_pooled_calls import AsyncPooledCalls
 from pagewick.config import EngineConfig
-from pagewick.engine.admission import check_request
+from pagewick.engine.admission import check_request, check_writes_text
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ImageInput, RequestOptions
 from pagewick.engine.model_info import ModelInfo
@@ -274,6 +274,7 @@ class AsyncEngine(AsyncPooledCalls):
         check_sampling_params(sampling_params)
         text: str | None = None
         if is_chat := api_arguments.is_conversation(prompt):
+            check_writes_text(self.info)
             token_ids, images = await self.chat_input(api_arguments.with_paths(prompt))
         else:
             text, given = api_arguments.prompt_parts(prompt)

@@ -28,6 +28,7 @@ from pagewick.api_arguments import (
     request_arguments,
 )
 from pagewick.config import EngineConfig
+from pagewick.engine.admission import check_writes_text
 from pagewick.engine.messages import EngineStats, RequestOptions
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import check_models
@@ -156,6 +157,7 @@ class LLM(PooledCalls):
             check_conversation(conversation)
         how = with_budget(how, thinking_budget)
         self._check_open()
+        check_writes_text(self.info)
         encoded = [self._maker.encode_chat(conversation, tools, how) for conversation in conversations]
         fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
         jobs = self._maker.jobs(
@@ -213,6 +215,7 @@ class LLM(PooledCalls):
         self._check_open()
         check_sampling_params(sampling_params)
         if is_chat := is_conversation(prompt):
+            check_writes_text(self.info)
             encoded = self._maker.encode_chat(prompt, tools, with_budget(how, thinking_budget))
         else:
             encoded = self._maker.encode(cast(Prompt, prompt))

@@ -121,6 +121,11 @@ def test_a_decoder_with_labels(tmp_path: Path) -> None:
             llm.score("a", "b")
         with pytest.raises(UnsupportedError, match="writes none; send POST /v1/classify, or use classify"):
             llm.generate("a")
+        # The model has no chat template, which would be no help.
+        conversation = [{"role": "user", "content": "a"}]
+        for ask in (llm.chat, lambda messages: next(llm.stream_outputs(messages))):
+            with pytest.raises(UnsupportedError, match="writes none; send POST /v1/classify, or use classify"):
+                ask(conversation)
 
 
 def test_wrong_calls_say_what_to_change(llm: LLM) -> None:

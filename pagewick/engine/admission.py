@@ -20,6 +20,15 @@ MAX_EXTRA_KEY_BYTES = 1024
 MAX_POSITION = 2**31 - 1
 
 
+def check_writes_text(info: ModelInfo) -> None:
+    """Raise UnsupportedError if the model writes no text, before anything else is said about a request for some."""
+    if info.embedding:
+        raise UnsupportedError("this model makes embeddings and writes no text; send POST /v1/embeddings, or use embed")
+    if info.num_labels:
+        usual = "/v1/rerank, or use score" if info.label_activation else "/v1/classify, or use classify"
+        raise UnsupportedError(f"this model rates texts and writes none; send POST {usual}")
+
+
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
     """Check a request against the loaded model.
 
@@ -31,11 +40,8 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-    if info.embedding and not request.pooling:
-        raise UnsupportedError("this model makes embeddings and writes no text; send POST /v1/embeddings, or use embed")
-    if info.num_labels and not request.pooling:
-        usual = "/v1/rerank, or use score" if info.label_activation else "/v1/classify, or use classify"
-        raise UnsupportedError(f"this model rates texts and writes none; send POST {usual}")
+    if not request.pooling:
+        check_writes_text(info)
     if request.pooling == "score" and bool(request.label_ids) == bool(info.num_labels):
         has = "has labels of its own" if info.num_labels else "has no labels, so that the request must name tokens"
         raise UnsupportedError(f"this model {has}; see docs/reranking.md")

@@ -62,6 +62,11 @@ def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
             "--swap-space keeps KV blocks for later, and this model has none that are used again: it computes a prompt "
             "in one step\n  leave it out"
         )
+    if config.speculative_method != "none":
+        raise ConfigError(
+            f"{'--speculative-model' if config.speculative_model else '--speculative-method'} makes texts faster, and "
+            f"this model writes none: {model.architecture} is an encoder\n  leave it out"
+        )
     if config.enable_lora:
         raise ConfigError(
             f"LoRA adapters of {model.architecture} are not supported; merge the adapter into the model, or leave out "

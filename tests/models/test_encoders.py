@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.messages import EngineRequest
-from pagewick.engine.whole_parts import for_encoder
+from pagewick.engine.whole_parts import check_encoder_options, for_encoder
 from pagewick.errors import ConfigError, ModelLoadError, UnsupportedError
 from pagewick.layers.distance_bias import bucket_of
 from pagewick.layers.label_head import ACTIVATIONS
@@ -226,6 +226,19 @@ def test_the_log_names_what_an_encoder_does_without(options: dict[str, Any], nam
         for_encoder(EngineConfig(**options), model, is_first=False)
     assert (found.enable_prefix_caching, found.swap_space, found.enforce_eager) == (False, 0, True)
     assert lines == ([] if named is None else [f"this model has no use for {named}: its tokens see those behind them"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("--speculative-method", {"speculative_method": "ngram"}),
+        ("--speculative-model", {"speculative_model": "draft"}),
+    ],
+)
+def test_draft_tokens_are_refused(flag: str, given: dict[str, Any]) -> None:
+    model = read_config({**PUBLISHED_NOMIC, "n_positions": 128})
+    with pytest.raises(ConfigError, match=f"{flag} makes texts faster.*is an encoder\n  leave it out"):
+        check_encoder_options(EngineConfig(**given), model)
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Unpack
 from msgspec import structs
 
 from pagewick.async_llm import AsyncEngine
+from pagewick.engine.admission import check_writes_text
 from pagewick.engine.messages import ImageInput
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
@@ -92,6 +93,8 @@ class Core:
         Raises InvalidRequestError and ContextLengthError, with the dialect's names for fields, UnsupportedError and
         EngineDeadError.
         """
+        # Before a chat template is asked for, which such a model has no use for.
+        check_writes_text(self.engine.info)
         with _naming_fields(chat.names):
             offer = self._offer(chat)
             plan = await self._plan(
