@@ -73,6 +73,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "store_index_keys": ("index", _FLOATS),
     "store_kv": ("rope", _FLOATS),
     "stream_weights": ("hyper", _FLOAT32),
+    "window_attention": ("window_attention", _FLOATS),
 }
 MODULES = tuple(sorted({module for module, _ in OPERATIONS.values()}))
 

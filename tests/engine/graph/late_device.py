@@ -435,7 +435,8 @@ def _nothing(result: object) -> None:
 
 
 def _results(found: Any) -> Any:
-    return [] if found is None else found
+    """Return the tensors among what an operation returns."""
+    return found if isinstance(found, Tensor) else [each for each in found or () if each is not None]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pagewick.kernels.options import SelectedKeys
+from pagewick.kernels.options import SelectedKeys, StreamWeights
 
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 _F32, _I32, _I64 = torch.float32, torch.int32, torch.int64
@@ -33,6 +33,12 @@ def _product(x: Any, weight: Any, bias: Any = None, out_dtype: Any = None, out: 
     return [((*x.shape[:-1], weight.num_rows), out_dtype or x.dtype)]
 
 
+def _stream_weights(products: Any, streams: Any, options: Any) -> Shapes:
+    num_tokens, num_streams, _ = streams.shape
+    kinds = [(num_streams,), (num_streams,), (num_streams, num_streams)]
+    return [((num_tokens, *kind), _F32) for kind in kinds[: 1 if products.shape[1] == num_streams else 3]]
+
+
 def _routed(logits: Any, routing: Any, *more: Any) -> Shapes:
     shape = len(logits), routing.top_k
     return [(shape, _I32), (shape, _F32)]
@@ -47,8 +53,11 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "argmax_allowed": lambda x, masks: [(x.shape[:1], _I64), (x.shape[:1], _F32), (x.shape[:1], _F32)],
     "argmax_rows": lambda x: [(x.shape[:1], _I64), (x.shape[:1], _F32)],
     "channel_scan": _like,
+    "collapse_streams": lambda streams, weights: [((len(streams), streams.shape[2]), streams.dtype)],
     "combine": lambda y, weights, *shared: [((len(weights), y.shape[1]), y.dtype)],
+    "compress_rows": _nothing,
     "edit_tokens": _nothing,
+    "expand_streams": _like,
     "full_attention": _like,
     "fused_moe": lambda x, logits, gate_up, down, routing, **more: [((len(x), down.num_rows), x.dtype)],
     "gated_activation": lambda x, kind: [((*x.shape[:-1], x.shape[-1] // 2), x.dtype)],
@@ -86,7 +95,9 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "soft_cap": _like,
     "store_index_keys": _nothing,
     "store_kv": _nothing,
+    "stream_weights": _stream_weights,
+    "window_attention": _like,
 }
 
 # Results that are more than a tuple.
-RESULTS: dict[str, Callable[..., Any]] = {"select_keys": SelectedKeys}
+RESULTS: dict[str, Callable[..., Any]] = {"select_keys": SelectedKeys, "stream_weights": StreamWeights}

@@ -28,8 +28,8 @@ from tests.models.pooled import pooled
 
 # They have each kind of attention, of state, of experts and of residual streams.
 SAMPLE = (
-    "deepseek-v3", "falcon-h1", "falcon-mamba", "gemma-3n", "glm-5.2", "gpt-oss", "kimi-linear", "lfm2-moe",
-    "llama4-scout", "qwen3.5",
+    "deepseek-v3", "deepseek-v4", "falcon-h1", "falcon-mamba", "gemma-3n", "glm-5.2", "gpt-oss", "kimi-linear",
+    "lfm2-moe", "llama4-scout", "qwen3.5",
 )  # fmt: skip
 
 

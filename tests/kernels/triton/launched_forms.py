@@ -45,6 +45,7 @@ from pagewick.kernels.triton import (
     sampling,
     scan,
     short_convolution,
+    window_attention,
 )
 from pagewick.kernels.triton.launcher import Launcher
 
@@ -153,12 +154,24 @@ def _compress(num_tokens: int, widths: Sequence[int]) -> None:
             torch.zeros(num_tokens, size, dtype=_BF16), cache, slots,
             _metadata(list(range(num_tokens + 1)), width), entries, slots, rotation=rotation, options=options,
         )  # fmt: skip
+    _attend_windows(num_tokens, widths)
     streams = torch.zeros(num_tokens, 4, 4096, dtype=_BF16)
     options = ops.HyperOptions(torch.zeros(24), torch.zeros(3), 20, 1e-6, 1e-6)
     weights = hyper.stream_weights(torch.zeros(num_tokens, 24), streams, options)
     hyper.expand_streams(streams, hyper.collapse_streams(streams, weights.before), weights)
     options = ops.HyperOptions(torch.zeros(4), torch.zeros(1), 20, 1e-6, 1e-6)
     hyper.stream_weights(torch.zeros(num_tokens, 4), streams, options)
+
+
+def _attend_windows(num_tokens: int, widths: Sequence[int]) -> None:
+    queries, cache = torch.zeros(num_tokens, 64, 512, dtype=_BF16), torch.zeros(2, 64, 512, dtype=_BF16)
+    counts, scores = torch.zeros(num_tokens, dtype=_I32), ops.ScoreOptions(0.1, 128, sinks=torch.zeros(64))
+    selected = ops.SelectedKeys(torch.zeros(num_tokens, 500, dtype=_I32), counts, counts)
+    for width, each in itertools.product(widths, (1, _LONG)):
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
+        of_one, of_four = (ops.Entries(cache[:, :size], batch.block_tables, 64 // size) for size in (1, 16))
+        for entries in (None, of_one, of_four._replace(selected=selected)):
+            window_attention.window_attention(queries, cache, batch, scores, entries)
 
 
 def _advance(num_tokens: int) -> None:

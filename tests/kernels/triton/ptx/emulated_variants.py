@@ -14,7 +14,7 @@ from pagewick.kernels import reference, reference_mla
 from pagewick.kernels.kv_cache import torch_dtype
 from pagewick.kernels.options import AttentionMetadata, Rotation, ScoreOptions, StoredMatrix
 from pagewick.kernels.reference_kv import store_latents, take_latents
-from pagewick.kernels.triton import full_attention, launches, mla
+from pagewick.kernels.triton import full_attention, launches, mla, window_attention
 from pagewick.kernels.triton.attention import HEAD_DIMS, paged_attention
 from pagewick.kernels.triton.grouping import group
 from pagewick.kernels.triton.latents import rope_and_store_latent
@@ -26,6 +26,8 @@ from tests.kernels.test_mla import SCALE, Latents, make_latents
 from tests.kernels.triton.test_index import assert_scores, make_batch
 from tests.kernels.triton.test_moe import plain_experts, quantized_experts
 from tests.kernels.triton.test_quantized import packed, random_x
+from tests.kernels.triton.test_window_attention import assert_expected as assert_window
+from tests.kernels.triton.test_window_attention import make_batch as make_window
 
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
@@ -167,6 +169,16 @@ def test_scores_of_index_keys(dtype: torch.dtype, heads: int) -> None:
     """Several tiles of keys, and more tokens than a program takes."""
     batch = make_batch([18, 1], [140, 20], heads=heads, dim=128, dtype=dtype)
     assert_scores(batch, batch.scores(top_k=9), top_k=9)
+
+
+@pytest.mark.parametrize("heads", [16, 17])
+@pytest.mark.parametrize("kind", window_attention.KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_window_attention(dtype: torch.dtype, kind: str, heads: int) -> None:
+    """A short and a long sequence, windows and entries of several tiles of keys, and more heads than a tile has."""
+    shape = {"heads": heads, "dim": 512, "window": 35, "ratio": 1}
+    batch = make_window(kind, dtype=dtype, q_lens=[5, 1], context_lens=[6, 40], **shape)
+    assert_window(batch, batch.attend(window_attention))
 
 
 @pytest.mark.parametrize("kind", [launches.ROWS, launches.FEW, launches.SOME, launches.MANY])
