@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import CompletionOutput, FinishReason, Logprob, PartDelta, PartKind, join_parts, text_of
@@ -311,13 +311,13 @@ class _Parts:
     def _append(self, runs: Iterable[Run]) -> None:
         for run in runs:
             if isinstance(run, PartDelta):
-                self._runs.append(PartDelta(run.kind, self._without_marks(run.text), run.call))
+                self._runs.append(PartDelta(run.kind, self._without_marks(run.text, is_json=bool(run.call)), run.call))
             elif text := self._without_marks(run[1]):
                 self._runs.append((run[0], text))
 
-    def _without_marks(self, text: str) -> str:
+    def _without_marks(self, text: str, *, is_json: bool = False) -> str:
         for mark, shown in self._shown.items():
-            text = text.replace(mark, shown)
+            text = text.replace(mark, json.encode(shown).decode()[1:-1] if is_json else shown)
         return text
 
     def _decide(self, result: ChoiceDelta, kind: PartKind) -> None:

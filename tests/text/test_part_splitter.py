@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -214,6 +215,22 @@ def test_nothing_is_split_where_there_is_nothing_to_tell_apart() -> None:
     assert joined([]) is None
     assert isinstance(joined([FakeSplitting()]), FakeSplitting)
     assert isinstance(FakeSplitting().splitter(), FakeSplitter)
+
+
+@pytest.mark.parametrize("skips_special", [True, False])
+def test_a_marker_within_an_argument_stays_json(skips_special: bool) -> None:
+    """The marker of GigaChat 3 is a token with a line break."""
+    backend, word = byte_level_backend(), "<|role_sep|>\n"
+    backend.add_tokens([AddedToken(word, normalized=False, special=True)])
+    tokenizer = Tokenizer(backend, config={})
+    splitting = ToolCallFormat(format_named("gigachat3"), tokenizer).splitting([], ToolOffer([Tool("now", {})]))
+    params = SamplingParams(skip_special_tokens=skips_special)
+    stream = OutputStream(tokenizer, params, 0, splitting)
+    text = f'<|message_sep|>\n\nfunction call{word}{{"name": "now", "arguments": {{"a": "1{word}2"}}}}'
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    stream.feed(RequestDelta(request_id="r", token_ids=token_ids, finish_reason="length"))
+    (part,) = (part for part in stream.output.parts if part.call)
+    assert json.loads(part.text) == {"a": f"1{'' if skips_special else word}2"}
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
