@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, BoundRows
 from pagewick.attention.metadata import metadata_of
 from pagewick.kernels.options import (
-    AttentionMetadata,
     CompressOptions,
     Entries,
     Rotation,
     ScoreOptions,
     SelectedKeys,
 )
+from pagewick.kernels.reference_compressed import token_sequences
 
 
 class NativeRows:
@@ -54,22 +53,15 @@ class NativeRows:
         top_k: int,
     ) -> SelectedKeys:
         assert isinstance(entries, NativeRows), "one backend binds both"
-        group, num_tokens = batch.groups[self.group], len(q)
-        num_new = batch.cu_seqlens_q.diff().long()
-        sequence = torch.repeat_interleave(torch.arange(len(num_new), device=q.device), num_new, output_size=num_tokens)
-        # The number of tokens up to a token, itself included.
-        tokens = torch.arange(1, num_tokens + 1, device=q.device, dtype=torch.int32)
-        lengths = tokens + (batch.context_lens - batch.cu_seqlens_q[1:])[sequence]
-        counts = lengths // self.ratio
-        # Each token is a sequence of its own. One that sees no entry gets one here, which is taken away again.
-        metadata = AttentionMetadata(
-            group.block_tables[sequence],
-            counts.clamp(min=1),
-            torch.arange(num_tokens + 1, device=q.device, dtype=torch.int32),
-            1,
-        )
-        tables = batch.groups[entries.group].block_tables[sequence]
-        selected = kernels.select_keys(q, weights, self.cache, metadata, tables, rotation=rotation, top_k=top_k)
+        metadata = metadata_of(batch.groups[self.group], batch, len(q))
+        tables = batch.groups[entries.group].block_tables
+        if q.is_cpu:
+            return kernels.select_entries(
+                q, weights, self.cache, metadata, tables, ratio=self.ratio, rotation=rotation, top_k=top_k
+            )
+        # Elsewhere only select_keys has a kernel. A token that sees no entry gets one here, which is taken away again.
+        alone, sequence, counts = token_sequences(metadata, len(q), self.ratio)
+        selected = kernels.select_keys(q, weights, self.cache, alone, tables[sequence], rotation=rotation, top_k=top_k)
         return selected._replace(counts=selected.counts.minimum(counts))
 
     def attend(

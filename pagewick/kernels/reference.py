@@ -27,7 +27,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
-from pagewick.kernels.reference_compressed import compress_rows, window_attention
+from pagewick.kernels.reference_compressed import compress_rows, select_entries, window_attention
 from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_elementwise import (
     ACTIVATIONS,
@@ -40,6 +40,7 @@ from pagewick.kernels.reference_elementwise import (
     scale,
     sigmoid_gate,
     soft_cap,
+    widen,
     xielu,
 )
 from pagewick.kernels.reference_full import full_attention, rotate_heads
@@ -92,9 +93,9 @@ __all__ = [
     "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
     "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rank_tokens", "rms_norm", "root_logits", "rope_and_store", "rope_and_store_latent",
-    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_keys",
-    "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv", "stream_weights",
-    "surprise", "window_attention", "xielu",
+    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_entries",
+    "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv",
+    "stream_weights", "surprise", "widen", "window_attention", "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of

@@ -54,6 +54,11 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     return (ACTIVATIONS[kind](gate) * (_FACTORS[kind](up) if kind in _FACTORS else up)).to(x.dtype)
 
 
+def widen(x: Tensor) -> Tensor:
+    """Return x [..., H] in float32, or as it is if its dtype is as wide."""
+    return x.to(compute_dtype(x))
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
     """Return a + b, of one dtype, rounded once: a [..., H], b of the same shape or with one row for several of a.
 

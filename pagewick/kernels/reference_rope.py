@@ -9,12 +9,16 @@ from torch import Tensor
 from pagewick.kernels.options import HeadNorm, Rotation
 
 
-def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0, shift: int = 0) -> tuple[Tensor, Tensor]:
     """Return cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2], both times `scale`.
+
+    shift: is added to positions first, which become 0 where they would fall below.
 
     The product is computed in float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last
     place (of 1 for results near 0); the native ones are rounded from double precision.
     """
+    if shift:
+        positions = (positions + shift).clamp(min=0)
     angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
     return angles.cos() * scale, angles.sin() * scale
 

@@ -51,7 +51,7 @@ class StreamReader(nn.Module):
 
     def weights(self, streams: Tensor) -> StreamWeights:
         """Return the weights of streams [T, S, H]."""
-        products = self._matrix.linear(streams.flatten(1).to(torch.float32))
+        products = self._matrix.linear(kernels.widen(streams.flatten(1)))
         return kernels.stream_weights(products, streams, self._options)
 
 
@@ -77,10 +77,13 @@ class HyperHead(StreamReader):
     def __init__(self, context: LayerContext, hidden_size: int, config: HyperConfig) -> None:
         super().__init__(context, hidden_size, config, config.num_streams)
         self._num_streams = config.num_streams
+        # Recorded steps gather columns, but do not repeat rows.
+        self._columns = torch.arange(hidden_size, device=context.device).repeat(config.num_streams)
 
     def spread(self, hidden_states: Tensor) -> Tensor:
         """Return the streams before the first layer, which are all alike: [T, H] -> [T, S, H]."""
-        return hidden_states.unsqueeze(1).expand(-1, self._num_streams, -1).contiguous()
+        streams = kernels.gather_columns(hidden_states, self._columns)
+        return streams.view(len(streams), self._num_streams, -1)
 
     def forward(self, streams: Tensor) -> Tensor:
         return kernels.collapse_streams(streams, self.weights(streams).before)

@@ -166,7 +166,9 @@ class ExpertTable(nn.Module):
     def of_tokens(self, token_ids: Tensor | None) -> Tensor:
         """Return the experts of tokens [T]: [T, top_k] int64."""
         assert token_ids is not None, "the block gives the ids of tokens"
-        return self.weight[token_ids]
+        # Operations copy rows of floats, whose bits these are.
+        words = self.weight.view(torch.float32)
+        return kernels.gather_rows(words, token_ids, words.shape[0], words.shape[1], False).view(torch.int64)
 
 
 class ExpertScales(nn.Module):

@@ -175,6 +175,12 @@ class RotaryEmbedding(nn.Module):
         factors = _rows_at(self._q_factors, positions)
         return Angles(cos, sin, _rows_at(self._q_scales, positions).view(-1), factors)
 
+    def shifted_angles(self, positions: Tensor, shift: int) -> Angles:
+        """Return the angles at positions [T] + shift, and at position 0 where that would be below."""
+        config = self._config
+        assert config.kind != "dynamic" and self._q_scales is None, "no such layer shifts positions"
+        return Angles(*kernels.rotary_angles(positions, self._frequencies, config.attention_factor, shift))
+
     def _on_one_axis(self, positions: Tensor) -> CosSin:
         config = self._config
         if config.kind == "dynamic":

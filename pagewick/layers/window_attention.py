@@ -112,7 +112,7 @@ class WindowAttention(nn.Module):
         keys.store(self.kv_norm(self.kv_proj(hidden_states, batch)), batch, rotation)
         selected: SelectedKeys | None = None
         if self.compressor is not None:
-            first_angles = self.rotary.angles((batch.positions[0] + 1 - self.compressor.ratio).clamp(min=0))
+            first_angles = self.rotary.shifted_angles(batch.positions[0], 1 - self.compressor.ratio)
             self.compressor.compress(hidden_states, first_angles, batch)
             if self.indexer is not None:
                 self.indexer.compress(hidden_states, first_angles, batch)

@@ -175,12 +175,13 @@ LIKE_AVX512_BF16 = ("avx512", "avx512_vnni")
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
     "convert", "norm", "matrix", "quantized", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes",
-    "mla", "index", "delta", "scan", "channel_scan", "convolution", "moe", "streams", "recorded_steps",
+    "mla", "index", "delta", "scan", "channel_scan", "convolution", "moe", "streams", "hyper",
+    "compressed", "window", "recorded_steps",
 )  # fmt: skip
 # The families of instruction sets that have only kernels for products with quantized weights.
 BYTE_FAMILIES = ("quantized", "moe")
 # Those of AMX: everything else is that of AVX-512 BF16.
-AMX_FAMILIES = ("matrix", "quantized", "attention", "mla", "moe")
+AMX_FAMILIES = ("matrix", "quantized", "attention", "mla", "moe", "window")
 
 
 @pytest.fixture

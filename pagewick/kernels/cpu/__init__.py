@@ -4,8 +4,10 @@ import torch
 
 from pagewick.kernels.cpu import (
     attention,
+    compressed,
     delta,
     elementwise,
+    hyper,
     index,
     logits,
     lora,
@@ -26,8 +28,8 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
 _FAMILIES = (
-    attention, delta, elementwise, index, logits, lora, matrix, mla, moe, norm, quantized, quantizers, rope,
-    scan, streams, truncation,
+    attention, compressed, delta, elementwise, hyper, index, logits, lora, matrix, mla, moe, norm, quantized,
+    quantizers, rope, scan, streams, truncation,
 )  # fmt: skip
 # Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {

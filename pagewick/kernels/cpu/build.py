@@ -58,7 +58,7 @@ BYTE_PRODUCTS = tuple(source.name for source in KERNEL_SOURCES if source.name.st
 PARTIAL_SETS = {
     "avx_vnni": BYTE_PRODUCTS,
     "avx512_vnni": BYTE_PRODUCTS,
-    "amx": ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", *BYTE_PRODUCTS),
+    "amx": ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", "window_kernel.cpp", *BYTE_PRODUCTS),
     "neon_dotprod": BYTE_PRODUCTS,
     "neon_i8mm": BYTE_PRODUCTS,
 }

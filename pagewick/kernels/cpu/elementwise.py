@@ -14,6 +14,7 @@ from pagewick.kernels.cpu.structs import (
     ElementwiseArgs,
     GatherColumnsArgs,
     GaussianTopKArgs,
+    WidenArgs,
     XieluArgs,
 )
 
@@ -23,6 +24,7 @@ _ACTIVATION = Operation("activation", ActivationArgs)
 _ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
 _GATHER_COLUMNS = Operation("gather_columns", GatherColumnsArgs)
 _GAUSSIAN_TOP_K = Operation("gaussian_top_k", GaussianTopKArgs)
+_WIDEN = Operation("widen", WidenArgs)
 _XIELU = Operation("xielu", XieluArgs)
 _KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
 
@@ -109,6 +111,22 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     return out
 
 
+def widen(x: Tensor) -> Tensor:
+    """reference.widen for x [..., H]."""
+    if x.dtype == torch.float32:
+        return x
+    if not _is_served(x):
+        return reference.widen(x)
+    out = empty(x.shape, torch.float32)
+    rows, stride = as_rows(x)
+    args = WidenArgs(
+        x=rows.data_ptr(), out=out.data_ptr(), num_rows=rows.shape[0], size=rows.shape[1], x_stride=stride,
+        dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    _WIDEN.run(args)
+    return out
+
+
 def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     """reference.gather_columns for x [..., H].
 
@@ -132,7 +150,7 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
 OPERATIONS = dict.fromkeys(
     (
         *(activation, gated_activation, gaussian_top_k, xielu),
-        *(add, multiply, scale, sigmoid_gate, soft_cap, limit, gather_columns),
+        *(add, multiply, scale, sigmoid_gate, soft_cap, limit, widen, gather_columns),
     ),
     DTYPES,
 )

@@ -11,11 +11,20 @@ from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as
 from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from pagewick.kernels.cpu.matrix import packed_shape
 from pagewick.kernels.cpu.quantized import FORMATS, LAYOUTS
-from pagewick.kernels.cpu.structs import CombineArgs, FusedMoeArgs, GroupedLinearArgs, GroupScore, RouteArgs, Scoring
+from pagewick.kernels.cpu.structs import (
+    CombineArgs,
+    FusedMoeArgs,
+    GroupedLinearArgs,
+    GroupScore,
+    RootLogitsArgs,
+    RouteArgs,
+    Scoring,
+)
 from pagewick.kernels.options import NO_BIASES, Identities, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated, products_or_inputs, weighed, with_weights
 
 _ROUTE = Operation("route", RouteArgs)
+_ROOT_LOGITS = Operation("root_logits", RootLogitsArgs)
 _GROUPED_LINEAR = Operation("grouped_linear", GroupedLinearArgs)
 _COMBINE = Operation("combine", CombineArgs)
 _FUSED_MOE = Operation("fused_moe", FusedMoeArgs)
@@ -39,6 +48,32 @@ def route(
     logits, _ = as_rows(logits)
     _ROUTE.run(_route_args(logits, routing, bias, scales, expert_ids, weights))
     return expert_ids, weights
+
+
+def root_logits(logits: Tensor, choice: Tensor, top_k: int) -> Tensor:
+    """reference.root_logits.
+
+    Raises ValueError for tensors that do not fit together, IndexError for an id outside 0 .. E - 1.
+    """
+    if not is_plain(logits) or not logits.numel():
+        return reference.root_logits(logits, choice, top_k)
+    num_tokens, num_experts = logits.shape
+    is_table = choice.dtype == torch.int64
+    expected = (num_tokens, top_k) if is_table else (num_experts,)
+    if choice.shape != expected or not choice.is_contiguous() or not (is_table or choice.dtype == torch.float32):
+        raise ValueError(f"choice {choice.dtype} {list(choice.shape)} does not fit {list(logits.shape)} and {top_k}")
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"top_k must be within 1 .. {num_experts}, not {top_k}")
+    out = empty(logits.shape, torch.float32)
+    logits, stride = as_rows(logits)
+    args = RootLogitsArgs(
+        logits=logits.data_ptr(), bias=None if is_table else choice.data_ptr(),
+        ids=choice.data_ptr() if is_table else None, out=out.data_ptr(), num_tokens=num_tokens,
+        num_experts=num_experts, top_k=top_k, logits_stride=stride,
+    )  # fmt: skip
+    if _ROOT_LOGITS.run(args) == BAD_ROW:
+        raise IndexError(f"an expert id is outside 0 .. {num_experts - 1}")
+    return out
 
 
 def grouped_linear(
@@ -131,7 +166,13 @@ def fused_moe(
     return out
 
 
-OPERATIONS = {route: (torch.float32,), grouped_linear: DTYPES, combine: DTYPES, fused_moe: DTYPES}
+OPERATIONS = {
+    route: (torch.float32,),
+    root_logits: (torch.float32,),
+    grouped_linear: DTYPES,
+    combine: DTYPES,
+    fused_moe: DTYPES,
+}
 
 
 def _route_args(

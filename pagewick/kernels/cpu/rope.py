@@ -5,12 +5,19 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, CACHE_DTYPES, DTYPES, Operation, address, empty, is_plain
-from pagewick.kernels.cpu.structs import DynamicAnglesArgs, HeadNormArgs, RopeStoreArgs, RotaryAnglesArgs
+from pagewick.kernels.cpu.structs import (
+    DynamicAnglesArgs,
+    HeadNormArgs,
+    RopeStoreArgs,
+    RotaryAnglesArgs,
+    RotateHeadsArgs,
+)
 from pagewick.kernels.kv_cache import KVCache, has_layout
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions, Rotation
 from pagewick.kernels.reference_rope import check_dynamic_scaling
 
 _ROPE_AND_STORE = Operation("rope_and_store", RopeStoreArgs)
+_ROTATE_HEADS = Operation("rotate_heads", RotateHeadsArgs)
 _ROTARY_ANGLES = Operation("rotary_angles", RotaryAnglesArgs)
 _DYNAMIC_ROTARY_ANGLES = Operation("dynamic_rotary_angles", DynamicAnglesArgs)
 # A struct of nulls and zeros.
@@ -49,7 +56,25 @@ def rope_and_store(
     return q
 
 
-def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def rotate_heads(x: Tensor, rotation: Rotation) -> Tensor:
+    """reference.rotate_heads for heads, and for angles, in one piece. Raises ValueError for angles that do not fit."""
+    is_served = x.dtype in DTYPES and is_plain(x) and x.dim() == 3 and x.stride()[1:] == (x.shape[2], 1) and x.numel()
+    cos, sin, _ = rotation
+    if not is_served or cos.dtype != torch.float32 or cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        return reference.rotate_heads(x, rotation)
+    num_tokens, num_heads, head_dim = x.shape
+    rotary_dim, angle_stride = check_rotation(num_tokens, head_dim, rotation)
+    out = empty(x.shape, x.dtype)
+    args = RotateHeadsArgs(
+        x=x.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(), out=out.data_ptr(),
+        num_tokens=num_tokens, num_heads=num_heads, head_dim=head_dim, rotary_dim=rotary_dim, x_stride=x.stride(0),
+        angle_stride=angle_stride, dtype=DTYPES[x.dtype], is_interleaved=rotation.interleaved,
+    )  # fmt: skip
+    _ROTATE_HEADS.run(args)
+    return out
+
+
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0, shift: int = 0) -> tuple[Tensor, Tensor]:
     """reference.rotary_angles, computed from the float32 angle in double precision.
 
     The error is below 0.51 units in the last place of 1.
@@ -57,7 +82,7 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) ->
     Raises ValueError for tensors that do not fit together.
     """
     if frequencies.dtype != torch.float32 or not frequencies.is_cpu:
-        return reference.rotary_angles(positions, frequencies, scale)
+        return reference.rotary_angles(positions, frequencies, scale, shift)
     if positions.dtype != torch.int64 or positions.dim() != 1 or frequencies.dim() != 1:
         raise ValueError("positions must be [T] int64 and frequencies [R / 2] float32")
     if not positions.is_contiguous() or not frequencies.is_contiguous():
@@ -65,7 +90,7 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) ->
     cos, sin = _empty_angles(len(positions), len(frequencies))
     args = RotaryAnglesArgs(
         positions=positions.data_ptr(), frequencies=frequencies.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
-        num_tokens=len(positions), num_frequencies=len(frequencies), scale=scale,
+        num_tokens=len(positions), num_frequencies=len(frequencies), scale=scale, shift=shift,
     )  # fmt: skip
     _ROTARY_ANGLES.run(args)
     return cos, sin
@@ -91,7 +116,12 @@ def dynamic_rotary_angles(
     return cos, sin
 
 
-OPERATIONS = {rope_and_store: DTYPES, rotary_angles: (torch.int64,), dynamic_rotary_angles: (torch.int64,)}
+OPERATIONS = {
+    rope_and_store: DTYPES,
+    rotate_heads: DTYPES,
+    rotary_angles: (torch.int64,),
+    dynamic_rotary_angles: (torch.int64,),
+}
 
 
 def _empty_angles(num_tokens: int, num_angles: int) -> tuple[Tensor, Tensor]:

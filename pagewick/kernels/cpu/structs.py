@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 29
+ABI_VERSION = 30
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
@@ -89,6 +89,15 @@ class ChannelScanArgs(Structure):
     key_stride: Int64; query_stride: Int64; dtype: Int32
 
 @laid_out
+class CompressRowsArgs(Structure):
+    rows: Address; slot_mapping: Address; entry_slots: Address; block_tables: Address; context_lens: Address
+    cu_seqlens_q: Address; cos: Address; sin: Address; bias: Address; norm_weight: Address; cache: Address
+    entries: Address; num_tokens: Int64; num_seqs: Int64; dim: Int64; rope_dim: Int64; ratio: Int64; row_stride: Int64
+    angle_stride: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
+    num_entry_blocks: Int64; entry_block_size: Int64; norm_eps: Float; dtype: Int32; norm_dtype: Int32
+    cache_dtype: Int32; entry_dtype: Int32; has_overlap: Int32; is_interleaved: Int32
+
+@laid_out
 class ConvolutionArgs(Structure):
     bcx: Address; weight: Address; bias: Address; states: Address; block_tables: Address; context_lens: Address
     cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_blocks: Int64; block_floats: Int64
@@ -114,9 +123,28 @@ class XieluArgs(Structure):
     beta: Float; eps: Float; dtype: Int32
 
 @laid_out
+class WidenArgs(Structure):
+    x: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; dtype: Int32
+
+@laid_out
 class GatherColumnsArgs(Structure):
     x: Address; columns: Address; out: Address; num_rows: Int64; num_columns: Int64; size: Int64; x_stride: Int64
     dtype: Int32
+
+@laid_out
+class StreamWeightsArgs(Structure):
+    products: Address; streams: Address; biases: Address; scales: Address; before: Address; after: Address
+    mixing: Address; num_tokens: Int64; num_streams: Int64; size: Int64; product_stride: Int64; num_iterations: Int64
+    eps: Double; norm_eps: Double; magnitude: Double; dtype: Int32
+
+@laid_out
+class CollapseStreamsArgs(Structure):
+    streams: Address; weights: Address; out: Address; num_tokens: Int64; num_streams: Int64; size: Int64; dtype: Int32
+
+@laid_out
+class ExpandStreamsArgs(Structure):
+    streams: Address; output: Address; after: Address; mixing: Address; out: Address; num_tokens: Int64
+    num_streams: Int64; size: Int64; output_stride: Int64; dtype: Int32
 
 @laid_out
 class StoreIndexArgs(Structure):
@@ -130,7 +158,7 @@ class SelectKeysArgs(Structure):
     target_tables: Address; context_lens: Address; cu_seqlens_q: Address; slots: Address; counts: Address
     starts: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; dim: Int64; rope_dim: Int64; q_stride: Int64
     angle_stride: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
-    target_table_stride: Int64; top_k: Int64; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    target_table_stride: Int64; top_k: Int64; ratio: Int64; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
 
 @laid_out
 class ArgmaxArgs(Structure):
@@ -227,6 +255,11 @@ class FusedMoeArgs(Structure):
     weighed: Address; num_tokens: Int64; chunk: Int64; activation: Int32; is_gated: Int32
 
 @laid_out
+class RootLogitsArgs(Structure):
+    logits: Address; bias: Address; ids: Address; out: Address; num_tokens: Int64; num_experts: Int64; top_k: Int64
+    logits_stride: Int64
+
+@laid_out
 class NormArgs(Structure):
     x: Address; residual: Address; weight: Address; bias: Address; out: Address; new_residual: Address; num_rows: Int64
     hidden_size: Int64; x_stride: Int64; residual_stride: Int64; out_stride: Int64; eps: Float; weight_offset: Float
@@ -267,12 +300,17 @@ class RopeStoreArgs(Structure):
 @laid_out
 class RotaryAnglesArgs(Structure):
     positions: Address; frequencies: Address; cos: Address; sin: Address; num_tokens: Int64; num_frequencies: Int64
-    scale: Float
+    shift: Int64; scale: Float
 
 @laid_out
 class DynamicAnglesArgs(Structure):
     positions: Address; cos: Address; sin: Address; num_tokens: Int64; rotary_dim: Int64; original_length: Int64
     theta: Double; factor: Double
+
+@laid_out
+class RotateHeadsArgs(Structure):
+    x: Address; cos: Address; sin: Address; out: Address; num_tokens: Int64; num_heads: Int64; head_dim: Int64
+    rotary_dim: Int64; x_stride: Int64; angle_stride: Int64; dtype: Int32; is_interleaved: Int32
 
 @laid_out
 class ScanArgs(Structure):
@@ -294,6 +332,14 @@ class MagnitudeArgs(Structure):
     x: Address; target: Address; out: Address; num_rows: Int64; size: Int64; repeat: Int64; x_stride: Int64
     target_stride: Int64; least: Float; dtype: Int32
 
+@laid_out
+class WindowAttentionArgs(Structure):
+    q: Address; cache: Address; entries: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address
+    entry_tables: Address; slots: Address; counts: Address; sinks: Address; out: Address; num_tokens: Int64
+    num_seqs: Int64; num_heads: Int64; dim: Int64; window: Int64; ratio: Int64; top_k: Int64; num_blocks: Int64
+    block_size: Int64; max_blocks: Int64; block_table_stride: Int64; num_entry_blocks: Int64; entry_block_size: Int64
+    max_entry_blocks: Int64; entry_table_stride: Int64; softmax_scale: Float; dtype: Int32; cache_dtype: Int32
+
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
@@ -309,5 +355,8 @@ OPERATIONS: dict[str, type[Structure]] = {
     "gather_quantized_rows": GatherQuantizedArgs, "quantize_weight": QuantizeWeightArgs,
     "gather_columns": GatherColumnsArgs, "rank_tokens": RankArgs, "truncate_rows": TruncateArgs,
     "surprise": SurpriseArgs, "xielu": XieluArgs, "gaussian_top_k": GaussianTopKArgs, "mix_streams": StreamsArgs,
-    "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs
+    "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs, "stream_weights": StreamWeightsArgs,
+    "collapse_streams": CollapseStreamsArgs, "expand_streams": ExpandStreamsArgs, "root_logits": RootLogitsArgs,
+    "rotate_heads": RotateHeadsArgs, "widen": WidenArgs, "compress_rows": CompressRowsArgs,
+    "window_attention": WindowAttentionArgs
 }

@@ -23,6 +23,8 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"delta", test_delta},           {"scan", test_scan},
                                 {"channel_scan", test_channel_scan}, {"convolution", test_convolution},
                                 {"moe", test_moe},               {"streams", test_streams},
+                                {"hyper", test_hyper},           {"compressed", test_compressed},
+                                {"window", test_window},
                                 {"recorded_steps", test_recorded_steps}};
 
 // multiplies_bytes_only: it has kernels of its own for products with quantized weights only.

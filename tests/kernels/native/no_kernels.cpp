@@ -3,9 +3,11 @@
 #include "activation.h"
 #include "attention.h"
 #include "channel_scan.h"
+#include "compress.h"
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
+#include "hyper.h"
 #include "index.h"
 #include "logits.h"
 #include "matrix.h"
@@ -17,16 +19,19 @@
 #include "rope.h"
 #include "scan.h"
 #include "streams.h"
+#include "window.h"
 
 namespace pagewick {
 namespace PW_ISA {
 
 extern const ActivationKernels kActivation{};
 extern const AttentionKernels kAttention{};
+extern const CompressKernels kCompress{};
 extern const ConvolutionKernels kConvolution{};
 extern const ChannelScanKernels kChannelScan{};
 extern const DeltaKernels kDelta{};
 extern const ElementwiseKernels kElementwise{};
+extern const HyperKernels kHyper{};
 extern const IndexKernels kIndex{};
 extern const LogitsKernels kLogits{};
 extern const MatrixKernels kMatrix{};
@@ -38,6 +43,7 @@ extern const QuantizerKernels kQuantizers{};
 extern const RopeKernels kRope{};
 extern const ScanKernels kScan{};
 extern const StreamsKernels kStreams{};
+extern const WindowKernels kWindow{};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

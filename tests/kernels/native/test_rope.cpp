@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "packed.h"
@@ -199,8 +200,9 @@ void test_rope(const Case& c) {
 void test_angles(int64_t num_tokens, int64_t num_frequencies) {
   begin_case("rotary_angles [%d, %d]", static_cast<int>(num_tokens), static_cast<int>(num_frequencies));
   constexpr float kScale = 1.25f;
+  constexpr int64_t kShift = -3;
   Array<int64_t> positions(num_tokens);
-  for (int64_t i = 0; i < num_tokens; ++i) positions[i] = random_below(i % 2 ? 1 << 24 : 5000);
+  for (int64_t i = 0; i < num_tokens; ++i) positions[i] = i == 0 ? 1 : random_below(i % 2 ? 1 << 24 : 5000);
   Tensor frequencies(DType::kFloat32, num_frequencies);
   for (int64_t i = 0; i < num_frequencies; ++i) frequencies.set(i, std::pow(10000.0, -1.0 * i / num_frequencies));
   const Outputs outputs = on_all_threads([&] {
@@ -209,11 +211,12 @@ void test_angles(int64_t num_tokens, int64_t num_frequencies) {
     run("rotary_angles", pagewick::RotaryAnglesArgs{positions.data(), frequencies.floats(),
                                                     static_cast<float*>(computed[0].data()),
                                                     static_cast<float*>(computed[1].data()), num_tokens,
-                                                    num_frequencies, kScale});
+                                                    num_frequencies, kShift, kScale});
     return computed;
   });
   for (int64_t i = 0; i < num_tokens * num_frequencies; ++i) {
-    const double angle = rounded(DType::kFloat32, positions[i / num_frequencies] * frequencies[i % num_frequencies]);
+    const auto position = static_cast<double>(std::max<int64_t>(0, positions[i / num_frequencies] + kShift));
+    const double angle = rounded(DType::kFloat32, position * frequencies[i % num_frequencies]);
     require_near(outputs[0], i, rounded(DType::kFloat32, std::cos(angle)) * kScale, 0.0, "cos");
     require_near(outputs[1], i, rounded(DType::kFloat32, std::sin(angle)) * kScale, 0.0, "sin");
   }

@@ -168,4 +168,7 @@ void test_channel_scan();
 void test_convolution();
 void test_moe();
 void test_streams();
+void test_hyper();
+void test_compressed();
+void test_window();
 void test_recorded_steps();

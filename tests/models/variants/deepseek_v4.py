@@ -44,6 +44,5 @@ def _with_bounded_gates(model: nn.Module) -> None:
 VARIANTS = {
     "deepseek-v4": Variant(
         "DeepseekV4", {**V4, "rope_parameters": YARN}, is_loose=True, patch=_with_bounded_gates,
-        foreign="contiguous",
     ),
 }  # fmt: skip

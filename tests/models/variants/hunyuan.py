@@ -53,7 +53,7 @@ VARIANTS = {
             "first_k_dense_replace": None, "n_shared_experts": 1, "indexer_types": ["full", "shared", "full"],
             "hc_mult": 3, "hc_eps": 1e-3, "hc_magnitude": 1.7,
         },
-        is_loose=True, patch=_with_bounded_gates, foreign="contiguous",
+        is_loose=True, patch=_with_bounded_gates,
     ),
     "dots.llm1": Variant(
         "Dots1", {**EXPERTS, **rope(theta=1e6), "num_key_value_heads": 6, "norm_topk_prob": True, "rms_norm_eps": 1e-4},

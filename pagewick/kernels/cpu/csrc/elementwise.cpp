@@ -33,6 +33,13 @@ Status xielu(const Kernels& kernels, const XieluArgs& args) {
   return kOk;
 }
 
+Status widen(const Kernels& kernels, const WidenArgs& args) {
+  parallel_elements(args.num_rows, args.size, kGrain, [&](int64_t row, int64_t first_col, int64_t end_col) {
+    kernels.elementwise->widen(args, row, first_col, end_col);
+  });
+  return kOk;
+}
+
 Status gather_columns(const Kernels&, const GatherColumnsArgs& args) {
   const auto is_inside = [&args](int64_t column) { return column >= 0 && column < args.num_columns; };
   if (!std::all_of(args.columns, args.columns + args.size, is_inside)) return kBadRow;

@@ -46,6 +46,16 @@ struct XieluArgs {
   DType dtype;  // of x and out
 };
 
+// out = x in float32.
+struct WidenArgs {
+  const void* x;  // [num_rows, size], rows x_stride elements apart
+  float* out;     // [num_rows, size]
+  int64_t num_rows;
+  int64_t size;
+  int64_t x_stride;
+  DType dtype;  // of x
+};
+
 // out[m][i] = x[m][columns[i]].
 struct GatherColumnsArgs {
   const void* x;           // [num_rows, num_columns], rows x_stride elements apart
@@ -62,10 +72,12 @@ struct ElementwiseKernels {
   // Each computes columns [first_col, end_col) of one row of out.
   void (*elementwise)(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col);
   void (*xielu)(const XieluArgs& args, int64_t row, int64_t first_col, int64_t end_col);
+  void (*widen)(const WidenArgs& args, int64_t row, int64_t first_col, int64_t end_col);
 };
 
 Status elementwise(const Kernels& kernels, const ElementwiseArgs& args);
 Status xielu(const Kernels& kernels, const XieluArgs& args);
+Status widen(const Kernels& kernels, const WidenArgs& args);
 // Returns kBadRow if a column is outside x.
 Status gather_columns(const Kernels& kernels, const GatherColumnsArgs& args);
 

@@ -87,10 +87,20 @@ void xielu(const XieluArgs& args, int64_t row, int64_t first_col, int64_t end_co
   with_type(args.dtype, [&](auto* type) { compute_xielu<Element<decltype(type)>>(args, row, first_col, end_col); });
 }
 
+void widen_any(const WidenArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
+  with_type(args.dtype, [&](auto* type) {
+    const auto* const x = static_cast<const Element<decltype(type)>*>(args.x) + row * args.x_stride;
+    float* const out = args.out + row * args.size;
+    for_vectors(first_col, end_col, [&](int64_t i, auto count) {
+      store_count(out + i, load_count(x + i, count()), count());
+    });
+  });
+}
+
 }  // namespace
 
 extern const ElementwiseKernels kElementwise;
-const ElementwiseKernels kElementwise = {elementwise, xielu};
+const ElementwiseKernels kElementwise = {elementwise, xielu, widen_any};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -53,7 +53,7 @@ class Selection {
     for (int64_t seq = 0; seq < args_.num_seqs; ++seq) {
       const int64_t first = args_.cu_seqlens_q[seq], end = args_.cu_seqlens_q[seq + 1];
       // Tokens that have no more than top_k keys see all of them.
-      const int64_t scored = std::min(end, first + std::max<int64_t>(0, args_.top_k - (first_keys(seq) - 1)));
+      const int64_t scored = std::min(end, first + std::max<int64_t>(0, (args_.top_k + 1) * args_.ratio - first_length(seq)));
       parallel_ranges(scored - first, kGrain / args_.top_k + 1, [&](int64_t begin, int64_t stop) {
         for (int64_t token = first + begin; token < first + stop; ++token) take_all(seq, token);
       });
@@ -64,16 +64,19 @@ class Selection {
   }
 
  private:
-  // The number of keys that the first of a sequence's new tokens sees.
-  int64_t first_keys(int64_t seq) const { return args_.context_lens[seq] - batch_.query_len(seq) + 1; }
-  int64_t keys_of(int64_t seq, int64_t token) const { return first_keys(seq) + token - args_.cu_seqlens_q[seq]; }
+  // The number of tokens up to the first of a sequence's new ones, which it includes.
+  int64_t first_length(int64_t seq) const { return args_.context_lens[seq] - batch_.query_len(seq) + 1; }
+  int64_t keys_of(int64_t seq, int64_t token) const {
+    return (first_length(seq) + token - args_.cu_seqlens_q[seq]) / args_.ratio;
+  }
 
   // The memory is one piece, since every request for it may move it.
   void reserve_scores() {
     int64_t total = 0, largest = 0;
     for (int64_t seq = 0; seq < args_.num_seqs; ++seq) {
-      if (args_.context_lens[seq] <= args_.top_k) continue;
-      const int64_t size = std::min(batch_.query_len(seq), tokens_per_group_) * args_.context_lens[seq];
+      const int64_t num_keys = args_.context_lens[seq] / args_.ratio;
+      if (num_keys <= args_.top_k) continue;
+      const int64_t size = std::min(batch_.query_len(seq), tokens_per_group_) * num_keys;
       largest = std::max(largest, size);
       total += ceil_div(batch_.query_len(seq), tokens_per_group_) * size;
     }
@@ -160,7 +163,7 @@ Status store_index_keys(const Kernels& kernels, const StoreIndexArgs& args) {
 
 Status select_keys(const Kernels& kernels, const SelectKeysArgs& args) {
   const RaggedBatch batch = {args.context_lens, args.cu_seqlens_q, args.num_tokens, args.num_seqs,
-                             args.max_blocks * args.block_size, 1, args.num_heads, 0, false};
+                             args.max_blocks * args.block_size * args.ratio, 1, args.num_heads, 0, false};
   if (!batch.has_valid_lengths()) return kBadLengths;
   for (int64_t token = 0; token <= args.num_tokens; ++token) args.starts[token] = static_cast<int32_t>(token);
   return Selection(kernels, args, batch).run();

@@ -53,6 +53,7 @@ struct SelectKeysArgs {
   int64_t block_table_stride;
   int64_t target_table_stride;
   int64_t top_k;
+  int64_t ratio;  // tokens for which there is one key: a token sees those whose last token it is, or that end before it
   DType dtype;  // of q
   DType cache_dtype;
   int32_t is_interleaved;

@@ -14,7 +14,7 @@ namespace pagewick {
 
 // Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
-constexpr int kAbiVersion = 29;
+constexpr int kAbiVersion = 30;
 
 // The last three are for KV caches only.
 enum class DType : int32_t {
@@ -45,6 +45,9 @@ struct ScanKernels;
 struct ConvolutionKernels;
 struct ChannelScanKernels;
 struct StreamsKernels;
+struct HyperKernels;
+struct CompressKernels;
+struct WindowKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -65,6 +68,9 @@ struct Kernels {
   const ConvolutionKernels* convolution;
   const ChannelScanKernels* channel_scan;
   const StreamsKernels* streams;
+  const HyperKernels* hyper;
+  const CompressKernels* compress;
+  const WindowKernels* window;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

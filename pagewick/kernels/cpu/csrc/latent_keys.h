@@ -1,5 +1,5 @@
 // Brings keys that lie one after the other, as latents and index keys do, into the form of right-hand sides of products.
-// Part of mla_kernel.cpp and index_kernel.cpp.
+// Part of mla_kernel.cpp, index_kernel.cpp, compress_kernel.cpp and window_kernel.cpp.
 #pragma once
 
 #include "attention_softmax.h"
@@ -47,6 +47,22 @@ void pack_keys(const T* rows, int64_t dim, T* keys) {
       transpose(square);
       for (int i = 0; i < kLanes; ++i)
         memcpy(keys + ((word + i) * kPiece + key) * step, &square[i], sizeof(Vec));
+    }
+  }
+}
+
+// Packs the first `size` elements of rows [kPiece][dim] as the right-hand side of probabilities x values:
+// values [kPiece / step][size][step].
+inline void pack_values(const float* rows, int64_t dim, int64_t size, float* values) {
+  for (int64_t key = 0; key < kPiece; ++key) memcpy(values + key * size, rows + key * dim, size * sizeof(float));
+}
+
+inline void pack_values(const BFloat16* rows, int64_t dim, int64_t size, BFloat16* values) {
+  for (int64_t key = 0; key < kPiece; key += 2) {
+    const BFloat16 *const even = rows + key * dim, *const odd = even + dim;
+    for (int64_t d = 0; d < size; d += kLanes) {
+      const WordVec words = load_halves(even + d) | load_halves(odd + d) << 16;
+      memcpy(values + key * size + 2 * d, &words, sizeof(words));
     }
   }
 }

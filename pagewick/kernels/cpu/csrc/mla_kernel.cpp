@@ -65,22 +65,6 @@ void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, c
   with_type(args.dtype, [&](auto* type) { store_outputs(args, unit, state, static_cast<decltype(type)>(args.out)); });
 }
 
-// Packs the first `size` elements of rows [kPiece][dim] as the right-hand side of probabilities x values:
-// values [kPiece / step][size][step].
-void pack_values(const float* rows, int64_t dim, int64_t size, float* values) {
-  for (int64_t key = 0; key < kPiece; ++key) memcpy(values + key * size, rows + key * dim, size * sizeof(float));
-}
-
-void pack_values(const BFloat16* rows, int64_t dim, int64_t size, BFloat16* values) {
-  for (int64_t key = 0; key < kPiece; key += 2) {
-    const BFloat16 *const even = rows + key * dim, *const odd = even + dim;
-    for (int64_t d = 0; d < size; d += kLanes) {
-      const WordVec words = load_halves(even + d) | load_halves(odd + d) << 16;
-      memcpy(values + key * size + 2 * d, &words, sizeof(words));
-    }
-  }
-}
-
 // The state that all tiles of one unit share, for a cache of type C.
 template <class C>
 class UnitKernel {

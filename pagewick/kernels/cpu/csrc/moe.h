@@ -107,6 +107,19 @@ struct FusedMoeArgs {
   int32_t is_gated;
 };
 
+// Logits whose softmax gives the weights of experts with scores sqrt(softplus(logit)): minus infinity for all but the
+// chosen ones. ../../reference_moe.py has the definition.
+struct RootLogitsArgs {
+  const float* logits;  // [num_tokens, num_experts], rows logits_stride elements apart
+  const float* bias;    // [num_experts], of scores, by which experts are chosen; unused with ids
+  const int64_t* ids;   // [num_tokens, top_k], the chosen experts, one of which may repeat; null: the scores choose
+  float* out;           // [num_tokens, num_experts]
+  int64_t num_tokens;
+  int64_t num_experts;
+  int64_t top_k;
+  int64_t logits_stride;
+};
+
 struct MoeKernels {
   // Both handle tokens [first, end) of args.
   void (*route)(const RouteArgs& args, int64_t first, int64_t end);
@@ -114,6 +127,8 @@ struct MoeKernels {
 };
 
 Status route(const Kernels& kernels, const RouteArgs& args);
+// Returns kBadRow if there is no expert with one of the ids.
+Status root_logits(const Kernels& kernels, const RootLogitsArgs& args);
 Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args);
 Status combine(const Kernels& kernels, const CombineArgs& args);
 Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args);

@@ -5,9 +5,11 @@
 #include "activation.h"
 #include "attention.h"
 #include "channel_scan.h"
+#include "compress.h"
 #include "convolution.h"
 #include "delta.h"
 #include "elementwise.h"
+#include "hyper.h"
 #include "index.h"
 #include "kernels.h"
 #include "logits.h"
@@ -23,6 +25,7 @@
 #include "rope.h"
 #include "scan.h"
 #include "streams.h"
+#include "window.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -47,6 +50,9 @@ namespace pagewick {
   extern const ConvolutionKernels kConvolution; \
   extern const ChannelScanKernels kChannelScan; \
   extern const StreamsKernels kStreams;         \
+  extern const HyperKernels kHyper;             \
+  extern const CompressKernels kCompress;       \
+  extern const WindowKernels kWindow;           \
   }
 
 // A set that has instructions for products only. Everything else is that of another set.
@@ -55,9 +61,11 @@ namespace pagewick {
   extern const QuantizedKernels kQuantized; \
   using other::kActivation;                 \
   using other::kChannelScan;                \
+  using other::kCompress;                   \
   using other::kConvolution;                \
   using other::kDelta;                      \
   using other::kElementwise;                \
+  using other::kHyper;                      \
   using other::kIndex;                      \
   using other::kLogits;                     \
   using other::kMoe;                        \
@@ -73,6 +81,7 @@ namespace pagewick {
   using other::kAttention;                \
   using other::kMatrix;                   \
   using other::kMla;                      \
+  using other::kWindow;                   \
   }
 
 PW_DECLARE(generic)
@@ -89,6 +98,7 @@ namespace amx {
 extern const AttentionKernels kAttention;
 extern const MatrixKernels kMatrix;
 extern const MlaKernels kMla;
+extern const WindowKernels kWindow;
 }  // namespace amx
 #elif defined(__aarch64__)
 PW_DECLARE(neon)
@@ -110,7 +120,8 @@ struct InstructionSet {
 #define PW_KERNELS_OF(isa, quantized)                                                                       \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
    &isa::kElementwise, &isa::kMla, &isa::kIndex, &isa::kDelta, &quantized::kQuantized, &isa::kQuantizers,   \
-   &isa::kScan, &isa::kConvolution, &isa::kChannelScan, &isa::kStreams}
+   &isa::kScan, &isa::kConvolution, &isa::kChannelScan, &isa::kStreams, &isa::kHyper, &isa::kCompress,     \
+   &isa::kWindow}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -197,6 +208,14 @@ const Operation kOperations[] = {
     PW_OPERATION(mix_streams, StreamsArgs),
     PW_OPERATION(correct_streams, StreamsArgs),
     PW_OPERATION(match_magnitude, MagnitudeArgs),
+    PW_OPERATION(stream_weights, StreamWeightsArgs),
+    PW_OPERATION(collapse_streams, CollapseStreamsArgs),
+    PW_OPERATION(expand_streams, ExpandStreamsArgs),
+    PW_OPERATION(root_logits, RootLogitsArgs),
+    PW_OPERATION(rotate_heads, RotateHeadsArgs),
+    PW_OPERATION(widen, WidenArgs),
+    PW_OPERATION(compress_rows, CompressRowsArgs),
+    PW_OPERATION(window_attention, WindowAttentionArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

@@ -52,9 +52,17 @@ Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args) {
   return kOk;
 }
 
+Status rotate_heads(const Kernels& kernels, const RotateHeadsArgs& args) {
+  const int64_t token_size = std::max<int64_t>(1, args.num_heads * args.head_dim);
+  parallel_ranges(args.num_tokens, kGrain / token_size, [&](int64_t begin, int64_t end) {
+    kernels.rope->rotate_heads(args, begin, end);
+  });
+  return kOk;
+}
+
 Status rotary_angles(const Kernels&, const RotaryAnglesArgs& args) {
   for_tokens(args.num_tokens, args.num_frequencies, [&](int64_t token) {
-    const float position = static_cast<float>(args.positions[token]);
+    const float position = static_cast<float>(std::max<int64_t>(args.positions[token] + args.shift, 0));
     for (int64_t i = 0; i < args.num_frequencies; ++i) {
       const int64_t target = token * args.num_frequencies + i;
       turn(position * args.frequencies[i], args.cos[target], args.sin[target]);

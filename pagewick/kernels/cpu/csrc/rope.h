@@ -54,6 +54,7 @@ struct RotaryAnglesArgs {
   float* sin;
   int64_t num_tokens;
   int64_t num_frequencies;
+  int64_t shift;  // is added to positions, which are then at least 0
   float scale;
 };
 
@@ -72,13 +73,32 @@ struct DynamicAnglesArgs {
   double factor;  // at least 1
 };
 
+// Rotates the first rotary_dim elements of each head.
+struct RotateHeadsArgs {
+  const void* x;     // [num_tokens, num_heads, head_dim], tokens x_stride elements apart
+  const float* cos;  // [num_tokens, rotary_dim / 2], rows angle_stride apart
+  const float* sin;
+  void* out;         // [num_tokens, num_heads, head_dim]
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;
+  int64_t x_stride;
+  int64_t angle_stride;
+  DType dtype;
+  int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
+};
+
 struct RopeKernels {
-  // Handles tokens [first_token, end_token) of args.
+  // Both handle tokens [first_token, end_token) of args.
   void (*rope_and_store)(const RopeStoreArgs& args, int64_t first_token, int64_t end_token);
+  void (*rotate_heads)(const RotateHeadsArgs& args, int64_t first_token, int64_t end_token);
 };
 
 // Returns kBadBlockId, and writes nothing, if a slot lies outside the cache.
 Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args);
+
+Status rotate_heads(const Kernels& kernels, const RotateHeadsArgs& args);
 
 Status rotary_angles(const Kernels& kernels, const RotaryAnglesArgs& args);
 

@@ -194,10 +194,31 @@ void rope_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
   });
 }
 
+// Leaves out the first pairs as long as they stand still, as most of a head may.
+void rotate_heads(const RotateHeadsArgs& args, int64_t first_token, int64_t end_token) {
+  const auto rotate = args.is_interleaved ? rotate_neighbours : rotate_halves;
+  const int64_t half = args.rotary_dim / 2, size = args.head_dim;
+  float* const row = static_cast<float*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(size) * sizeof(float)));
+  with_type(args.dtype, [&](auto* type) {
+    using T = Element<decltype(type)>;
+    for (int64_t token = first_token; token < end_token; ++token) {
+      const float *const cos = args.cos + token * args.angle_stride, *const sin = args.sin + token * args.angle_stride;
+      int64_t still = 0;
+      if (args.is_interleaved)
+        while (still < half && cos[still] == 1.0f && sin[still] == 0.0f) ++still;
+      for (int64_t head = 0; head < args.num_heads; ++head) {
+        convert(static_cast<const T*>(args.x) + token * args.x_stride + head * size, row, size);
+        rotate(row + 2 * still, cos + still, sin + still, half - still);
+        convert(row, static_cast<T*>(args.out) + (token * args.num_heads + head) * size, size);
+      }
+    }
+  });
+}
+
 }  // namespace
 
 extern const RopeKernels kRope;
-const RopeKernels kRope = {rope_and_store};
+const RopeKernels kRope = {rope_and_store, rotate_heads};
 
 }  // namespace PW_ISA
 }  // namespace pagewick
