@@ -26,16 +26,25 @@ Entries = Mapping[str, Any]
 def _bailing(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """The kinds of layers, the bounds of products, and the size of the shared expert, which files have as a number."""
     _check_sigmoids(metadata)
-    size = found["moe_intermediate_size"]
-    key = "expert_shared_feed_forward_length"
-    shared = metadata.get(key, size * found.get("n_shared_experts", 1))
-    if not size or shared % size:
-        raise metadata.wrong(f"{metadata.kind}.{key}", "not a multiple of expert_feed_forward_length")
     return {
-        "n_shared_experts": shared // size,
+        "n_shared_experts": _num_shared(metadata, found),
         "layer_types": _kinds(metadata, found),
         **_bounds(metadata, found, _LING_BOUNDS),
     }
+
+
+def _hy_v3(metadata: Metadata, found: Entries) -> dict[str, Any]:
+    """The number of shared experts, which the file has as their size, and the layers that have none."""
+    return {"num_shared_experts": _num_shared(metadata, found), "mlp_layer_types": _mlp_kinds(metadata, found)}
+
+
+def _num_shared(metadata: Metadata, found: Entries) -> int:
+    """Return the number of shared experts by their size."""
+    size, key = found.get("moe_intermediate_size", 0), "expert_shared_feed_forward_length"
+    shared = metadata.get(key, size * found.get("n_shared_experts", 1))
+    if not size or shared % size:
+        raise metadata.wrong(f"{metadata.kind}.{key}", "not a multiple of expert_feed_forward_length")
+    return int(shared // size)
 
 
 def _step35(metadata: Metadata, found: Entries) -> dict[str, Any]:
@@ -225,6 +234,7 @@ def _kimi_linear(metadata: Metadata, found: Entries) -> dict[str, Any]:
 
 ENTRIES_2026: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "bailingmoe3": _bailing,
+    "hy_v3": _hy_v3,
     "kimi-linear": _kimi_linear,
     "step35": _step35,
     "mimo2": _mimo2,

@@ -191,19 +191,6 @@ def _two_ropes(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {**others, "rope_parameters": ropes} | _windows(metadata, found)
 
 
-def _hy_v3(metadata: Metadata, found: Entries) -> dict[str, Any]:
-    """The number of shared experts, which the file has as their size, and the layers that have none."""
-    size = found.get("moe_intermediate_size", 0)
-    shared = metadata.get("expert_shared_feed_forward_length", size)
-    if not size or shared % size:
-        raise metadata.wrong("hy_v3.expert_shared_feed_forward_length", "not a multiple of expert_feed_forward_length")
-    kinds = [
-        "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in metadata.shapes else "dense"
-        for layer in range(found["num_hidden_layers"])
-    ]
-    return {"num_shared_experts": shared // size, "mlp_layer_types": kinds}
-
-
 def _cohere2moe(metadata: Metadata, found: Entries) -> dict[str, Any]:
     """Which layers have a window, and how experts are chosen: as in llama.cpp, by sigmoids if no key says it."""
     if not {"rms_norm_eps", "layer_norm_eps"} & found.keys():
@@ -288,7 +275,6 @@ _SPECIAL: Final[Mapping[str, Callable[[Metadata, Entries], dict[str, Any]]]] = {
     "phi3": _phi3,
     "phimoe": _phimoe,
     **dict.fromkeys(("olmo2", "mellum"), _two_ropes),
-    "hy_v3": _hy_v3,
     "exaone4": _exaone4,
     "cohere2moe": _cohere2moe,
     "cohere2": _windows,
