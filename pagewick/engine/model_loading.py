@@ -116,7 +116,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         torch.set_num_threads(config.num_threads)
         kernels.set_num_threads(config.num_threads)
         if config.batch_invariant:
-            _require_batch_invariance(model_config, device, collectives)
+            _require_batch_invariance(device, collectives)
         if config.fp8_activations:
             kernels.require_fp8_activations(device, getattr(torch, config.dtype))
         model_config.check_ranks(collectives.tp_size)
@@ -184,12 +184,7 @@ def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSourc
     return [*dict.fromkeys([*found, *(token_id for token_id in named if token_id < model.vocab_size)])]
 
 
-def _require_batch_invariance(model: ModelConfig, device: torch.device, collectives: Collectives) -> None:
-    if device.type != "cpu" and any(layer.indexer is not None for layer in model.layers):
-        raise ConfigError(
-            "--batch-invariant: no kernel for GPUs selects the tokens of sparse attention, and PyTorch may add in an "
-            "order that depends on the batch; leave the flag out, or run the model with --device cpu"
-        )
+def _require_batch_invariance(device: torch.device, collectives: Collectives) -> None:
     kernels.require_batch_invariance(device)
     collectives.sum_in_rank_order()
     if device.type == "cpu" and collectives.rank == 0:

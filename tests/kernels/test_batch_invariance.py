@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -18,7 +16,6 @@ from pagewick.errors import ConfigError
 from pagewick.kernels import TABLE, batch_invariance, triton
 from pagewick.parallel.collectives import Collectives
 from tests.kernels.conftest import required_library
-from tests.models.checkpoints import write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +45,6 @@ def test_devices_that_cannot_do_it_are_errors(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match=r"needs the kernels for GPUs, which are off: PAGEWICK_TRITON=0"):
         kernels.require_batch_invariance(torch.device("cuda", 0))
     assert not batch_invariance.is_required()
-
-
-def test_sparse_attention_on_a_gpu_cannot_do_it(tmp_path: Path) -> None:
-    """PyTorch may add scores in another order, and a token would see others; the same model runs on a CPU."""
-    write_checkpoint("deepseek-v3.2", tmp_path)
-    config = EngineConfig(model=str(tmp_path), device="cuda:0", batch_invariant=True)
-    collectives = Collectives(0, 1, ordered_sum=False)
-    with pytest.raises(ConfigError, match=r"selects the tokens of sparse attention.* with --device cpu"):
-        load_model(config, collectives, torch.device("cuda", 0))
-    assert not batch_invariance.is_required()
-    load_model(replace(config, device="cpu"), collectives, torch.device("cpu"))
-    assert batch_invariance.is_required()
 
 
 @pytest.mark.usefixtures("without_the_library")

@@ -22,6 +22,8 @@ from tests.deep import IS_DEEP
 HERE = Path(__file__).parent
 PROGRAMS, VARIANTS = "ptx/emulated_programs.py", "ptx/emulated_variants.py"
 BATCH_INVARIANCE = "test_batch_invariance.py"
+# Not for sm_80, which has no such products.
+FP8_PRODUCTS = "test_fp8_products.py"
 # Some tests of each file: every kind of kernel, and every promise of equal bits.
 SM_80 = {
     PROGRAMS: [""],
@@ -83,16 +85,24 @@ SM_90 = {
     "test_full_attention.py": [
         "test_each_row_sees_all_rows_of_its_sequence[torch.bfloat16-72]",
     ],
+    FP8_PRODUCTS: ["test_tiles[many-131-7-out_dtype1]"],
     "test_mla.py": ["test_a_ragged_batch[dtype1]"],
     "test_quantized.py": ["test_tiles_of_many_rows[many-Q6_K]"],
     BATCH_INVARIANCE: ["test_a_row_has_the_same_bits_in_every_batch[linear in float16]"],
 }
 SM_89 = {
     "test_attention.py": ["test_a_ragged_batch[dtype2]"],
+    FP8_PRODUCTS: [
+        "test_tiles[some-67-65-out_dtype0]",
+        "test_activations_have_the_bits_of_their_definition[384-128-dtype1]",
+    ],
     "test_mla.py": ["test_a_ragged_batch[dtype1]"],
 }
 SAMPLES = {"sm_80": SM_80, "sm_89": SM_89, "sm_90": SM_90}
-FILES = {target: (*SM_80, BATCH_INVARIANCE) if IS_DEEP else tuple(sample) for target, sample in SAMPLES.items()}
+FILES = {
+    target: tuple({**sample, **dict.fromkeys((*SM_80, BATCH_INVARIANCE))}) if IS_DEEP else tuple(sample)
+    for target, sample in SAMPLES.items()
+}
 # Tests whose subject the emulator is not; they would only pass again.
 ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.kernels.triton.ptx.eight_bits import E4M3
 from tests.kernels.triton.ptx.memory_access import addresses_of
 from tests.kernels.triton.ptx.races import WARP
 from tests.kernels.triton.ptx.semantics import carries_out
@@ -150,6 +151,8 @@ def _multiply(threads: Threads, each: Instruction) -> None:
         left, right = _tf32_operands(a, b)
     elif shape == "m16n8k16" and kinds[1] in ("f16", "bf16"):
         left, right = _half_operands(a, b, kinds[1])
+    elif (shape, kinds[1]) == ("m16n8k32", "e4m3"):
+        left, right = _byte_operands(a, b)
     else:
         raise Faulty("a product that is not known")
     total = np.zeros((len(lanes), 16, 8))
@@ -171,6 +174,18 @@ def _half_operands(a: list[Array], b: list[Array], kind: str) -> tuple[Array, Ar
             left[:, _GROUP + 8 * (number % 2), columns] = _half(bits, half, kind)
         for number, bits in enumerate(b):
             right[:, 2 * _IN_GROUP + half + 8 * number, _GROUP] = _half(bits, half, kind)
+    return left, right
+
+
+def _byte_operands(a: list[Array], b: list[Array]) -> tuple[Array, Array]:
+    """Return the matrices [warps, 16, 32] and [warps, 32, 8] of the registers of a warp, which have E4M3 numbers."""
+    left, right = np.zeros((len(a[0]), 16, 32)), np.zeros((len(a[0]), 32, 8))
+    for byte in range(4):
+        for number, bits in enumerate(a):
+            columns = 4 * _IN_GROUP + byte + 16 * (number // 2)
+            left[:, _GROUP + 8 * (number % 2), columns] = E4M3[bits >> np.uint32(8 * byte) & 0xFF]
+        for number, bits in enumerate(b):
+            right[:, 4 * _IN_GROUP + byte + 16 * number, _GROUP] = E4M3[bits >> np.uint32(8 * byte) & 0xFF]
     return left, right
 
 
