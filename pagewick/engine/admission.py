@@ -144,6 +144,8 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
 
 
 def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
+    if image.edges is not None:
+        return _is_joined(image, image.edges, info.image_tile, info.image_side)
     rows, columns = image.height // info.image_side, image.width // info.image_side
     step = info.image_step or info.image_side
     is_divided = rows > 0 and columns > 0 and not image.height % step and not image.width % step
@@ -151,6 +153,18 @@ def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
     num_tokens = rows * (columns + info.has_row_breaks)
     has_pixels = len(image.pixels) == 3 * image.height * image.width
     return is_divided and is_in_rows and has_pixels and image.num_tokens == num_tokens
+
+
+def _is_joined(image: ImageInput, edges: tuple[int, int], tile: int | None, side: int) -> bool:
+    """Return whether a picture consists of whole tiles, and has the tokens of the rows within its edges."""
+    if tile is None or image.height % tile or image.width % tile or min(edges) < 0 or image.row_length:
+        return False
+    of_tile = tile // side
+    rows, columns = (
+        length // tile * of_tile - 2 * edge for length, edge in zip((image.height, image.width), edges, strict=True)
+    )
+    has_pixels = len(image.pixels) == 3 * image.height * image.width
+    return rows > 0 and columns >= 0 and has_pixels and image.num_tokens == rows * (columns + 1)
 
 
 def _has_placeholders(image: ImageInput, prompt: list[int], token_id: int) -> bool:

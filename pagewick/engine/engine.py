@@ -309,6 +309,7 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "image_token_id": vision.image_token_id,
         "image_side": vision.side,
         "image_step": vision.step,
+        "image_tile": vision.tile_side,
         "has_row_breaks": vision.has_row_breaks,
         "max_image_tokens": max_image_tokens(config, model),
     }

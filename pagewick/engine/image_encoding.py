@@ -51,7 +51,10 @@ class ImageEncoder:
         num_patches = image.height * image.width // self._config.patch_size**2
         limit = self._limits.of_tokens(num_patches, num_patches**2)
         self._progress.expect(limit.seconds, limit.cpu_seconds)
-        return self._encoder(pixels_of(image, self._device))  # type: ignore[no-any-return]
+        pixels = pixels_of(image, self._device)
+        if image.edges is not None:
+            return self._encoder(pixels, image.edges)  # type: ignore[no-any-return]
+        return self._encoder(pixels)  # type: ignore[no-any-return]
 
 
 def image_slots(

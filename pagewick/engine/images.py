@@ -31,7 +31,8 @@ def num_image_bytes(request: EngineRequest) -> int:
 
 def _key(image: ImageInput) -> bytes:
     sizes = b"".join(size.to_bytes(4, "little") for size in (image.height, image.width))
-    return blake2b(sizes + image.pixels + image.layout, digest_size=_KEY_BYTES, person=b"image").digest()
+    edges = b"" if image.edges is None else repr(image.edges).encode()
+    return blake2b(sizes + image.pixels + image.layout + edges, digest_size=_KEY_BYTES, person=b"image").digest()
 
 
 def without_computed(images: Sequence[ImageInput], num_computed: int) -> list[ImageInput]:

@@ -48,7 +48,9 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     height, width: in pixels, after the model's resizing. pixels: [height, width, 3], red, green and blue of 8 bits;
     empty where no rank needs them any more. row_length: placeholders in a row, which one other token follows; 0: all
     tokens are placeholders. layout: where the pictures of an image lie that is cut, on which positions of its first
-    tokens may depend; empty for a whole image.
+    tokens may depend; empty for a whole image. edges: of a picture that is read in tiles and has rows of tokens, each
+    with one more of its own behind it: rows of patches at the upper and at the lower edge that have no tokens, and
+    columns at the left and at the right; None for other pictures.
     """
 
     start: int
@@ -58,6 +60,7 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     pixels: bytes = b""
     row_length: int = 0
     layout: bytes = b""
+    edges: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:

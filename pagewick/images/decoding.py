@@ -60,6 +60,7 @@ class Picture(NamedTuple):
 
     pixels: npt.NDArray[np.uint8]
     num_tokens: int
+    edges: tuple[int, int] | None = None
 
 
 def prepare(data: bytes, settings: ImageSettings) -> list[Picture]:
@@ -82,7 +83,7 @@ def pictures_of(image: Image.Image, settings: ImageSettings) -> list[Picture]:
         image = _upright(image)
         views = settings.views(image.height, image.width)
         seen = _seen(_rgb(image), views, Image.Resampling(settings.resample))
-    return [Picture(pixels, settings.tokens_of(*pixels.shape[:2])) for pixels in seen]
+    return [Picture(pixels, settings.tokens_in(view), view.edges) for pixels, view in zip(seen, views, strict=True)]
 
 
 def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling) -> list[npt.NDArray[np.uint8]]:

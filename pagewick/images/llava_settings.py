@@ -16,7 +16,7 @@ STRETCHING = tuple(f"SiglipImageProcessor{suffix}" for suffix in ("", "Fast", "P
 PROCESSORS = (*CROPPING, *STRETCHING)
 # Values of entries that files leave out: those of the processors in transformers, and of both encoders.
 _SIZE, _HALF = 224, (0.5, 0.5, 0.5)
-_PATCH_SIZES = {"clip_vision_model": 32, "siglip_vision_model": 16}
+PATCH_SIZES = {"clip_vision_model": 32, "siglip_vision_model": 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class LlavaSettings(SquareSettings):
         entries.demand_usual_steps(resample=FILTERS)
         entries.demand_one_of("do_pad", (False,))
         crops = entries.values.get("image_processor_type") in CROPPING
-        shortest_edge, cut = _square(entries, crops=crops)
+        shortest_edge, cut = read_square(entries, crops=crops)
         vision = config.child("vision_config")
         kind = vision.values.get("model_type") or "clip_vision_model"
-        patch_size = vision.square("patch_size", _PATCH_SIZES.get(kind, 16))
+        patch_size = vision.square("patch_size", PATCH_SIZES.get(kind, 16))
         if (wanted := vision.square("image_size", _SIZE)) != cut:
             raise ModelLoadError(
                 f"{entries.source} makes images of {cut} x {cut} pixels, and vision_config.image_size in "
@@ -92,7 +92,7 @@ class LlavaSettings(SquareSettings):
         return SquareSettings._fitted(self, height, width)
 
 
-def _square(entries: Entries, *, crops: bool) -> tuple[int | None, int]:
+def read_square(entries: Entries, *, crops: bool) -> tuple[int | None, int]:
     """Return the shorter side of resized images, None if they are stretched, and the side of the square."""
     size = entries.values.get("size")
     given = size if isinstance(size, dict) else {"shortest_edge": size} if crops else {}

@@ -52,13 +52,15 @@ class View(NamedTuple):
     """A picture that a model gets of an image: all of it, or a tile.
 
     sizes: the heights and widths to which the image is resized, one after the other. box: the part that is cut out of
-    the last of these. before, after: the texts ahead of the tokens of the picture, and behind them.
+    the last of these. before, after: the texts ahead of the tokens of the picture, and behind them. edges: as in
+    ImageInput (pagewick/engine/messages.py).
     """
 
     sizes: tuple[tuple[int, int], ...]
     box: Box
     before: str = ""
     after: str = ""
+    edges: tuple[int, int] | None = None
 
     @classmethod
     def whole(cls, *sizes: tuple[int, int], before: str = "", after: str = "") -> Self:
@@ -184,7 +186,11 @@ class ImageSettings(ABC):
 
         Raises InvalidRequestError as `resized`.
         """
-        return sum(self.tokens_of(view.box.height, view.box.width) for view in self.views(height, width))
+        return sum(map(self.tokens_in, self.views(height, width)))
+
+    def tokens_in(self, view: View) -> int:
+        """Return the number of tokens of a picture, with those between and behind its rows."""
+        return self.tokens_of(view.box.height, view.box.width)
 
     def tokens_of(self, height: int, width: int) -> int:
         """Return the number of tokens of a picture, with those between its rows."""

@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and other models of LLaVA's kind, Pixtral 12B among them: text models of several families that see."""
+"""LLaVA 1.5, LLaVA-NeXT and other models of their kind, Pixtral 12B among them: text models of several families."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def read_llava(entries: Entries) -> ModelConfig:
         text_entries(entries).demand("model_type", "mistral", "llama", "this encoder has no other text part")
         return with_pixtral(config, entries, merges=False)
     return with_llava(config, entries)
+
+
+def read_llava_next(entries: Entries) -> ModelConfig:
+    entries.demand("use_image_newline_parameter", True, True, "a learned row is behind each row of tokens")
+    return with_llava(_read_text(entries), entries, joins_tiles=True)
 
 
 def _read_text(entries: Entries) -> ModelConfig:

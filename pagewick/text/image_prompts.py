@@ -195,9 +195,8 @@ class ImageReader:
         ahead = self._ahead(self._settings.before_image(number), views)
         for view, before in zip(views, ahead, strict=False):
             token_ids += before
-            height, width = view.box.height, view.box.width
-            row_length = width // self._settings.token_side if self._row_ends else 0
-            tokens = self._tokens(self._settings.tokens_of(height, width), row_length)
+            row_length = view.box.width // self._settings.token_side if self._row_ends else 0
+            tokens = self._tokens(self._settings.tokens_in(view), row_length)
             pictures.append(PlacedPicture(len(token_ids), len(tokens), row_length))
             token_ids += tokens
         return PlacedImage(number, image, token_ids + ahead[-1], pictures)
@@ -294,10 +293,10 @@ class ImageReader:
                 raise InvalidRequestError("its size has changed while it was read; send another copy of it")
         images = []
         layout = _layout(found, placed.pictures)
-        for (pixels, num_tokens), one in zip(found, placed.pictures, strict=True):
+        for (pixels, num_tokens, edges), one in zip(found, placed.pictures, strict=True):
             height, width, _ = pixels.shape
-            start = placed.start + one.offset
-            images.append(ImageInput(start, num_tokens, height, width, pixels.tobytes(), one.row_length, layout))
+            start, data = placed.start + one.offset, pixels.tobytes()
+            images.append(ImageInput(start, num_tokens, height, width, data, one.row_length, layout, edges))
         return images
 
 

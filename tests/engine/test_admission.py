@@ -287,6 +287,41 @@ def test_other_images_in_rows_are_refused(prompt: list[int], images: list[ImageI
         check_request(request(prompt, max_tokens=1, images=images), READS_IMAGES)
 
 
+# Of tiles of 5 x 5 pixels, 4 x 4 are seen: 2 x 2 tokens.
+IN_TILES = structs.replace(READS_IMAGES, image_tile=5, max_model_len=100)
+
+
+def in_tiles(num_tokens: int, edges: tuple[int, int], **others: Any) -> ImageInput:
+    found = ImageInput(0, num_tokens, 10, 15, bytes(3 * 10 * 15), edges=edges)
+    return structs.replace(found, **others)
+
+
+@pytest.mark.parametrize(("num_tokens", "edges"), [(28, (0, 0)), (14, (1, 0)), (12, (0, 2)), (4, (0, 3))])
+def test_images_in_tiles_have_one_token_more_in_each_row(num_tokens: int, edges: tuple[int, int]) -> None:
+    """Of 4 rows of 6 + 1 tokens, some at the edges are left out."""
+    without = structs.replace(IN_TILES, image_tile=None)
+    check_request(request([7] * num_tokens, max_tokens=1, images=[in_tiles(num_tokens, edges)]), IN_TILES)
+    with pytest.raises(InvalidRequestError):
+        check_request(request([7] * num_tokens, max_tokens=1, images=[in_tiles(num_tokens, edges)]), without)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        in_tiles(14, (0, 0)),
+        in_tiles(0, (2, 0)),
+        in_tiles(0, (0, 4)),
+        in_tiles(42, (-1, 0)),
+        in_tiles(28, (0, 0), height=11),
+        in_tiles(28, (0, 0), pixels=bytes(3)),
+        in_tiles(28, (0, 0), row_length=6),
+    ],
+)
+def test_other_images_in_tiles_are_refused(found: ImageInput) -> None:
+    with pytest.raises(InvalidRequestError, match="image 1 of"):
+        check_request(request([7] * max(1, found.num_tokens), max_tokens=1, images=[found]), IN_TILES)
+
+
 def test_an_image_that_no_step_could_compute_is_refused() -> None:
     info = structs.replace(READS_IMAGES, max_image_tokens=4)
     check_request(request([7] * 6, max_tokens=1, images=[image(0, 2, 2), image(4, 1, 2)]), info)

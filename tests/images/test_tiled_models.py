@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -34,6 +35,7 @@ from tests.images import (
     test_lfm2_vl_settings,
     test_lighton_settings,
     test_llama4_settings,
+    test_llava_next_settings,
     test_llava_settings,
     test_minicpm_settings,
 )
@@ -118,6 +120,10 @@ def process_llama4(directory: Path, pictures: Sequence[Image.Image]) -> dict[str
 
 def process_llava(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     return dict(CLIPImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
+
+
+def process_llava_next(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    return dict(LlavaNextImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
 
 
 def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
@@ -238,8 +244,21 @@ LLAVA = Family(
     limits={None: 9, 12**2: 9},
     entries={"image_token_index": test_llava_settings.IMAGE_ID},
 )
+LLAVA_NEXT = Family(
+    variant="llava-next",
+    settings=test_llava_next_settings,
+    backend=test_llava_settings.llava_backend(),
+    placeholder="<image>",
+    # A canvas of 1 x 2 tiles, one of 2 x 2 with two columns of tokens left out, one of 3 x 1.
+    pictures=(noise(13, 26), noise(60, 40), noise(40, 9)),
+    changed=(60, 40),
+    process=process_llava_next,
+    # The whole; 6 rows of 4 + 1, and 4 of 3 + 1.
+    limits={None: 9 + 6 * 5, 14 * 28: 9 + 4 * 4},
+    entries={"image_token_index": test_llava_settings.IMAGE_ID},
+)
 # MiniCPM-V 4.7 is 4.6 with positions on a canvas.
-FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS), LLAVA)
+FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS), LLAVA, LLAVA_NEXT)
 
 
 @dataclass(frozen=True)

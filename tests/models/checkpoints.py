@@ -85,6 +85,14 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "Gemma3ImageProcessorFast", "image_seq_length": config["mm_tokens_per_image"],
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "llava_next":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}, "image_mean": IMAGE_MEAN,
+            "image_std": IMAGE_STD, "image_grid_pinpoints": config["image_grid_pinpoints"],
+            "image_processor_type": "LlavaNextImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     vision_kind = (config.get("vision_config") or {}).get("model_type")
     if config["model_type"] == "llava" and vision_kind != "pixtral":
         side = config["vision_config"]["image_size"]

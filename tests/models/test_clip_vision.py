@@ -11,10 +11,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from pagewick.errors import ModelLoadError
+from pagewick.images.decoding import prepare
+from pagewick.images.settings_files import read_settings
 from pagewick.models.registry import read_config
 from pagewick.models.vision.merging_config import ClipVisionConfig
+from tests.images.pictures import file_of, noise
 from tests.layers.ranks import single_context
 from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
 from tests.models.plain_images import encoder_of
@@ -196,3 +200,61 @@ def test_files_may_have_other_names_and_no_vision_part(tmp_path: Path) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if "layers.2.mlp.fc1.b" not in name}, file)
     with pytest.raises(ModelLoadError, match=r"lacks 1 tensor of this model: .*encoder\.layers\.2\.mlp\.fc1\.bias"):
         build(tmp_path, single_context())
+
+
+NEXT = "llava-next"
+CANVASES = VARIANTS[NEXT].entries["image_grid_pinpoints"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        # Tiles of whole patches, and SigLIP's encoder.
+        {
+            "vision_config": {**SIGLIP, "image_size": 12}, "vision_feature_select_strategy": "full",
+            "image_grid_pinpoints": [[12, 24], [24, 24], [36, 24]],
+        },
+    ],
+)  # fmt: skip
+@torch.inference_mode()
+def test_rows_of_tiles_are_those_of_transformers(entries: dict[str, Any], tmp_path: Path) -> None:
+    reference: Any = make_model(NEXT, {**VARIANTS[NEXT].all_entries(), **entries})
+    save(reference, tmp_path)
+    settings = read_settings(tmp_path)
+    encoder, processor = encoder_of(tmp_path, settings), LlavaNextImageProcessorPil.from_pretrained(tmp_path)
+    # The last ones have no rows in tiles, and rows without patches.
+    for size in ((13, 26), (60, 40), (40, 9), (28, 28), (1, 100), (100, 1)):
+        image = noise(*size)
+        given = processor([image], return_tensors="pt")
+        (expected,) = reference.model.get_image_features(
+            **given,
+            vision_feature_layer=-2,
+            vision_feature_select_strategy=reference.config.vision_feature_select_strategy,
+        ).pooler_output
+        found = [
+            (encoder(pixels) if edges is None else encoder(pixels, edges)).rows
+            for one in prepare(file_of(image), settings)
+            for pixels, edges in [(torch.from_numpy(one.pixels.copy()), one.edges)]
+        ]
+        assert len(expected) == settings.num_tokens(*size) == sum(map(len, found))
+        scale = float(expected.std())
+        torch.testing.assert_close(torch.cat(found), expected, atol=1e-5 * scale, rtol=0)
+
+
+def next_of(**entries: Any) -> dict[str, Any]:
+    config = transformers.LlavaNextConfig(**VARIANTS[NEXT].all_entries()).to_dict()
+    return {**json.loads(json.dumps(config)), "architectures": ["LlavaNextForConditionalGeneration"], **entries}
+
+
+def test_entries_about_tiles() -> None:
+    found = vision_of(next_of())
+    assert (found.tile_side, found.largest_canvas, found.most_pixels, found.fixed_pixels) == (14, 784, 784, None)
+    usual = {name: value for name, value in PUBLISHED.items() if name != "architectures"}
+    found = vision_of({**usual, "architectures": ["LlavaNextForConditionalGeneration"]})
+    assert (found.largest_canvas, found.image_size, found.positions_per_side) == (672 * 672, 336, 24)
+    for wrong in ([[14, 30]], [[14]], [14], "anyres", [[14, -28]], [[14, 61 * 14]], [[14, True]]):
+        with pytest.raises(ModelLoadError, match=r"image_grid_pinpoints is .*, and must be a list of heights and"):
+            read_config(next_of(image_grid_pinpoints=wrong))
+    with pytest.raises(ModelLoadError, match=r"use_image_newline_parameter is False, and must be True"):
+        read_config(next_of(use_image_newline_parameter=False))

@@ -26,6 +26,7 @@ from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava-1.5",
+    "LlavaNextForConditionalGeneration": "llava-next",
     "Idefics3ForConditionalGeneration": "idefics3",
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Llama4ForCausalLM": "llama4-scout",

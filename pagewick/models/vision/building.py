@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
-from pagewick.models.vision.clip import ClipEncoder
+from pagewick.models.vision.clip import ClipEncoder, JoiningClipEncoder
 from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
@@ -45,7 +45,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
             return StretchingSiglipEncoder(context, prefix, config)
         return (RoundingSiglipEncoder if config.is_rounded else SquareSiglipEncoder)(context, prefix, config)
     if isinstance(config, ClipVisionConfig):
-        return ClipEncoder(context, prefix, config)
+        is_joining = config.largest_canvas is not None
+        return (JoiningClipEncoder if is_joining else ClipEncoder)(context, prefix, config)
     if isinstance(config, PaddleVisionConfig):
         return TurningSiglipEncoder(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):

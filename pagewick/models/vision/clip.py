@@ -77,3 +77,26 @@ class ClipEncoder(PatchReader):
         features = [outputs[number][self.config.num_firsts :] for number in self.config.features]
         found = features[0].contiguous() if len(features) == 1 else torch.cat(features, dim=-1)
         return self.projector(found)  # type: ignore[no-any-return]
+
+
+class JoiningClipEncoder(ClipEncoder):
+    """The encoder of LLaVA-NeXT, whose pictures are of one tile, or of several with tokens in common rows."""
+
+    def __init__(self, context: LayerContext, prefix: str, config: ClipVisionConfig) -> None:
+        super().__init__(context, prefix, config)
+        self.newline = WholeRows(context, 1, config.out_hidden_size, shape=(config.out_hidden_size,))
+
+    def forward(self, pixels: Tensor, edges: tuple[int, int] | None = None) -> EncodedImage:
+        """Encode a picture. edges: see ImageInput; None: it is one tile, and no learned row is behind its rows."""
+        if edges is None:
+            return super().forward(pixels)
+        side, seen, of_tile = self.config.image_size, self._side * self.config.patch_size, self._side
+        height, width = (length // side for length in pixels.shape[:2])
+        tiles = pixels.view(height, side, width, side, 3)[:, :seen, :, :seen].permute(0, 2, 1, 3, 4)
+        rows = torch.stack([self._rows(tile) for tile in tiles.flatten(0, 1)])
+        grid = rows.view(height, width, of_tile, of_tile, -1).transpose(1, 2).flatten(0, 1).flatten(1, 2)
+        down, across = edges
+        grid = grid[down : len(grid) - down, across : grid.shape[1] - across]
+        lines = self.newline.weight.expand(len(grid), 1, -1)
+        found = torch.cat([grid, lines], dim=1).flatten(0, 1)
+        return EncodedImage(found, found.new_empty(0, *found.shape))

@@ -5,6 +5,7 @@ transformers' classes have the defaults of entries that a file leaves out. Raise
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,18 +15,25 @@ from pagewick.models.name_map import NameMap
 from pagewick.models.reading import read_activation
 from pagewick.models.vision.merging_config import ClipVisionConfig
 from pagewick.models.vision.siglip_entries import IN_TOWER, MAX_SIDE, SIGLIP_PLACES, tower_fields
-from pagewick.models.vision.tensor_names import without_encoders
+from pagewick.models.vision.tensor_names import LLAVA_TENSORS, without_encoders
 
 CLIP: Final = "clip_vision_model"
 SIGLIP: Final = "siglip_vision_model"
+# The canvases of a file that names none.
+_NEXT_CANVASES: Final = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+# The most tiles of a canvas, as in pagewick/images/tiles.py.
+_MAX_TILES: Final = 60
 _CLIP_DEFAULTS: Final = {"hidden_act": "quick_gelu", "patch_size": 32, "layer_norm_eps": 1e-5}
 # Images are read from all rows of the encoder, or from those of patches.
 _STRATEGIES: Final = {CLIP: "default", SIGLIP: "full"}
 _WHY: Final = {CLIP: "the row that no patch makes is left out", SIGLIP: "all rows of this encoder are of patches"}
 
 
-def with_llava(config: ModelConfig, entries: Entries) -> ModelConfig:
-    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
+def with_llava(config: ModelConfig, entries: Entries, *, joins_tiles: bool = False) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used.
+
+    joins_tiles: whether pictures may be read in tiles, whose tokens stand in common rows (LLaVA-NeXT).
+    """
     given = entries.child("vision_config")
     if given is None:
         return config
@@ -37,6 +45,9 @@ def with_llava(config: ModelConfig, entries: Entries) -> ModelConfig:
     kind = given.choice("model_type", tuple(_STRATEGIES), CLIP)
     entries.demand("vision_feature_select_strategy", _STRATEGIES[kind], "default", _WHY[kind])
     num_blocks, fields = tower(given, entries, kind, default_layer=-2)
+    if joins_tiles:
+        canvas = _largest_canvas(entries, fields["image_size"])
+        fields |= {"largest_canvas": canvas, "tensors": LLAVA_TENSORS}
     vision = ClipVisionConfig(
         **fields,
         image_token_id=token,
@@ -47,6 +58,22 @@ def with_llava(config: ModelConfig, entries: Entries) -> ModelConfig:
         projector_bias=entries.flag("multimodal_projector_bias", True),
     )
     return seeing(config, vision, num_blocks)
+
+
+def _largest_canvas(entries: Entries, side: int) -> int:
+    """Return the pixels of the largest of the pictures that image_grid_pinpoints names. side: of a tile, in pixels."""
+    name = "image_grid_pinpoints"
+    canvases = entries.get(name) or _NEXT_CANVASES
+    if not isinstance(canvases, list) or not all(_is_canvas(one, side) for one in canvases):
+        raise entries.wrong(name, f"a list of heights and widths, multiples of {side} with at most {_MAX_TILES} tiles")
+    return max(math.prod(canvas) for canvas in canvases)
+
+
+def _is_canvas(value: Any, side: int) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    is_divided = all(type(length) is int and length > 0 and length % side == 0 for length in value)
+    return is_divided and math.prod(value) <= _MAX_TILES * side**2
 
 
 def seeing(config: ModelConfig, vision: ClipVisionConfig, num_blocks: int) -> ModelConfig:
@@ -71,11 +98,12 @@ def tower(given: Entries, entries: Entries, kind: str, *, default_layer: int) ->
     fields = tower_fields(given)
     num_blocks, patch_size = fields["num_blocks"], fields["patch_size"]
     # Patches at two edges that are not whole are not seen.
-    side = given.size("image_size", 224, most=MAX_SIDE) // patch_size
+    whole = given.size("image_size", 224, most=MAX_SIDE)
+    side = whole // patch_size
     if not side:
         raise given.wrong("image_size", f"at least patch_size ({patch_size})")
     features = _features(entries, num_blocks, default_layer)
-    used = {"num_blocks": max(features), "patch_bias": kind == SIGLIP, "positions_per_side": side}
+    used = {"image_size": whole, "num_blocks": max(features), "patch_bias": kind == SIGLIP, "positions_per_side": side}
     return num_blocks, {**fields, **used, "has_first": kind == CLIP, "features": features}
 
 
@@ -103,6 +131,7 @@ def _names_in(outer: str, inner: str) -> tuple[tuple[str, str], ...]:
         ("visual.projector.norm", f"{projector}.layernorm"),
         ("visual.projector.projection.linear_fc2", f"{projector}.linear_2"),
         ("visual.projector.projection", projector),
+        ("visual.newline.weight", f"{outer}image_newline"),
         ("visual.first_norm", f"{place}.pre_layrnorm"),
         ("visual.first.weight", f"{place}.embeddings.class_embedding"),
         ("visual", place),

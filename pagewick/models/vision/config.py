@@ -91,6 +91,11 @@ class VisionConfig:
         return False
 
     @property
+    def tile_side(self) -> int | None:
+        """Pixels of the side of tiles, whose tokens stand in common rows; None: no picture is read so."""
+        return None
+
+    @property
     def most_pixels(self) -> int:
         """Pixels of the largest image before preprocessor_config.json is read: those of Qwen's models."""
         return 2**24

@@ -176,11 +176,28 @@ class ClipVisionConfig(MergingConfig):
     Layer norms and plain MLPs. Each patch has a learned position, and no norm follows the blocks.
     has_first: one learned row, which no patch makes, goes through the blocks ahead of the patches and is then left out;
     a norm is ahead of the blocks (CLIP). features: the numbers of blocks behind which rows are read, from 0, ahead of
-    all; what several of them return stands side by side.
+    all; what several of them return stands side by side. image_size: pixels of an image's side, of which only whole
+    patches are seen. largest_canvas: pixels of the largest picture that is read in tiles, whose tokens stand in common
+    rows, with a learned row behind each (LLaVA-NeXT); None: no picture is read so.
     """
 
     has_first: bool
     features: tuple[int, ...]
+    image_size: int
+    largest_canvas: int | None = None
+
+    @property
+    def tile_side(self) -> int | None:
+        return None if self.largest_canvas is None else self.image_size
+
+    @property
+    def most_pixels(self) -> int:
+        return self.largest_canvas or self.image_size**2
+
+    @property
+    def pixels_per_token(self) -> int:
+        """All of them where patches at edges have no tokens."""
+        return self.largest_canvas or self.side**2
 
     @property
     def num_firsts(self) -> int:
@@ -199,6 +216,8 @@ class ClipVisionConfig(MergingConfig):
     @property
     def fixed_pixels(self) -> int | None:
         assert self.positions_per_side is not None, "each patch has a learned position"
+        if self.largest_canvas is not None:
+            return None
         return (self.positions_per_side * self.patch_size) ** 2
 
 

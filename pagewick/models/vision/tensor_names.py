@@ -29,6 +29,9 @@ MOON_TENSORS: Final = r"(model\.)?(vision_tower|mm_projector)\..*"
 LLAMA4_TENSORS: Final = r"(model\.)?(vision_model|multi_modal_projector)\..*"
 """A regular expression of the names that files of Llama 4 give to those tensors."""
 
+LLAVA_TENSORS: Final = r"(model\.)?((vision_tower|multi_modal_projector)\..*|image_newline)"
+"""A regular expression of the names that files of LLaVA-NeXT give to those tensors."""
+
 PADDLE_TENSORS: Final = r"((model\.)?(visual|projector)|mlp_AR)\..*"
 """A regular expression of the names that files of PaddleOCR-VL give to those tensors."""
 
@@ -37,7 +40,7 @@ MISTRAL_TENSORS: Final = r"(vision_encoder|pre_mm_projector_norm|patch_merger|vi
 
 ENCODER_TENSORS: Final = (
     TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS, MOON_TENSORS,
-    MISTRAL_TENSORS, LLAMA4_TENSORS, PADDLE_TENSORS,
+    MISTRAL_TENSORS, LLAMA4_TENSORS, PADDLE_TENSORS, LLAVA_TENSORS,
 )  # fmt: skip
 
 

@@ -127,6 +127,8 @@ def _clip(config: ClipVisionConfig) -> Tensors:
     for index in range(config.num_blocks):
         yield from _block(f"blocks.{index}", config, is_fused=False)
     yield from _merging_projector(config)
+    if config.largest_canvas is not None:
+        yield "newline.weight", (config.out_hidden_size,)
 
 
 def _minicpm(config: MiniCPMVisionConfig) -> Tensors:

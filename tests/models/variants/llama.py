@@ -56,6 +56,16 @@ VARIANTS = {
             "image_token_index": 190,
         },
     ),
+    "llava-next": Variant(
+        "LlavaNext",
+        {
+            **dict.fromkeys(COMMON),
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+            "vision_config": {**CLIP, "hidden_act": "gelu"},
+            "image_token_index": 190,
+            "image_grid_pinpoints": [[14, 28], [28, 14], [28, 28], [42, 14], [14, 42]],
+        },
+    ),
     "smolvlm": Variant(
         "SmolVLM",
         {
