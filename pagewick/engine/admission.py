@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
+from msgspec import structs
+
 from pagewick.engine.messages import EngineRequest, ImageInput
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.images.settings import MAX_PICTURES
+from pagewick.models.vision.shrinking import shrunk
 
 # A beam search reports all its tokens at once, at its end. In a message a log-probability takes up to 15 bytes and a
 # token 28; in memory they take ten times as much.
@@ -145,7 +148,11 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
 
 def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
     if image.edges is not None:
-        return _is_joined(image, image.edges, info.image_tile, info.image_side)
+        return _is_joined(image, image.edges, info)
+    if image.has_end:
+        if info.image_most_tiles is None:
+            return False
+        return _is_whole(structs.replace(image, num_tokens=image.num_tokens - 1, has_end=False), info)
     rows, columns = image.height // info.image_side, image.width // info.image_side
     step = info.image_step or info.image_side
     is_divided = rows > 0 and columns > 0 and not image.height % step and not image.width % step
@@ -155,16 +162,26 @@ def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
     return is_divided and is_in_rows and has_pixels and image.num_tokens == num_tokens
 
 
-def _is_joined(image: ImageInput, edges: tuple[int, int], tile: int | None, side: int) -> bool:
+def _is_joined(image: ImageInput, edges: tuple[int, int], info: ModelInfo) -> bool:
     """Return whether a picture consists of whole tiles, and has the tokens of the rows within its edges."""
-    if tile is None or image.height % tile or image.width % tile or min(edges) < 0 or image.row_length:
+    if (
+        (tile := info.image_tile) is None
+        or image.has_end
+        or image.height % tile
+        or image.width % tile
+        or min(edges) < 0
+        or image.row_length
+    ):
         return False
-    of_tile = tile // side
+    of_tile = tile // info.image_side
     rows, columns = (
         length // tile * of_tile - 2 * edge for length, edge in zip((image.height, image.width), edges, strict=True)
     )
     has_pixels = len(image.pixels) == 3 * image.height * image.width
-    return rows > 0 and columns >= 0 and has_pixels and image.num_tokens == rows * (columns + 1)
+    if rows <= 0 or columns < 0 or not has_pixels:
+        return False
+    rows, columns = shrunk(rows, columns, of_tile, info.image_most_tiles)
+    return image.num_tokens == rows * (columns + 1)
 
 
 def _has_placeholders(image: ImageInput, prompt: list[int], token_id: int) -> bool:

@@ -310,6 +310,7 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "image_side": vision.side,
         "image_step": vision.step,
         "image_tile": vision.tile_side,
+        "image_most_tiles": vision.most_tiles,
         "has_row_breaks": vision.has_row_breaks,
         "max_image_tokens": max_image_tokens(config, model),
     }

@@ -54,6 +54,8 @@ class ImageEncoder:
         pixels = pixels_of(image, self._device)
         if image.edges is not None:
             return self._encoder(pixels, image.edges)  # type: ignore[no-any-return]
+        if image.has_end:
+            return self._encoder(pixels, None, has_end=True)  # type: ignore[no-any-return]
         return self._encoder(pixels)  # type: ignore[no-any-return]
 
 

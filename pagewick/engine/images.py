@@ -32,7 +32,8 @@ def num_image_bytes(request: EngineRequest) -> int:
 def _key(image: ImageInput) -> bytes:
     sizes = b"".join(size.to_bytes(4, "little") for size in (image.height, image.width))
     edges = b"" if image.edges is None else repr(image.edges).encode()
-    return blake2b(sizes + image.pixels + image.layout + edges, digest_size=_KEY_BYTES, person=b"image").digest()
+    end = b"end" if image.has_end else b""
+    return blake2b(sizes + image.pixels + image.layout + edges + end, digest_size=_KEY_BYTES, person=b"image").digest()
 
 
 def without_computed(images: Sequence[ImageInput], num_computed: int) -> list[ImageInput]:

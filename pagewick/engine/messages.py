@@ -50,7 +50,8 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     tokens are placeholders. layout: where the pictures of an image lie that is cut, on which positions of its first
     tokens may depend; empty for a whole image. edges: of a picture that is read in tiles and has rows of tokens, each
     with one more of its own behind it: rows of patches at the upper and at the lower edge that have no tokens, and
-    columns at the left and at the right; None for other pictures.
+    columns at the left and at the right; None for other pictures. has_end: of one of these, whether a token of its own
+    is behind all of them.
     """
 
     start: int
@@ -61,6 +62,7 @@ class ImageInput(msgspec.Struct, array_like=True, frozen=True):
     row_length: int = 0
     layout: bytes = b""
     edges: tuple[int, int] | None = None
+    has_end: bool = False
 
     @property
     def end(self) -> int:

@@ -15,7 +15,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     num_token_types: see EncoderConfig. image_token_id: the token for each square of image_side x image_side pixels;
     None: the model reads no images. image_step: the sides of images are multiples of it; None: of image_side. Pixels
     that fill no square have no token. image_tile: side in pixels of the tiles in which pictures with edges are read;
-    None: there are no such pictures. has_row_breaks: another one follows each row. max_image_tokens: see Scheduler.
+    None: there are no such pictures. image_most_tiles: the rows and columns of those with more tokens than this number
+    of tiles are shrunk. has_row_breaks: another one follows each row. max_image_tokens: see Scheduler.
     adapters: where the loaded LoRA adapters come from, by name. max_adapters: the number for which there is room.
     default_adapter: where that of requests without one comes from, if there is one.
     """
@@ -47,6 +48,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     image_side: int = 1
     image_step: int | None = None
     image_tile: int | None = None
+    image_most_tiles: int | None = None
     has_row_breaks: bool = False
     max_image_tokens: int = 0
     adapters: dict[str, str] = {}

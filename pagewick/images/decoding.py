@@ -61,6 +61,7 @@ class Picture(NamedTuple):
     pixels: npt.NDArray[np.uint8]
     num_tokens: int
     edges: tuple[int, int] | None = None
+    has_end: bool = False
 
 
 def prepare(data: bytes, settings: ImageSettings) -> list[Picture]:
@@ -83,12 +84,15 @@ def pictures_of(image: Image.Image, settings: ImageSettings) -> list[Picture]:
         image = _upright(image)
         views = settings.views(image.height, image.width)
         seen = _seen(_rgb(image), views, Image.Resampling(settings.resample))
-    return [Picture(pixels, settings.tokens_in(view), view.edges) for pixels, view in zip(seen, views, strict=True)]
+    return [
+        Picture(pixels, settings.tokens_in(view), view.edges, view.has_end)
+        for pixels, view in zip(seen, views, strict=True)
+    ]
 
 
 def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling) -> list[npt.NDArray[np.uint8]]:
     """Return the pixels of each view. Views that begin with the same sizes share the resized images."""
-    resized: dict[tuple[tuple[int, int], ...], Image.Image] = {(): image}
+    resized: dict[tuple[tuple[int, int], ...], Image.Image] = {(): _squared(image, views[0].around)}
     for view in views:
         for number, (height, width) in enumerate(view.sizes):
             if view.sizes[: number + 1] not in resized:
@@ -100,6 +104,16 @@ def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling)
         # Cut before it becomes an array: a part of an array keeps all of it in memory.
         cut.append(np.asarray(resized[view.sizes].crop((left, top, left + width, top + height))))
     return cut
+
+
+def _squared(image: Image.Image, colour: tuple[int, int, int] | None) -> Image.Image:
+    """Return an image in the middle of a square of a colour; the image itself if that is None."""
+    side = max(image.size)
+    if colour is None or image.size == (side, side):
+        return image
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
 
 
 def is_turned(content: bytes | Image.Image) -> bool:

@@ -34,38 +34,7 @@ class LlavaNextSettings(ImageSettings):
     @classmethod
     def of(cls, files: SettingsFiles) -> Self:
         """Raises ModelLoadError for settings that cannot be honoured, and for files that contradict each other."""
-        entries, processor, config = files
-        entries.demand_usual_steps(resample=FILTERS)
-        shortest_edge, side = read_square(entries, crops=True)
-        vision = config.child("vision_config")
-        kind = vision.values.get("model_type") or "clip_vision_model"
-        patch_size = vision.square("patch_size", PATCH_SIZES.get(kind, 16))
-        if (wanted := vision.square("image_size", _SIZE)) != side or shortest_edge not in (None, side):
-            raise ModelLoadError(
-                f"size and crop_size in {entries.source} must both be {wanted}, which is vision_config.image_size in "
-                f"{config.source}\n  these files do not belong together; download or copy both again"
-            )
-        processor.demand_one_of("num_additional_image_tokens", (1 if kind == "clip_vision_model" else 0,))
-        processor.demand_one_of("patch_size", (patch_size,))
-        canvases = _canvases(entries, side)
-        if _canvases(config, side) != canvases:
-            raise ModelLoadError(
-                f"image_grid_pinpoints in {entries.source} and {config.source} differ\n"
-                "  these files do not belong together; download or copy both again"
-            )
-        return cls(
-            patch_size=patch_size,
-            merge_size=1,
-            temporal_patch_size=1,
-            min_pixels=side**2,
-            max_pixels=side**2,
-            mean=entries.channels("image_mean", CLIP_MEAN),
-            std=entries.channels("image_std", CLIP_STD, is_divisor=True),
-            rescale_factor=entries.factor("rescale_factor", 1 / 255),
-            resample=entries.whole("resample", BICUBIC),
-            tile_side=side,
-            canvases=canvases,
-        )
+        return cls(**read_tiled(files, crops=True, size=_SIZE, canvases=_CANVASES))
 
     @property
     def depends_on_turning(self) -> bool:
@@ -149,6 +118,42 @@ class LlavaNextSettings(ImageSettings):
         return self.tile_side, self.tile_side
 
 
+def read_tiled(files: SettingsFiles, *, crops: bool, size: int, canvases: list[list[int]]) -> dict[str, Any]:
+    """Return the fields of LlavaNextSettings. crops, size, canvases: what files mean where they leave entries out."""
+    entries, processor, config = files
+    entries.demand_usual_steps(resample=FILTERS)
+    shortest_edge, side = read_square(entries, crops=crops, default=size)
+    vision = config.child("vision_config")
+    kind = vision.values.get("model_type") or ("clip_vision_model" if crops else "siglip_vision_model")
+    patch_size = vision.square("patch_size", PATCH_SIZES.get(kind, 16))
+    if (wanted := vision.square("image_size", _SIZE)) != side or shortest_edge not in (None, side):
+        raise ModelLoadError(
+            f"size and crop_size in {entries.source} must both be {wanted}, which is vision_config.image_size in "
+            f"{config.source}\n  these files do not belong together; download or copy both again"
+        )
+    processor.demand_one_of("num_additional_image_tokens", (1 if kind == "clip_vision_model" else 0,))
+    processor.demand_one_of("patch_size", (patch_size,))
+    found = _canvases(entries, side, canvases)
+    if _canvases(config, side, canvases) != found:
+        raise ModelLoadError(
+            f"image_grid_pinpoints in {entries.source} and {config.source} differ\n"
+            "  these files do not belong together; download or copy both again"
+        )
+    return {
+        "patch_size": patch_size,
+        "merge_size": 1,
+        "temporal_patch_size": 1,
+        "min_pixels": side**2,
+        "max_pixels": side**2,
+        "mean": entries.channels("image_mean", CLIP_MEAN),
+        "std": entries.channels("image_std", CLIP_STD, is_divisor=True),
+        "rescale_factor": entries.factor("rescale_factor", 1 / 255),
+        "resample": entries.whole("resample", BICUBIC),
+        "tile_side": side,
+        "canvases": found,
+    }
+
+
 def _scaled(height: int, width: int, canvas: tuple[int, int]) -> tuple[int, int]:
     """Return the size of an image within its canvas (get_patch_output_size of transformers)."""
     across, down = canvas[1] / width, canvas[0] / height
@@ -157,9 +162,9 @@ def _scaled(height: int, width: int, canvas: tuple[int, int]) -> tuple[int, int]
     return canvas[0], min(math.ceil(width * down), canvas[1])
 
 
-def _canvases(entries: Entries, side: int) -> tuple[tuple[int, int], ...]:
+def _canvases(entries: Entries, side: int, default: list[list[int]]) -> tuple[tuple[int, int], ...]:
     """Return the canvases that a file names."""
-    given: Any = entries.values.get("image_grid_pinpoints") or _CANVASES
+    given: Any = entries.values.get("image_grid_pinpoints") or default
     if not isinstance(given, list) or not all(_is_canvas(one, side) for one in given):
         raise ModelLoadError(
             f"image_grid_pinpoints in {entries.source} must be a list of heights and widths, multiples of {side} with "

@@ -92,13 +92,13 @@ class LlavaSettings(SquareSettings):
         return SquareSettings._fitted(self, height, width)
 
 
-def read_square(entries: Entries, *, crops: bool) -> tuple[int | None, int]:
+def read_square(entries: Entries, *, crops: bool, default: int = _SIZE) -> tuple[int | None, int]:
     """Return the shorter side of resized images, None if they are stretched, and the side of the square."""
     size = entries.values.get("size")
     given = size if isinstance(size, dict) else {"shortest_edge": size} if crops else {}
     if not crops or "height" in given or "width" in given:
-        side = entries.square("size", _SIZE)
-        if entries.flag("do_center_crop", crops) and entries.square("crop_size", _SIZE) != side:
+        side = entries.square("size", default)
+        if entries.flag("do_center_crop", crops) and entries.square("crop_size", default) != side:
             raise ModelLoadError(f"crop_size in {entries.source} is not that of size ({side}); {FIX}")
         return None, side
     if unknown := given.keys() - {"shortest_edge"}:

@@ -52,8 +52,9 @@ class View(NamedTuple):
     """A picture that a model gets of an image: all of it, or a tile.
 
     sizes: the heights and widths to which the image is resized, one after the other. box: the part that is cut out of
-    the last of these. before, after: the texts ahead of the tokens of the picture, and behind them. edges: as in
-    ImageInput (pagewick/engine/messages.py).
+    the last of these. before, after: the texts ahead of the tokens of the picture, and behind them. edges,
+    has_end: as in ImageInput (pagewick/engine/messages.py). around: the colour with which the image is filled up to a
+    square at first, at both sides; None: it is not.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -61,6 +62,8 @@ class View(NamedTuple):
     before: str = ""
     after: str = ""
     edges: tuple[int, int] | None = None
+    has_end: bool = False
+    around: tuple[int, int, int] | None = None
 
     @classmethod
     def whole(cls, *sizes: tuple[int, int], before: str = "", after: str = "") -> Self:
@@ -113,6 +116,10 @@ class ImageSettings(ABC):
     def marks(self) -> tuple[str, ...]:
         """The tokens of the texts around pictures that a tokenizer must know."""
         return ()
+
+    def for_images(self, number: int) -> Self:
+        """Return the settings for a request with this number of images."""
+        return self
 
     def before_image(self, number: int) -> str:
         """Return the text ahead of the image with this number in its request, from 1."""

@@ -22,6 +22,7 @@ from pagewick.images import (
     lighton_settings,
     llama4_settings,
     llava_next_settings,
+    llava_onevision_settings,
     llava_settings,
     minicpm_settings,
     paddle_settings,
@@ -40,6 +41,7 @@ from pagewick.images.lfm2_vl_settings import Lfm2VlSettings
 from pagewick.images.lighton_settings import LightOnSettings
 from pagewick.images.llama4_settings import Llama4Settings
 from pagewick.images.llava_next_settings import LlavaNextSettings
+from pagewick.images.llava_onevision_settings import LlavaOnevisionSettings
 from pagewick.images.llava_settings import LlavaSettings
 from pagewick.images.minicpm_settings import MiniCPMSettings
 from pagewick.images.paddle_settings import PaddleSettings
@@ -61,6 +63,7 @@ _FAMILIES = {
     **dict.fromkeys(kimi_settings.PROCESSORS, KimiSettings.of),
     **dict.fromkeys(llama4_settings.PROCESSORS, Llama4Settings.of),
     **dict.fromkeys(llava_next_settings.PROCESSORS, LlavaNextSettings.of),
+    **dict.fromkeys(llava_onevision_settings.PROCESSORS, LlavaOnevisionSettings.of),
     **dict.fromkeys(llava_settings.PROCESSORS, LlavaSettings.of),
     **dict.fromkeys(minicpm_settings.PROCESSORS, MiniCPMSettings.of),
     **dict.fromkeys(paddle_settings.PROCESSORS, PaddleSettings.of),

@@ -1,4 +1,4 @@
-"""LLaVA 1.5, LLaVA-NeXT and other models of their kind, Pixtral 12B among them: text models of several families."""
+"""LLaVA 1.5, NeXT, OneVision and other models of their kind, Pixtral 12B among them: texts of several families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagewick.models.llama import read_llama
 from pagewick.models.mistral import read_mistral_text
 from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.qwen import read_qwen2
-from pagewick.models.vision.clip_entries import with_llava
+from pagewick.models.vision.clip_entries import NEXT, ONEVISION, with_llava
 from pagewick.models.vision.pixtral_entries import with_pixtral
 
 # Files leave out what is the default of a class of transformers.
@@ -33,12 +33,19 @@ def read_llava(entries: Entries) -> ModelConfig:
 
 def read_llava_next(entries: Entries) -> ModelConfig:
     entries.demand("use_image_newline_parameter", True, True, "a learned row is behind each row of tokens")
-    return with_llava(_read_text(entries), entries, joins_tiles=True)
+    return with_llava(_read_text(entries), entries, NEXT)
 
 
-def _read_text(entries: Entries) -> ModelConfig:
+def read_llava_onevision(entries: Entries) -> ModelConfig:
+    """It reads images only; videos have another way to their tokens."""
+    entries.demand("use_image_newline_parameter", True, True, "a learned row is behind each row of tokens")
+    return with_llava(_read_text(entries, default="qwen2"), entries, ONEVISION)
+
+
+def _read_text(entries: Entries, *, default: str = "llama") -> ModelConfig:
+    """default: the kind of text part of a file that names none."""
     text = text_entries(entries)
-    read, sizes = _TEXT_PARTS[text.choice("model_type", tuple(_TEXT_PARTS), "llama")]
+    read, sizes = _TEXT_PARTS[text.choice("model_type", tuple(_TEXT_PARTS), default)]
     is_tied = text.flag("tie_word_embeddings", False)
     if is_tied:
         # As in transformers, each of two entries ties the head.

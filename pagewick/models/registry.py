@@ -30,6 +30,7 @@ ARCHITECTURES: Final = {
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
     "LlavaForConditionalGeneration": "pagewick.models.llava:read_llava",
+    "LlavaOnevisionForConditionalGeneration": "pagewick.models.llava:read_llava_onevision",
     "LlavaNextForConditionalGeneration": "pagewick.models.llava:read_llava_next",
     "MinistralForCausalLM": "pagewick.models.mistral:read_ministral",
     "Ministral3ForCausalLM": "pagewick.models.mistral:read_ministral3",

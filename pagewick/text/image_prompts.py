@@ -65,6 +65,7 @@ class PlacedImage:
     """An image that is not decoded yet.
 
     number: its place in the request, from 1. token_ids: all of its tokens, with those between and around its pictures.
+    settings: those for all images of its request.
     start: the position of the first one in the prompt.
     """
 
@@ -72,6 +73,7 @@ class PlacedImage:
     image: LoadedImage
     token_ids: Sequence[int]
     pictures: Sequence[PlacedPicture]
+    settings: ImageSettings
     start: int = 0
 
     @property
@@ -160,13 +162,14 @@ class ImageReader:
             message = f"a request may have at most {MAX_IMAGES} images; it has {len(sources)}"
             raise InvalidRequestError(message, param=param)
         images: list[PlacedImage] = []
+        settings = self._settings.for_images(len(sources))
         num_file_pixels = num_pixels = 0
         for number, source in enumerate(sources, start=1):
             with _naming(number, param):
                 image = load(source)
-                size = image.upright() if self._settings.depends_on_turning else (image.height, image.width)
-                views = self._settings.views(*size)
-                images.append(self._placed(number, image, views))
+                size = image.upright() if settings.depends_on_turning else (image.height, image.width)
+                views = settings.views(*size)
+                images.append(self._placed(number, image, views, settings))
             num_file_pixels += image.height * image.width
             num_pixels += sum(view.box.height * view.box.width for view in views)
         num_tokens = sum(one.num_tokens for one in images)
@@ -188,18 +191,18 @@ class ImageReader:
                 raise InvalidRequestError(message, param=param)
         return images
 
-    def _placed(self, number: int, image: LoadedImage, views: Sequence[View]) -> PlacedImage:
-        """Return an image with its tokens; it has no place yet. number: as in PlacedImage."""
+    def _placed(self, number: int, image: LoadedImage, views: Sequence[View], settings: ImageSettings) -> PlacedImage:
+        """Return an image with its tokens; it has no place yet. number, settings: as in PlacedImage."""
         token_ids: list[int] = []
         pictures = []
         ahead = self._ahead(self._settings.before_image(number), views)
         for view, before in zip(views, ahead, strict=False):
             token_ids += before
             row_length = view.box.width // self._settings.token_side if self._row_ends else 0
-            tokens = self._tokens(self._settings.tokens_in(view), row_length)
+            tokens = self._tokens(settings.tokens_in(view), row_length)
             pictures.append(PlacedPicture(len(token_ids), len(tokens), row_length))
             token_ids += tokens
-        return PlacedImage(number, image, token_ids + ahead[-1], pictures)
+        return PlacedImage(number, image, token_ids + ahead[-1], pictures, settings)
 
     def _ahead(self, start: str, views: Sequence[View]) -> list[list[int]]:
         """Return the tokens ahead of each view's, and those behind the last one's. start: the text ahead of all."""
@@ -286,17 +289,18 @@ class ImageReader:
         """
         side = self._settings.token_side
         with _naming(placed.number, param):
-            found = placed.image.pictures(self._settings)
+            found = placed.image.pictures(placed.settings)
             rows = [picture.pixels.shape[1] // side if self._row_ends else 0 for picture in found]
             counted = [(picture.num_tokens, row_length) for picture, row_length in zip(found, rows, strict=True)]
             if counted != [(one.num_tokens, one.row_length) for one in placed.pictures]:
                 raise InvalidRequestError("its size has changed while it was read; send another copy of it")
         images = []
         layout = _layout(found, placed.pictures)
-        for (pixels, num_tokens, edges), one in zip(found, placed.pictures, strict=True):
-            height, width, _ = pixels.shape
-            start, data = placed.start + one.offset, pixels.tobytes()
-            images.append(ImageInput(start, num_tokens, height, width, data, one.row_length, layout, edges))
+        for picture, one in zip(found, placed.pictures, strict=True):
+            height, width, _ = picture.pixels.shape
+            start, data = placed.start + one.offset, picture.pixels.tobytes()
+            rest = one.row_length, layout, picture.edges, picture.has_end
+            images.append(ImageInput(start, picture.num_tokens, height, width, data, *rest))
         return images
 
 

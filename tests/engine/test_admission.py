@@ -305,9 +305,31 @@ def test_images_in_tiles_have_one_token_more_in_each_row(num_tokens: int, edges:
         check_request(request([7] * num_tokens, max_tokens=1, images=[in_tiles(num_tokens, edges)]), without)
 
 
+# Pictures with more tokens than one tile has are shrunk.
+SHRUNK = structs.replace(IN_TILES, image_most_tiles=1)
+
+
+def test_images_in_tiles_that_are_shrunk() -> None:
+    """4 rows of 6, divided by the square root of 24 / 4, are one of 2."""
+    check_request(request([7] * 3, max_tokens=1, images=[in_tiles(3, (0, 0))]), SHRUNK)
+    with pytest.raises(InvalidRequestError, match="image 1 of"):
+        check_request(request([7] * 28, max_tokens=1, images=[in_tiles(28, (0, 0))]), SHRUNK)
+
+
+def test_an_image_with_one_token_more() -> None:
+    ended = image(0, 2, 2, num_tokens=5, has_end=True)
+    check_request(request([7] * 5, max_tokens=1, images=[ended]), SHRUNK)
+    for info in (SHRUNK, IN_TILES):
+        with pytest.raises(InvalidRequestError, match="image 1 of"):
+            check_request(
+                request([7] * 5, max_tokens=1, images=[structs.replace(ended, has_end=info is IN_TILES)]), info
+            )
+
+
 @pytest.mark.parametrize(
     "found",
     [
+        in_tiles(28, (0, 0), has_end=True),
         in_tiles(14, (0, 0)),
         in_tiles(0, (2, 0)),
         in_tiles(0, (0, 4)),

@@ -21,6 +21,7 @@ from torch import nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -36,6 +37,7 @@ from tests.images import (
     test_lighton_settings,
     test_llama4_settings,
     test_llava_next_settings,
+    test_llava_onevision_settings,
     test_llava_settings,
     test_minicpm_settings,
 )
@@ -124,6 +126,11 @@ def process_llava(directory: Path, pictures: Sequence[Image.Image]) -> dict[str,
 
 def process_llava_next(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
     return dict(LlavaNextImageProcessorPil.from_pretrained(directory)(list(pictures), return_tensors="pt"))
+
+
+def process_llava_onevision(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
+    """A list within the list says that the pictures are of one prompt, where several are read in another way."""
+    return dict(LlavaOnevisionImageProcessorPil.from_pretrained(directory)([list(pictures)], return_tensors="pt"))
 
 
 def process_minicpm(directory: Path, pictures: Sequence[Image.Image]) -> dict[str, Any]:
@@ -257,8 +264,25 @@ LLAVA_NEXT = Family(
     limits={None: 9 + 6 * 5, 14 * 28: 9 + 4 * 4},
     entries={"image_token_index": test_llava_settings.IMAGE_ID},
 )
+LLAVA_ONEVISION = Family(
+    variant="llava-onevision",
+    settings=test_llava_onevision_settings,
+    backend=test_llava_settings.llava_backend(),
+    placeholder="<image>",
+    # Three are filled up to squares; the second one alone is read in 3 x 2 tiles, whose rows are shrunk.
+    pictures=(noise(13, 26), noise(60, 40), noise(40, 9)),
+    changed=(60, 40),
+    process=process_llava_onevision,
+    limits={None: 9 + 5 * 4, 14 * 28: 9 + 4 * 4, 14**2: 9 + 3 * 4},
+    entries={"image_token_index": test_llava_settings.IMAGE_ID},
+)
 # MiniCPM-V 4.7 is 4.6 with positions on a canvas.
-FAMILIES += (replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS), LLAVA, LLAVA_NEXT)
+FAMILIES += (
+    replace(FAMILIES[4], variant="minicpm-v-4.7", entries=test_minicpm_settings.MARKS),
+    LLAVA,
+    LLAVA_NEXT,
+    LLAVA_ONEVISION,
+)
 
 
 @dataclass(frozen=True)

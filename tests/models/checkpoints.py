@@ -93,6 +93,16 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
             "image_processor_type": "LlavaNextImageProcessor",
         }  # fmt: skip
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    if config["model_type"] == "llava_onevision":
+        side = config["vision_config"]["image_size"]
+        settings = {
+            "size": {"height": side, "width": side}, "image_mean": IMAGE_MEAN, "image_std": IMAGE_STD,
+            "image_grid_pinpoints": config["image_grid_pinpoints"],
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        processor = {"vision_aspect_ratio": config["vision_aspect_ratio"]}
+        (directory / "processor_config.json").write_text(json.dumps(processor))
     vision_kind = (config.get("vision_config") or {}).get("model_type")
     if config["model_type"] == "llava" and vision_kind != "pixtral":
         side = config["vision_config"]["image_size"]

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from pagewick.errors import ModelLoadError
 from pagewick.images.decoding import prepare
@@ -240,6 +241,48 @@ def test_rows_of_tiles_are_those_of_transformers(entries: dict[str, Any], tmp_pa
         assert len(expected) == settings.num_tokens(*size) == sum(map(len, found))
         scale = float(expected.std())
         torch.testing.assert_close(torch.cat(found), expected, atol=1e-5 * scale, rtol=0)
+
+
+ONEVISION = "llava-onevision"
+
+
+@torch.inference_mode()
+def test_rows_of_onevision_are_those_of_transformers(tmp_path: Path) -> None:
+    """Rows of tiles are shrunk if there are too many; an image that is not alone is a square with one row more."""
+    reference: Any = write_checkpoint(ONEVISION, tmp_path)
+    settings = read_settings(tmp_path)
+    encoder, processor = encoder_of(tmp_path, settings), LlavaOnevisionImageProcessorPil.from_pretrained(tmp_path)
+    how = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"}
+    shapes = set()
+    for size in ((13, 26), (60, 40), (90, 90), (28, 28), (1, 100), (100, 1)):
+        image = noise(*size)
+        for images in ([image], [image, image]):
+            given = processor([images], return_tensors="pt")
+            expected = reference.model.get_image_features(**given, **how).pooler_output[0]
+            own = settings.for_images(len(images))
+            found = [
+                encoder(torch.from_numpy(one.pixels.copy()), one.edges, has_end=one.has_end).rows
+                for one in prepare(file_of(image), own)
+            ]
+            shapes.add(tuple(map(len, found)))
+            assert len(expected) == own.num_tokens(*size) == sum(map(len, found))
+            scale = float(expected.std())
+            torch.testing.assert_close(torch.cat(found), expected, atol=1e-5 * scale, rtol=0)
+    # 9 rows of 6, shrunk to 5 of 3; 9 of 9, to 4 of 4; each with one more.
+    assert {(9, 20), (9, 20), (10,)} < shapes
+
+
+def test_entries_of_onevision() -> None:
+    usual = json.loads(json.dumps(transformers.LlavaOnevisionConfig().to_dict()))
+    config = {**usual, "architectures": ["LlavaOnevisionForConditionalGeneration"]}
+    expected = vision_of(config)
+    assert (expected.image_token_id, expected.most_tiles, expected.largest_canvas) == (151646, 9, 2304**2)
+    assert (expected.num_blocks, expected.features, expected.positions_per_side) == (26, (26,), 27)
+    for key in config.keys() - {"architectures", "text_config", "vision_config"}:
+        assert read_config({name: value for name, value in config.items() if name != key}) == read_config(config), key
+    for wrong in ("anyres", "anyres_max_0", "anyres_max_100", "pad"):
+        with pytest.raises(ModelLoadError, match=r"vision_aspect_ratio is .*, and must be anyres_max_ with a number"):
+            read_config({**config, "vision_aspect_ratio": wrong})
 
 
 def next_of(**entries: Any) -> dict[str, Any]:

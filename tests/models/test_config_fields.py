@@ -156,6 +156,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "mistral-small-3.1": [{"text_config.sliding_window": 17}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "llava-1.5": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "llava-next": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
+    "llava-onevision": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "command-a-vision": [{"text_config.layer_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "lighton-ocr": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],
     "smolvlm": [{"text_config.rms_norm_eps": 0.1}, {"text_config.rope_parameters.rope_theta": 900.0}],

@@ -130,6 +130,8 @@ def test_transformers_has_as_many_parameters(name: str) -> None:
         # What follows the block that makes rows is left out.
         unused = ("vision_tower.encoder.layers.3.", "vision_tower.post_layernorm.")
         tensors = {path: tensor for path, tensor in tensors.items() if not any(part in path for part in unused)}
+    if name == "llava-onevision":
+        tensors = {path: tensor for path, tensor in tensors.items() if "vision_tower.post_layernorm." not in path}
     config = config_of(VARIANTS[name])
     is_whole = config.vision is not None
     theirs = sum(tensor.numel() for path, tensor in tensors.items() if is_whole or not OTHER_PARTS.search(path))

@@ -27,6 +27,7 @@ VARIANT_OF = {
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava-1.5",
     "LlavaNextForConditionalGeneration": "llava-next",
+    "LlavaOnevisionForConditionalGeneration": "llava-onevision",
     "Idefics3ForConditionalGeneration": "idefics3",
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Llama4ForCausalLM": "llama4-scout",

@@ -19,6 +19,7 @@ from pagewick.models.vision.merging_config import ClipVisionConfig
 from pagewick.models.vision.merging_projector import MergingProjector
 from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import patch_order
+from pagewick.models.vision.shrinking import shrunk
 
 
 class ClipEncoder(PatchReader):
@@ -80,16 +81,20 @@ class ClipEncoder(PatchReader):
 
 
 class JoiningClipEncoder(ClipEncoder):
-    """The encoder of LLaVA-NeXT, whose pictures are of one tile, or of several with tokens in common rows."""
+    """The encoder of LLaVA-NeXT and LLaVA-OneVision: pictures of one tile, or of several with tokens in common rows."""
 
     def __init__(self, context: LayerContext, prefix: str, config: ClipVisionConfig) -> None:
         super().__init__(context, prefix, config)
         self.newline = WholeRows(context, 1, config.out_hidden_size, shape=(config.out_hidden_size,))
 
-    def forward(self, pixels: Tensor, edges: tuple[int, int] | None = None) -> EncodedImage:
-        """Encode a picture. edges: see ImageInput; None: it is one tile, and no learned row is behind its rows."""
+    def forward(self, pixels: Tensor, edges: tuple[int, int] | None = None, *, has_end: bool = False) -> EncodedImage:
+        """Encode a picture. edges, has_end: see ImageInput."""
         if edges is None:
-            return super().forward(pixels)
+            whole = super().forward(pixels)
+            if not has_end:
+                return whole
+            ended = torch.cat([whole.rows, self.newline.weight])
+            return EncodedImage(ended, ended.new_empty(0, *ended.shape))
         side, seen, of_tile = self.config.image_size, self._side * self.config.patch_size, self._side
         height, width = (length // side for length in pixels.shape[:2])
         tiles = pixels.view(height, side, width, side, 3)[:, :seen, :, :seen].permute(0, 2, 1, 3, 4)
@@ -97,6 +102,16 @@ class JoiningClipEncoder(ClipEncoder):
         grid = rows.view(height, width, of_tile, of_tile, -1).transpose(1, 2).flatten(0, 1).flatten(1, 2)
         down, across = edges
         grid = grid[down : len(grid) - down, across : grid.shape[1] - across]
+        grid = self._shrunk(grid)
         lines = self.newline.weight.expand(len(grid), 1, -1)
         found = torch.cat([grid, lines], dim=1).flatten(0, 1)
         return EncodedImage(found, found.new_empty(0, *found.shape))
+
+    def _shrunk(self, grid: Tensor) -> Tensor:
+        """Return rows [rows, columns, out_hidden_size], shrunk by a bilinear filter if there are too many."""
+        rows, columns, _ = grid.shape
+        size = shrunk(rows, columns, self._side, self.config.most_tiles)
+        if size == (rows, columns):
+            return grid
+        whole = grid.permute(2, 0, 1).unsqueeze(0)
+        return nn.functional.interpolate(whole, size=size, mode="bilinear", align_corners=False)[0].permute(1, 2, 0)

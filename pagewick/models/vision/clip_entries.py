@@ -6,8 +6,9 @@ transformers' classes have the defaults of entries that a file leaves out. Raise
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
@@ -29,25 +30,53 @@ _STRATEGIES: Final = {CLIP: "default", SIGLIP: "full"}
 _WHY: Final = {CLIP: "the row that no patch makes is left out", SIGLIP: "all rows of this encoder are of patches"}
 
 
-def with_llava(config: ModelConfig, entries: Entries, *, joins_tiles: bool = False) -> ModelConfig:
-    """Return the text part's config with the vision part of the file, if the file describes one that can be used.
+class LlavaDefaults(NamedTuple):
+    """The values of entries that files of one of LLaVA's families leave out.
 
-    joins_tiles: whether pictures may be read in tiles, whose tokens stand in common rows (LLaVA-NeXT).
+    joins_tiles: whether pictures may be read in tiles, whose tokens stand in common rows. canvases: of these.
+    aspect_ratio: vision_aspect_ratio; None: the family has no such entry.
     """
+
+    kind: str = CLIP
+    image_token_id: int = 32000
+    layer: int = -2
+    strategy: str = "default"
+    joins_tiles: bool = False
+    canvases: list[list[int]] = _NEXT_CANVASES
+    aspect_ratio: str | None = None
+
+
+LLAVA: Final = LlavaDefaults()
+NEXT: Final = LlavaDefaults(joins_tiles=True)
+ONEVISION: Final = LlavaDefaults(
+    SIGLIP,
+    image_token_id=151646,
+    layer=-1,
+    strategy="full",
+    joins_tiles=True,
+    canvases=[[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+    aspect_ratio="anyres_max_9",
+)
+
+
+def with_llava(config: ModelConfig, entries: Entries, defaults: LlavaDefaults = LLAVA) -> ModelConfig:
+    """Return the text part's config with the vision part of the file, if the file describes one that can be used."""
     given = entries.child("vision_config")
     if given is None:
         return config
     renamed = entries.renamed({"image_token_index": "image_token_id"})
-    token = renamed.count("image_token_index", 32000)
+    token = renamed.count("image_token_index", defaults.image_token_id)
     if token >= config.vocab_size:
         # The vocabulary was cut down to the tokens of texts: no prompt has a place for an image.
         return config
-    kind = given.choice("model_type", tuple(_STRATEGIES), CLIP)
-    entries.demand("vision_feature_select_strategy", _STRATEGIES[kind], "default", _WHY[kind])
-    num_blocks, fields = tower(given, entries, kind, default_layer=-2)
-    if joins_tiles:
-        canvas = _largest_canvas(entries, fields["image_size"])
+    kind = given.choice("model_type", tuple(_STRATEGIES), defaults.kind)
+    entries.demand("vision_feature_select_strategy", _STRATEGIES[kind], defaults.strategy, _WHY[kind])
+    num_blocks, fields = tower(given, entries, kind, default_layer=defaults.layer)
+    if defaults.joins_tiles:
+        canvas = _largest_canvas(entries, fields["image_size"], defaults.canvases)
         fields |= {"largest_canvas": canvas, "tensors": LLAVA_TENSORS}
+    if defaults.aspect_ratio is not None:
+        fields["shrinks_beyond"] = _most_tiles(entries, defaults.aspect_ratio)
     vision = ClipVisionConfig(
         **fields,
         image_token_id=token,
@@ -60,10 +89,18 @@ def with_llava(config: ModelConfig, entries: Entries, *, joins_tiles: bool = Fal
     return seeing(config, vision, num_blocks)
 
 
-def _largest_canvas(entries: Entries, side: int) -> int:
+def _most_tiles(entries: Entries, default: str) -> int:
+    """Return the number in vision_aspect_ratio."""
+    found = re.fullmatch("anyres_max_([1-9][0-9]?)", entries.text("vision_aspect_ratio", default))
+    if found is None:
+        raise entries.wrong("vision_aspect_ratio", "anyres_max_ with a number from 1 to 99")
+    return int(found[1])
+
+
+def _largest_canvas(entries: Entries, side: int, default: list[list[int]]) -> int:
     """Return the pixels of the largest of the pictures that image_grid_pinpoints names. side: of a tile, in pixels."""
     name = "image_grid_pinpoints"
-    canvases = entries.get(name) or _NEXT_CANVASES
+    canvases = entries.get(name) or default
     if not isinstance(canvases, list) or not all(_is_canvas(one, side) for one in canvases):
         raise entries.wrong(name, f"a list of heights and widths, multiples of {side} with at most {_MAX_TILES} tiles")
     return max(math.prod(canvas) for canvas in canvases)

@@ -96,6 +96,11 @@ class VisionConfig:
         return None
 
     @property
+    def most_tiles(self) -> int | None:
+        """The rows and columns of pictures with more tokens than this number of tiles are shrunk; None: of none."""
+        return None
+
+    @property
     def most_pixels(self) -> int:
         """Pixels of the largest image before preprocessor_config.json is read: those of Qwen's models."""
         return 2**24

@@ -178,17 +178,23 @@ class ClipVisionConfig(MergingConfig):
     a norm is ahead of the blocks (CLIP). features: the numbers of blocks behind which rows are read, from 0, ahead of
     all; what several of them return stands side by side. image_size: pixels of an image's side, of which only whole
     patches are seen. largest_canvas: pixels of the largest picture that is read in tiles, whose tokens stand in common
-    rows, with a learned row behind each (LLaVA-NeXT); None: no picture is read so.
+    rows, with a learned row behind each (LLaVA-NeXT); None: no picture is read so. shrinks_beyond: see most_tiles
+    (LLaVA-OneVision).
     """
 
     has_first: bool
     features: tuple[int, ...]
     image_size: int
     largest_canvas: int | None = None
+    shrinks_beyond: int | None = None
 
     @property
     def tile_side(self) -> int | None:
         return None if self.largest_canvas is None else self.image_size
+
+    @property
+    def most_tiles(self) -> int | None:
+        return self.shrinks_beyond
 
     @property
     def most_pixels(self) -> int:

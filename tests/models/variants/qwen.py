@@ -54,6 +54,29 @@ VARIANTS = {
     "qwen3-tied-bias": Variant("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3-yarn": Variant("Qwen3", {**YARN, "rms_norm_eps": 1e-3}),
     "qwen3-window": Variant("Qwen3", {**WINDOW, "max_window_layers": 1}),
+    # Images of 3 x 3 patches, and 2 pixels that are not seen; pictures of more than two tiles are shrunk.
+    "llava-onevision": Variant(
+        "LlavaOnevision",
+        {
+            **WHOLE,
+            "text_config": QWEN2,
+            "vision_config": {
+                "hidden_size": 48,
+                "intermediate_size": 40,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 6,
+                "image_size": 14,
+                "patch_size": 4,
+                "layer_norm_eps": 1e-3,
+                "model_type": "siglip_vision_model",
+                "vision_use_head": False,
+            },
+            "image_token_index": 190,
+            "video_token_index": 191,
+            "vision_aspect_ratio": "anyres_max_2",
+            "image_grid_pinpoints": [[14 * rows, 14 * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)],
+        },
+    ),
     "qwen2-vl": Variant(
         "Qwen2VL", vision({**NO_HEAD_DIM, "rms_norm_eps": 1e-4}, [2, 3, 3], vision_config={"hidden_size": 96})
     ),
