@@ -101,6 +101,15 @@ class BoundHeads(Protocol):
         """Normalise and rotate q [T, H * D] as `heads` says, and attend to what the blocks hold. Returns [T, H, D]."""
         ...
 
+    def forward_selected(
+        self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions, selected: SelectedKeys, ratio: int
+    ) -> Tensor:
+        """Do what forward_fused does, but attend to selected blocks of `ratio` tokens, as kernels.block_attention does.
+
+        Only where KeptHeads.is_selective.
+        """
+        ...
+
 
 class BoundLatents(Protocol):
     """One layer's latents, bound to the layer's blocks."""
@@ -173,6 +182,12 @@ class BoundRows(Protocol):
 
         q: [T, H, I], not rotated; weights: [T, H] float32. The chosen ones are looked up in `entries`.
         """
+        ...
+
+    def number(
+        self, q: Tensor, weights: Tensor, batch: AttentionBatch, *, rotation: Rotation, top_k: int
+    ) -> SelectedKeys:
+        """Choose as `select` does; the slots are the numbers of the chosen ones in their sequence."""
         ...
 
     def attend(

@@ -38,13 +38,14 @@ class KeptHeads:
     """A key and a value of every token, for each KV head of one rank.
 
     window: number of tokens that each token sees, itself included; None: all. is_chunked: the window is a chunk, which
-    begins at the last multiple of its size.
+    begins at the last multiple of its size. is_selective: each token sees a selection of the others.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
     is_chunked: bool = False
+    is_selective: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ def can_keep(kept: Kept, cache_dtype: str) -> bool:
 
     Kernels read selected tokens as blocks of one token, which have no room for scales.
     """
-    is_selective = isinstance(kept, KeptIndexKeys | KeptRows) or (isinstance(kept, KeptLatents) and kept.is_selective)
+    is_selective = isinstance(kept, KeptIndexKeys | KeptRows) or kept.is_selective
     return not (is_selective and CACHE_DTYPES[cache_dtype].num_scale_bytes)
 
 

@@ -36,14 +36,15 @@ from pagewick.kernels.options import (
 _LATENT_LAYOUT = "latents 1"
 _INDEX_LAYOUT = "index keys 1"
 _ROWS_LAYOUT = "rows 1"
+_PLAIN_LAYOUT = "plain heads 1"
 _CPU = torch.device("cpu")
 
 
 class NativeBackend:
     """Stores keys and values as kernels/kv_cache.py says, and latents token after token, the latent first.
 
-    Keys and values are packed if native operations read them, else plain. cache_dtype: a name in CACHE_DTYPES.
-    device: that of the blocks.
+    Keys and values are packed if native operations read them, else plain, as are those of which tokens see a selection.
+    cache_dtype: a name in CACHE_DTYPES. device: that of the blocks.
     """
 
     def __init__(self, block_size: int, cache_dtype: str, device: torch.device = _CPU) -> None:
@@ -54,7 +55,7 @@ class NativeBackend:
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
         if isinstance(kept, KeptHeads):
-            layout = kernels.kv_layout_version(self._device)
+            layout = _PLAIN_LAYOUT if kept.is_selective else kernels.kv_layout_version(self._device)
         else:
             layouts = {KeptIndexKeys: _INDEX_LAYOUT, KeptLatents: _LATENT_LAYOUT, KeptRows: _ROWS_LAYOUT}
             layout = layouts[type(kept)]
@@ -68,7 +69,9 @@ class NativeBackend:
         group: int,
         kv_scales: tuple[float, float] = (0.0, 0.0),
     ) -> NativeHeads:
-        is_packed = kernels.packs_kv(kept.head_dim, self._block_size, self._torch_dtype, blocks.device)
+        is_packed = not kept.is_selective and kernels.packs_kv(
+            kept.head_dim, self._block_size, self._torch_dtype, blocks.device
+        )
         cache = heads_cache(
             blocks, self._torch_dtype, kept.num_kv_heads, self._block_size, kept.head_dim, is_packed=is_packed
         )
@@ -116,6 +119,14 @@ class NativeHeads:
         layout = self._layout._replace(num_kv_heads=0)
         turned = kernels.rope_and_store(q, self.cache, batch.groups[self._group].slot_mapping, layout, heads)
         return self._attend(turned, batch)
+
+    def forward_selected(
+        self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions, selected: SelectedKeys, ratio: int
+    ) -> Tensor:
+        group = batch.groups[self._group]
+        q = kernels.rope_and_store(qkv, self.cache, group.slot_mapping, self._layout, heads)
+        metadata = metadata_of(group, batch, len(q))
+        return kernels.block_attention(q, self.cache, metadata, self._scores, selected, ratio)
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
         metadata = metadata_of(batch.groups[self._group], batch, len(q))

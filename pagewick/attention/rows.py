@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagewick import kernels
@@ -53,8 +54,29 @@ class NativeRows:
         top_k: int,
     ) -> SelectedKeys:
         assert isinstance(entries, NativeRows), "one backend binds both"
-        metadata = metadata_of(batch.groups[self.group], batch, len(q))
         tables = batch.groups[entries.group].block_tables
+        return self._chosen(q, weights, batch, tables, rotation=rotation, top_k=top_k)
+
+    def number(
+        self, q: Tensor, weights: Tensor, batch: AttentionBatch, *, rotation: Rotation, top_k: int
+    ) -> SelectedKeys:
+        tables = batch.groups[self.group].block_tables
+        # Looked up in blocks that follow each other, a row's place is its number.
+        in_order = torch.arange(tables.shape[1], device=q.device, dtype=torch.int32).repeat(len(tables), 1)
+        return self._chosen(q, weights, batch, in_order, rotation=rotation, top_k=top_k)
+
+    def _chosen(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        batch: AttentionBatch,
+        tables: Tensor,
+        *,
+        rotation: Rotation,
+        top_k: int,
+    ) -> SelectedKeys:
+        """Choose rows of these, and look them up in blocks of as many rows: tables [B, max_blocks]."""
+        metadata = metadata_of(batch.groups[self.group], batch, len(q))
         if q.is_cpu:
             return kernels.select_entries(
                 q, weights, self.cache, metadata, tables, ratio=self.ratio, rotation=rotation, top_k=top_k

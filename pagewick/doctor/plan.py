@@ -206,6 +206,8 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     attention = layer.attention
     for state in layer.states:
         yield KeptState(state.state_bytes(num_ranks))
+    if layer.ngrams is not None:
+        yield from map(KeptState, layer.ngrams.state_sizes)
     if layer.latent is not None:
         indexer = layer.latent.indexer
         if layer.lender is None:
@@ -217,7 +219,10 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     if isinstance(attention, AttentionConfig) and layer.lender is None:
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
-        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked)
+        is_selective = attention.block_index is not None
+        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked, is_selective)
+    if layer.block_index is not None:
+        yield from layer.block_index.kept()
 
 
 def tensor_parallel_sizes(model: ModelConfig, most: int, can_share: CanShare = lambda size: True) -> list[int]:

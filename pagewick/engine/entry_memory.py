@@ -1,9 +1,10 @@
-"""The memory that compressed entries take in a step on a GPU, where their definitions compute them."""
+"""The memory that residual streams take in a step, and that compressed entries do on a GPU by their definitions."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from pagewick.models.config import ModelConfig
 from pagewick.models.parts import LayerConfig
 
 # Tokens of the smallest usual block, for block tables of single tokens.
@@ -14,11 +15,33 @@ def entry_bytes(layer: LayerConfig, num_tokens: int, context: int) -> int:
     """Return the bytes for what entries are made from, and for the choice of some; 0 for a layer without entries.
 
     These are 4 bytes for each number of a token's row; with an indexer, also two block tables for each token, and the
-    places of its entries. context: the longest sequence.
+    places of its entries. context: the longest sequence. So for a layer that selects blocks of tokens.
     """
+    if layer.block_index is not None:
+        return _block_bytes(layer, num_tokens, context)
     if layer.rows is None or (compressor := layer.rows.compressor) is None:
         return 0
     numbers = compressor.row_size(layer.rows.head_dim)
     if (indexer := compressor.indexer) is not None:
         numbers += 2 * -(-context // _BLOCK_TOKENS) + min(indexer.top_k, context // compressor.ratio)
     return 4 * num_tokens * numbers
+
+
+def _block_bytes(layer: LayerConfig, num_tokens: int, context: int) -> int:
+    index = layer.block_index
+    assert index is not None, "other layers have no blocks"
+    num_blocks = -(-context // index.ratio)
+    numbers = 2 * index.num_rows + 2 * index.head_dim + 2 * -(-context // _BLOCK_TOKENS) + min(index.top_k, num_blocks)
+    # The keys and the scores of one token, which is computed after the other.
+    return 4 * (num_tokens * numbers + num_blocks * (2 * index.head_dim + 3 * index.num_heads))
+
+
+def streams_width(model: ModelConfig) -> int:
+    """Return the numbers of a token in the residual streams of hyper-connections and gated connections."""
+    if model.hyper is not None:
+        # The streams before and behind a part, and all of them in float32.
+        return 4 * model.hyper.num_streams * model.hidden_size
+    if model.gated_streams is not None:
+        # The streams, normalised, with their gates, times these, and what is added, before and behind its factors.
+        return 8 * model.gated_streams.num_streams * model.hidden_size
+    return 0

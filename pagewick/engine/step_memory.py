@@ -67,7 +67,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
-from pagewick.engine.entry_memory import entry_bytes
+from pagewick.engine.entry_memory import entry_bytes, streams_width
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.tensor_sizes import DTYPE_BYTES
@@ -291,9 +291,7 @@ def activation_bytes(
         width += model.hidden_size
     if model.layer_inputs is not None:
         width += 3 * model.num_layers * model.layer_inputs.size
-    if model.hyper is not None:
-        # The streams before and behind a part, and all of them in float32.
-        width += 4 * model.hyper.num_streams * model.hidden_size
+    width += streams_width(model)
     if model.altup is not None:
         width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
@@ -330,6 +328,7 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
         # Queries as they are made, normalised and rotated, and what is attended, before and behind its rotation.
         width = 3 * layer.rows.num_heads * layer.rows.head_dim
     width += sum(state.products_width for state in layer.states)
+    width = max(width, num_ranks * (layer.ngrams.products_width if layer.ngrams else 0))
     widest = -(-width // num_ranks)
     for mlp in (layer.mlp, layer.experts):
         if isinstance(mlp, MlpConfig):

@@ -301,6 +301,20 @@ class ConvolutionOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NgramOptions:
+    """Constants of the hashes of n-grams; see reference_ngrams.ngram_rows.
+
+    end_id: the token that no n-gram reaches beyond. multipliers: [n] int64, of a token and of those before it; no
+    product of one with an id reaches 2**63. sizes, offsets: [n - 1, H] int64, of each head's part of the table.
+    """
+
+    end_id: int
+    multipliers: Tensor
+    sizes: Tensor
+    offsets: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ChannelScanOptions:
     """Constants of a scan of D channels, each with a state of N numbers (Mamba-1).
 

@@ -27,6 +27,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
+from pagewick.kernels.reference_blocks import block_attention
 from pagewick.kernels.reference_compressed import compress_rows, select_entries, window_attention
 from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_elementwise import (
@@ -58,6 +59,7 @@ from pagewick.kernels.reference_moe import (
     weighed,
     with_weights,
 )
+from pagewick.kernels.reference_ngrams import ngram_rows, stream_similarities
 from pagewick.kernels.reference_norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
 from pagewick.kernels.reference_quantizers import quantize_weight
@@ -86,16 +88,16 @@ from pagewick.kernels.reference_truncation import (
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_low_rank", "add_rms_norm", "argmax_allowed",
-    "argmax_rows", "channel_scan", "collapse_streams", "combine", "compress_rows", "correct_streams",
+    "argmax_rows", "block_attention", "channel_scan", "collapse_streams", "combine", "compress_rows", "correct_streams",
     "dynamic_rotary_angles", "edit_tokens", "expand_streams", "full_attention", "fused_moe", "gated_activation",
     "gated_delta_net", "gather_blocks", "gather_columns", "gather_quantized_rows", "gather_rows", "gaussian_top_k",
     "grouped_linear", "latent_attention", "layer_norm", "limit", "linear", "log_softmax_stats", "mask_min_p",
     "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
-    "match_magnitude", "mix_streams", "multiply", "paged_attention", "philox_uniform", "quantize_weight",
+    "match_magnitude", "mix_streams", "multiply", "ngram_rows", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rank_tokens", "rms_norm", "root_logits", "rope_and_store", "rope_and_store_latent",
     "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_entries",
     "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv",
-    "stream_weights", "surprise", "widen", "window_attention", "xielu",
+    "stream_similarities", "stream_weights", "surprise", "widen", "window_attention", "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of

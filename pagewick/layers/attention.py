@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundHeads, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptHeads
-from pagewick.kernels.options import PLAIN_HEADS, HeadOptions, Rotation
+from pagewick.kernels.options import PLAIN_HEADS, HeadOptions, Rotation, SelectedKeys
 from pagewick.layers.context import LayerContext
 from pagewick.quantization.share import check_floats
 
@@ -23,6 +23,7 @@ class Attention(nn.Module):
     is_chunked: the window is a chunk, which begins at the last multiple of its size.
     sinks: [num_heads] float32, a further logit of each head's softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens do.
+    is_selective: each token sees a selection of those before it.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
@@ -41,9 +42,10 @@ class Attention(nn.Module):
         sinks: Tensor | None = None,
         sees_images_whole: bool = False,
         sees_all: bool = False,
+        is_selective: bool = False,
     ) -> None:
         super().__init__()
-        self._kept = KeptHeads(num_kv_heads, head_dim, window, is_chunked)
+        self._kept = KeptHeads(num_kv_heads, head_dim, window, is_chunked, is_selective)
         self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole, sees_all)
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
@@ -74,6 +76,13 @@ class Attention(nn.Module):
         """Do what forward_fused does for q [T, num_heads * head_dim], with the keys and values that are stored."""
         assert self._bound is not None, "bind_cache comes first"
         return self._bound.forward_queries(q, batch, heads)
+
+    def forward_selected(
+        self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions, selected: SelectedKeys, ratio: int
+    ) -> Tensor:
+        """Do what forward_fused does, but attend to selected blocks of `ratio` tokens (kernels.block_attention)."""
+        assert self._bound is not None, "bind_cache comes first"
+        return self._bound.forward_selected(qkv, batch, heads, selected, ratio)
 
 
 class BorrowedAttention(nn.Module):

@@ -73,3 +73,27 @@ class WindowConfig:
             if self.compressor.indexer is not None:
                 found += self.compressor.kept(self.compressor.indexer.head_dim)
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockIndexConfig:
+    """How attention selects the blocks of `ratio` tokens that each token sees (Qwen4-Exp).
+
+    A block's key is the mean of its tokens' index keys, normalised, and rotated by the position of the first.
+    num_heads, head_dim: of the index. top_k: blocks that are selected. norm_eps: of its norms.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    ratio: int
+    norm_eps: float
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the projection that makes queries and the key."""
+        return (self.num_heads + 1) * self.head_dim
+
+    def kept(self) -> tuple[KeptRows, KeptRows]:
+        """Return what is kept of tokens whose block is not complete, and of blocks."""
+        return CompressorConfig(ratio=self.ratio, overlaps=False).kept(self.head_dim)

@@ -137,6 +137,18 @@ class HyperConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatedStreamsConfig:
+    """Several residual streams whose numbers each have a gate (layers/gated_streams.py).
+
+    rank: of the two factors of the matrix that makes the gates. norm_eps: of the norms of streams.
+    """
+
+    num_streams: int
+    rank: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig:
     """A latent attention. Names are Hugging Face's, except `num_heads`, which counts the heads of the whole model.
 

@@ -32,7 +32,7 @@ from pagewick.models.parts import (
 from pagewick.parallel.sharding import check_tensor_parallel
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import HyperConfig, MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.layers.config import GatedStreamsConfig, HyperConfig, MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
@@ -50,7 +50,8 @@ class ModelConfig:
     position_offset: the row of this table that the first token has.
     has_embedding_norm: the first layer gets normalised embeddings.
     embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
-    altup: in models whose block is "altup", which have layer_inputs, too. hyper: in those whose block is "hyper".
+    altup: in models whose block is "altup", which have layer_inputs, too. hyper, gated_streams: in those whose block is
+    called so; the latter have no norm behind their last layer.
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
     layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
     logit_scale, logit_soft_cap: applied to the logits in this order.
@@ -80,6 +81,7 @@ class ModelConfig:
     layer_inputs: LayerInputsConfig | None = None
     altup: AltUpConfig | None = None
     hyper: HyperConfig | None = None
+    gated_streams: GatedStreamsConfig | None = None
     embedding_scale: float = 1.0
     is_embedding_scale_rounded: bool = False
     residual_scale: float = 1.0
@@ -116,6 +118,11 @@ class ModelConfig:
     def attention(self) -> AttentionConfig | MlaConfig | WindowConfig | None:
         """The attention of the first layer that has queries; None: no layer has."""
         return next(iter(self.attentions), None)
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether the last layer's output is normalised."""
+        return self.gated_streams is None and (self.encoder is None or self.encoder.has_final_norm)
 
     @property
     def latent(self) -> MlaConfig | None:

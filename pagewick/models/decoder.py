@@ -20,6 +20,7 @@ from pagewick.layers.context import BlockBatch, LayerBatch, LayerContext
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
+from pagewick.layers.gated_streams import GatedReader
 from pagewick.layers.hyper import HyperHead
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.log_scales import LogPositions
@@ -29,6 +30,7 @@ from pagewick.models.altup import AltUpBlock
 from pagewick.models.blocks import BLOCKS, Block, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ExtendedBlock
+from pagewick.models.gated_streams import GatedStreamsBlock
 from pagewick.models.hyper import HyperBlock
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
@@ -43,6 +45,7 @@ _BLOCKS: Final[dict[str, type[Block]]] = {
     "altup": AltUpBlock,
     "shortcut": ShortcutBlock,
     "hyper": HyperBlock,
+    "gated_streams": GatedStreamsBlock,
 }
 
 
@@ -134,8 +137,13 @@ class DecoderStack(nn.Module):
         self.hc_head: HyperHead | None = None
         if config.hyper is not None:
             self.hc_head = HyperHead(context, config.hidden_size, config.hyper)
+        self.hyper_connection_mixer: GatedReader | None = None
+        if config.gated_streams is not None:
+            self.hyper_connection_mixer = GatedReader(
+                context, "model.hyper_connection_mixer", config.hidden_size, config.gated_streams
+            )
         self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
-        if encoder.has_final_norm:
+        if config.has_final_norm:
             self.norm = make_norm(context, config)
         self._nothing = empty_sum(context, config.hidden_size) if config.has_wide_residual else None
         self._embedding_scale = config.embedding_scale
@@ -154,6 +162,8 @@ class DecoderStack(nn.Module):
         if self.hc_head is not None:
             # Between such layers, hidden states are all streams.
             hidden_states = self.hc_head.spread(hidden_states)
+        if self.hyper_connection_mixer is not None:
+            hidden_states = self.hyper_connection_mixer.spread(hidden_states)
         if self.layer_inputs is None:
             deep = () if batch.deep_embeds is None else batch.deep_embeds
             for layer, rope, after in zip_longest(self.layers, self._rope_of_layer, deep):
@@ -173,6 +183,8 @@ class DecoderStack(nn.Module):
                 hidden_states, residual = self.altup.merge(hidden_states, residual, batch), None
         if self.hc_head is not None:
             hidden_states = self.hc_head(hidden_states)
+        if self.hyper_connection_mixer is not None:
+            hidden_states = self.hyper_connection_mixer(hidden_states, batch)
         if residual is None:
             return self.norm(hidden_states)  # type: ignore[no-any-return]
         assert not isinstance(self.norm, nn.Identity), "blocks without a norm behind them return no residual"

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from pagewick.errors import ModelLoadError
 from pagewick.layers.attention import (
     Attention,
-    AttentionBatch,
     BorrowedAttention,
     HeadOptions,
     HeadSinks,
     Rotation,
 )
+from pagewick.layers.block_index import BlockIndex
 from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import MlaConfig
-from pagewick.layers.context import LayerContext
+from pagewick.layers.context import LayerContext, TokenBatch
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import Activation, limit, multiply, scale, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
@@ -118,6 +118,7 @@ class DecoderAttention(nn.Module):
         self._distances: tuple[DistanceBias, ...] = ()
         self._head_dim, self._softmax_scale = head_dim, config.softmax_scale
         self._qkv_limit = config.qkv_limit
+        self.indexer = _block_index(context, prefix, hidden_size, config, layer)
         self.attn: Attention | BorrowedAttention = BorrowedAttention()
         if not has_keys:
             return
@@ -133,6 +134,7 @@ class DecoderAttention(nn.Module):
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_images_whole=config.sees_images_whole,
             sees_all=config.sees_all,
+            is_selective=config.block_index is not None,
         )
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -157,7 +159,7 @@ class DecoderAttention(nn.Module):
         for which in _KV_SCALES[name]:
             self.attn.kv_scales[which] = tensor.item()
 
-    def forward(self, hidden_states: Tensor, angles: Angles | None, batch: AttentionBatch) -> Tensor:
+    def forward(self, hidden_states: Tensor, angles: Angles | None, batch: TokenBatch) -> Tensor:
         rotation = None
         if angles is not None and self._rotates:
             rotation = Rotation(angles.cos, angles.sin, self._is_interleaved)
@@ -183,6 +185,10 @@ class DecoderAttention(nn.Module):
             parts = torch.split(qkv, self._row_sizes, dim=-1)
             q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
             attended = self._distances[0].attend(q, k, v, batch, self._softmax_scale).flatten(1)
+        elif self.indexer is not None and isinstance(self.attn, Attention):
+            assert angles is not None, "its keys rotate"
+            selected = self.indexer(hidden_states, angles, batch)
+            attended = self.attn.forward_selected(qkv, batch, heads, selected, self.indexer.ratio).flatten(1)
         else:
             attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
         if self._narrow is not None:
@@ -200,6 +206,15 @@ class DecoderAttention(nn.Module):
         elif gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
+
+
+def _block_index(
+    context: LayerContext, prefix: str, hidden_size: int, config: AttentionConfig, layer: LayerConfig
+) -> BlockIndex | None:
+    if config.block_index is None:
+        return None
+    assert layer.rope is not None, "its keys rotate"
+    return BlockIndex(context, f"{prefix}.indexer", hidden_size, config.block_index, layer.rope)
 
 
 def _head_norm(

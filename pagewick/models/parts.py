@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from pagewick.layers.compressed_config import WindowConfig
+from pagewick.layers.compressed_config import BlockIndexConfig, WindowConfig
 from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import MambaConfig, StateConfig
 
 if TYPE_CHECKING:
     from pagewick.layers.config import IndexerConfig, MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.layers.ngram_config import NgramConfig
 
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 #               layer corrects all streams by the difference that it makes, and adds its own input to the others.
 #   hyper:      the token has several streams in place of h. Attention reads a weighted sum of them, normalised; they
 #               are mixed, and its output is added to each with a weight of its own. So with the MLP.
+#   gated_streams: the token has several streams in place of h. Attention reads the mean over them of normalised numbers
+#               times their gates, and its output is added to each with a factor of its own. So with the MLP.
 Block = Literal[
     "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup",
-    "shortcut", "hyper",
+    "shortcut", "hyper", "gated_streams",
 ]  # fmt: skip
 # An activation with learned numbers.
 XIELU: Final = "xielu"
@@ -57,6 +60,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "altup": _SANDWICH,
     "shortcut": _NORMS,
     "hyper": _NORMS,
+    "gated_streams": (),
 }
 
 
@@ -109,6 +113,7 @@ class AttentionConfig:
     has_sinks: each query head has a further logit in its softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
     behind them, as far as they see those before them.
+    block_index: selects the blocks of tokens that each token sees; None: it sees all before it.
     """
 
     num_heads: int
@@ -131,6 +136,7 @@ class AttentionConfig:
     has_value_norm: bool = False
     sees_images_whole: bool = False
     sees_all: bool = False
+    block_index: BlockIndexConfig | None = None
 
     @property
     def output_dim(self) -> int:
@@ -184,6 +190,7 @@ class LayerConfig:
     has_input_norm: False: the layer gets its input as it is, where other layers normalise theirs first.
     has_output_norm: False: the MLP's output is added as it is, in a post_mlp block. gated_norms: the names, among
     GATED_NORMS, of norms with a gate of norm.gate_rank behind them.
+    ngrams: what it adds to its streams first, in a gated_streams block.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
     in an extended or a shortcut block. block: how the parts of this layer follow each other; None: as in all others.
     """
@@ -201,6 +208,7 @@ class LayerConfig:
     experts: MoeConfig | None = None
     beside: BesideConfig | None = None
     block: Block | None = None
+    ngrams: NgramConfig | None = None
 
     def without_images(self) -> LayerConfig:
         """Return the layer as it is in a model that reads text only."""
@@ -255,6 +263,11 @@ class LayerConfig:
     def rows(self) -> WindowConfig | None:
         """The attention of a layer that keeps keys of a window which are their own values, and perhaps entries."""
         return self.attention if isinstance(self.attention, WindowConfig) else None
+
+    @property
+    def block_index(self) -> BlockIndexConfig | None:
+        """The index of a layer with attention to selected blocks."""
+        return self.attention.block_index if isinstance(self.attention, AttentionConfig) else None
 
     @property
     def indexer(self) -> IndexerConfig | None:

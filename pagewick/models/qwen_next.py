@@ -80,12 +80,12 @@ def _with_vision(config: ModelConfig, entries: Entries) -> ModelConfig:
 
 
 def _read_qwen3_5(entries: Entries) -> ModelConfig:
-    entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 4}))
+    entries = without_axes(entries.filled({**_SIZES, "num_key_value_heads": 4}))
     return _read(entries, [reading.read_mlp(entries)] * reading.read_num_layers(entries))
 
 
 def _read_qwen3_5_moe(entries: Entries) -> ModelConfig:
-    entries = _without_axes(entries.filled({**_SIZES, "num_key_value_heads": 2, "norm_topk_prob": True}))
+    entries = without_axes(entries.filled({**_SIZES, "num_key_value_heads": 2, "norm_topk_prob": True}))
     shared = entries.size("shared_expert_intermediate_size", 512)
     mlps = sparse_layers(entries, default_top_k=8, default_num_experts=256, shared=shared)
     return _read(entries, mlps)
@@ -101,7 +101,7 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
         has_gate=True,
     )
     rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.25)
-    linear = _read_linear_attention(entries, eps, has_fused_gates=is_fused)
+    linear = read_linear_attention(entries, eps, has_fused_gates=is_fused)
     layers = [
         LayerConfig(attention=linear, mlp=mlp, rope=None)
         if is_linear
@@ -112,8 +112,13 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
     return reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
 
 
-def _read_linear_attention(entries: Entries, eps: float, *, has_fused_gates: bool) -> DeltaConfig:
-    delta = delta_entries.read_delta(entries, _HEADS, norm_eps=eps, has_fused_gates=has_fused_gates)
+def read_linear_attention(
+    entries: Entries, eps: float, *, has_fused_gates: bool = False, has_sigmoid_gate: bool = False
+) -> DeltaConfig:
+    """Read the sizes of a layer with linear attention. eps: of its norm. The flags are fields of DeltaConfig."""
+    delta = delta_entries.read_delta(
+        entries, _HEADS, norm_eps=eps, has_fused_gates=has_fused_gates, has_sigmoid_gate=has_sigmoid_gate
+    )
     is_fused = has_fused_gates and entries.flag("linear_in_proj_fused", True)
     has_order = delta.num_value_heads > delta.num_key_heads
     return replace(delta, is_fused=is_fused, is_tiled=has_order and entries.flag("linear_value_heads_tiled", False))
@@ -128,7 +133,7 @@ def _linear_layers(entries: Entries) -> list[bool]:
     return delta_entries.linear_layers(entries, default)
 
 
-def _without_axes(entries: Entries) -> Entries:
+def without_axes(entries: Entries) -> Entries:
     """Return the entries without those that divide a rotation among the axes of images."""
     filled = {}
     for name in ("rope_parameters", "rope_scaling"):

@@ -230,7 +230,7 @@ def _kind(layer: LayerConfig) -> str:
     if layer.rows is not None:
         compressor = layer.rows.compressor
         return ROW_KINDS[0 if compressor is None else 1 if compressor.indexer is not None else 2]
-    if layer.latent is not None and layer.latent.indexer is not None:
+    if (layer.latent is not None and layer.latent.indexer is not None) or layer.block_index is not None:
         return INDEXED
     return CHUNKED if layer.is_chunked else _KINDS[layer.window is not None]
 

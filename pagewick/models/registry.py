@@ -47,6 +47,8 @@ ARCHITECTURES: Final = {
     "Qwen3_5ForCausalLM": "pagewick.models.qwen_next:read_qwen3_5",
     "Qwen3_5ForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_multimodal",
     "Qwen3_5MoeForCausalLM": "pagewick.models.qwen_next:read_qwen3_5_moe",
+    "Qwen4ExpForCausalLM": "pagewick.models.qwen4:read_qwen4",
+    "Qwen4ExpForConditionalGeneration": "pagewick.models.qwen4:read_qwen4_multimodal",
     "Qwen3_5MoeForConditionalGeneration": "pagewick.models.qwen_next:read_qwen3_5_moe_multimodal",
     "MiniCPMV4_6ForConditionalGeneration": "pagewick.models.qwen_next:read_minicpm_v4_6",
     "MiniCPMV4_7ForConditionalGeneration": "pagewick.models.qwen_next:read_minicpm_v4_7",

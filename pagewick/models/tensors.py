@@ -30,6 +30,12 @@ from pagewick.models.parts import (
 )
 from pagewick.models.row_tensors import stream_tensors, window_tensors
 from pagewick.models.state_tensors import Named, state_tensors
+from pagewick.models.stream_tensors import (
+    block_index_tensors,
+    gated_connection_tensors,
+    gated_reader_tensors,
+    ngram_tensors,
+)
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
 from pagewick.models.vision.tensors import AllHeads, Dimension, KeyHeads, Shared, vision_tensors
 from pagewick.parallel.sharding import kept_key_heads, kv_heads_of_rank, shard_bounds
@@ -104,10 +110,19 @@ class _Table:
                 for part in ("attn_hc", "ffn_hc"):
                     named = stream_tensors(config.hyper, hidden, config.hyper.num_weights)
                     yield from self._named(f"{path}.{part}", named)
+            if config.gated_streams is not None:
+                for part in ("attn", "mlp"):
+                    named = gated_connection_tensors(config.gated_streams, hidden)
+                    yield from self._named(f"{path}.{part}_hyper_connection", named)
+            if layer.ngrams is not None:
+                yield from self._named(f"{path}.ple", ngram_tensors(layer.ngrams, self.rank, self.num_ranks))
         if config.hyper is not None:
             named = stream_tensors(config.hyper, hidden, config.hyper.num_streams)
             yield from self._named("model.hc_head", named)
-        if config.encoder is None or config.encoder.has_final_norm:
+        if config.gated_streams is not None:
+            named = gated_reader_tensors(config.gated_streams, hidden)
+            yield from self._named("model.hyper_connection_mixer", named)
+        if config.has_final_norm:
             yield from self._model_norm("model.norm")
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
@@ -178,6 +193,8 @@ class _Table:
         elif config.has_number_gates:
             yield from self._linear(f"{path}.g_proj", "attention", queries, hidden)
         yield from self._linear(f"{path}.o_proj", "attention", hidden, outputs, has_bias=config.o_bias)
+        if config.block_index is not None:
+            yield from self._named(f"{path}.indexer", block_index_tensors(config.block_index, hidden))
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None and config.head_norm.has_weight:

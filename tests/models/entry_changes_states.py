@@ -59,6 +59,27 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"rms_norm_eps": 0.1},
         {"attention_bias": True},
     ],
+    # Of the small ones, each stands for an operation of its own. Files have what follows from other entries about
+    # n-grams, which then counts.
+    "qwen4": [
+        {"layer_types": ["linear_attention", "indexed_attention", "linear_attention", "linear_attention"]},
+        {"output_gate_type": None},
+        {"indexer_budget": 4},
+        {"indexer_compress_ratio": 2},
+        {"indexer_n_heads": 7},
+        {"ple_layer_ids": None},
+        {"ple_embed_dim": 48},
+        {"ple_conv_kernel_size": 2},
+        {"ngram_size": 2},
+        {"heads_per_ngram": 3},
+        {"make_ngram_vocab_size_divisible_by": 1},
+        {"eos_token_id": 2},
+        {"hc_count": 2},
+        {"hc_lowrank": 12},
+        {"rope_parameters.rope_theta": 90.0},
+        {"rms_norm_eps": 0.3},
+        {"attention_bias": True},
+    ],
     "kimi-linear": [
         {"linear_attn_config.head_dim": 12},
         {"linear_attn_config.num_heads": 3},

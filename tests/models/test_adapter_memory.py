@@ -26,6 +26,7 @@ ROOM = LoraRoom(num_adapters=3, max_rank=17)
     [
         *("llama", "phi-3-mini-4k", "starcoder", "qwen2-moe", "qwen3.5", "deepseek-v2", "kimi-linear", "olmo-hybrid"),
         *("mamba-1", "mamba-2", "falcon-h1", "deepseek-v3.2", "a.x-k2", "longcat-flash", "ling-3-flash", "deepseek-v4"),
+        "qwen4",
     ],
 )
 def test_room_for_adapters(name: str, num_ranks: int, tmp_path: Path) -> None:

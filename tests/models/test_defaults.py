@@ -17,13 +17,16 @@ from tests.models.test_tensors import VARIANT_OF
 
 # Sizes: every published file has them, and a wrong one is a tensor that does not fit.
 SIZES = {
+    "indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio",
+    "ple_layer_ids", "eos_token_id",
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head", "dim", "n_layers", "n_heads",
     "hidden_dim", "ffn_dim",
 }  # fmt: skip
 # Entries in place of a class's own defaults: DeepSeek-V2's does not say how many experts there are for a token, and
 # dots.llm1's has none; the heads of GLM-4.5's do not share out hidden_size. Those of Granite 4 and Bamba have no layer
-# with attention. Ling 3.0's writes another head_dim than it reads. Gemma3TextModel is an encoder, and its class halves
+# with attention. Ling 3.0's writes another head_dim than it reads. Qwen4-Exp's has no index, without which
+# its attention cannot be made. Gemma3TextModel is an encoder, and its class halves
 # the window whenever it reads it.
 CHANGED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
@@ -32,6 +35,15 @@ CHANGED: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "BailingHybridForCausalLM": {"linear_head_dim": 128},
     "BailingMoeV3ForCausalLM": {"linear_head_dim": 128},
+    "Qwen4ExpForCausalLM": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 8,
+        "ple_layer_ids": [2],
+        "eos_token_id": 7,
+    },
     "BambaForCausalLM": {"attn_layer_indices": [9, 18, 27]},
     "Dots1ForCausalLM": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }

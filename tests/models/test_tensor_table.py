@@ -28,7 +28,7 @@ from tests.models.checkpoints import auto_model
 from tests.models.variants import VARIANTS, Variant
 
 # Parts that are not loaded, unless the model reads images.
-OTHER_PARTS = re.compile(r"vision_|embed_vision|multi_modal|mm_projector|model\.merger")
+OTHER_PARTS = re.compile(r"vision_|embed_vision|multi_modal|mm_projector|model\.merger|model\.visual\.")
 META = torch.device("meta")
 
 

@@ -1,0 +1,118 @@
+"""Rows of hashed n-grams as transformers has them, however the tokens are cut, and attention to selected blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen4ExpTextConfig
+from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4
+
+from pagewick import kernels
+from pagewick.kernels.kv_cache import heads_cache
+from pagewick.kernels.options import AttentionMetadata, NgramOptions, ScoreOptions, SelectedKeys
+from pagewick.layers.ngram_config import multipliers_of, primes_from
+
+END, VOCAB = 5, 97
+
+
+def module_of(num_places: int, layer: int) -> Any:
+    config = Qwen4ExpTextConfig(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=4, ngram_size=num_places, heads_per_ngram=2,
+        ngram_vocab_size_base=31, make_ngram_vocab_size_divisible_by=8, eos_token_id=[END, 9], seed=3,
+        indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=64, indexer_budget=8, indexer_compress_ratio=4,
+        head_dim=16,
+    )  # fmt: skip
+    module = qwen4.Qwen4ExpTextNGramEmbedding(config, 12 * (num_places - 1), layer_idx=0, ple_layer_index=layer)
+    # The rows are what is compared.
+    rows: Any = torch.nn.Module()
+    rows.weight, rows.forward = torch.zeros(1), lambda ids: ids.unsqueeze(-1)
+    module.ngram_embedding = rows
+    return module
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("num_places", [2, 3, 4])
+def test_rows_are_those_of_transformers(num_places: int, layer: int) -> None:
+    num_heads = 2 * (num_places - 1)
+    primes = primes_from(31, num_heads * (layer + 1))[num_heads * layer :]
+    sizes = torch.tensor(primes)
+    offsets = (sizes.cumsum(0) - sizes).view(num_places - 1, 2)
+    multipliers = multipliers_of(layer, num_places=num_places, vocab_size=VOCAB, seed=3)
+    options = NgramOptions(END, torch.tensor(multipliers), sizes.view_as(offsets), offsets)
+    torch.manual_seed(1)
+    ids = torch.randint(0, VOCAB, (61,))
+    # Two in a row, one of another kind that ends nothing, and one at either end.
+    ids[[0, 11, 12, 30, 60]], ids[20] = END, 9
+    earlier = torch.zeros(61, num_places - 1)
+    for place in range(1, num_places):
+        earlier[place:, place - 1] = ids[:-place] + 1
+    expected = module_of(num_places, layer)(ids[None], None)[0]
+    assert torch.equal(kernels.ngram_rows(ids, earlier, options), expected)
+    assert len(expected.unique()) > 61
+
+
+def test_the_largest_ids_do_not_overflow() -> None:
+    multipliers = multipliers_of(0, num_places=3, vocab_size=2**24, seed=1234)
+    assert all(multiplier % 2 == 1 and multiplier * (2**24 - 1) < 2**63 for multiplier in multipliers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_similarities_keep_their_sign(dtype: torch.dtype) -> None:
+    """Products of 9 numbers that are all 2 and 4.5: 9 * 9 / 3 = 27. Small ones count as 1e-6, and 0 as 0."""
+    keys = torch.full((4, 18), 2.0)
+    streams = torch.tensor([[4.5], [-4.5], [1e-9], [0.0]]).expand(4, 18)
+    found = kernels.stream_similarities(keys.to(dtype), streams.to(dtype), 2)
+    expected = torch.tensor([27.0**0.5, -(27.0**0.5), 1e-3, 0.0])[:, None].expand(4, 2)
+    torch.testing.assert_close(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ratio", [1, 4, 5])
+def test_attention_to_blocks_is_attention_with_a_mask(ratio: int, dtype: torch.dtype) -> None:
+    """Two sequences, of which one has earlier tokens; blocks of the cache are in another order."""
+    num_heads, num_kv_heads, dim, size = 6, 2, 12, 10
+    torch.manual_seed(ratio)
+    num_bytes = 2 * num_kv_heads * size * dim * dtype.itemsize
+    cache = heads_cache(torch.zeros(9, num_bytes, dtype=torch.uint8), dtype, num_kv_heads, size, dim, is_packed=False)
+    tables = torch.tensor([[7, 2, 5, 1], [3, 8, 4, 0]], dtype=torch.int32)
+    lengths, counts = [37, 23], [13, 23]
+    keys, values = (torch.randn(2, 37, num_kv_heads, dim).to(dtype) for _ in range(2))
+    for seq, length in enumerate(lengths):
+        positions = torch.arange(length)
+        slots = tables[seq][positions // size].long() * size + positions % size
+        kernels.store_kv(keys[seq, :length], values[seq, :length], cache, slots)
+    q = torch.randn(36, num_heads, dim).to(dtype)
+    slots, chosen = torch.zeros(36, 3, dtype=torch.int32), torch.zeros(36, dtype=torch.int32)
+    expected = []
+    for token in range(36):
+        seq, position = (0, 24 + token) if token < 13 else (1, token - 13)
+        complete = (position + 1) // ratio
+        best = torch.randperm(complete)[:3].sort().values
+        slots[token, : len(best)], chosen[token] = best, len(best)
+        seen = torch.isin(torch.arange(position + 1) // ratio, best) | (torch.arange(position + 1) >= complete * ratio)
+        expected.append(attended(q[token], keys[seq, : position + 1][seen], values[seq, : position + 1][seen]))
+    starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+    metadata = AttentionMetadata(tables, torch.tensor(lengths, dtype=torch.int32), starts)
+    selected = SelectedKeys(slots, chosen, torch.arange(37, dtype=torch.int32))
+    found = kernels.block_attention(q, cache, metadata, ScoreOptions(0.3), selected, ratio)
+    torch.testing.assert_close(found, torch.stack(expected).to(dtype))
+
+
+def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one token's heads [H, D] to keys and values [n, KVH, D], in float32."""
+    repeats = len(q) // keys.shape[1]
+    keys, values = (x.float().repeat_interleave(repeats, 1) for x in (keys, values))
+    weights = (torch.einsum("hd,nhd->hn", q.float(), keys) * 0.3).softmax(-1)
+    return torch.einsum("hn,nhd->hd", weights, values)
+
+
+def test_a_packed_cache_is_refused() -> None:
+    cache = heads_cache(torch.zeros(2, 2 * 16 * 16 * 4, dtype=torch.uint8), torch.float32, 1, 16, 16, is_packed=True)
+    with pytest.raises(ValueError, match="packed cache"):
+        kernels.block_attention(
+            torch.zeros(1, 1, 16), cache, AttentionMetadata(*[torch.ones(1, 1)] * 3), ScoreOptions(1.0),
+            SelectedKeys(*[torch.ones(1, 1)] * 3), 4,
+        )  # fmt: skip
