@@ -43,10 +43,11 @@ void test_weights(DType dtype, int64_t num_tokens, int64_t num_streams, int64_t 
   begin_case("stream_weights %s [%d, %d, %d]", name_of(dtype), static_cast<int>(num_tokens),
              static_cast<int>(num_streams), static_cast<int>(size));
   const Tensor streams = Tensor::random(dtype, num_tokens * num_streams * size, 2.0);
-  for (const bool is_sum : {false, true}) {
-    const int64_t count = is_sum ? num_streams : (2 + num_streams) * num_streams, stride = count + 1;
+  for (const int64_t kinds : {1, 2, 3}) {
+    const int64_t sizes[] = {num_streams, 2 * num_streams, (2 + num_streams) * num_streams};
+    const int64_t count = sizes[kinds - 1], stride = count + 1;
     const Array<float> products = random_floats((num_tokens - 1) * stride + count, 3.0);
-    const Array<float> biases = random_floats(count, 1.0), scales = random_floats(is_sum ? 1 : 3, 1.0);
+    const Array<float> biases = random_floats(count, 1.0), scales = random_floats(kinds, 1.0);
     const Outputs out = on_all_threads([&] {
       Outputs outputs;
       for (const int64_t each : {num_streams, num_streams, num_streams * num_streams})
@@ -54,7 +55,7 @@ void test_weights(DType dtype, int64_t num_tokens, int64_t num_streams, int64_t 
       const auto floats = [&](int64_t i) { return static_cast<float*>(outputs[i].data()); };
       run("stream_weights",
           pagewick::StreamWeightsArgs{products.data(), streams.data(), biases.data(), scales.data(), floats(0),
-                                      is_sum ? nullptr : floats(1), is_sum ? nullptr : floats(2), num_tokens,
+                                      kinds < 2 ? nullptr : floats(1), kinds < 3 ? nullptr : floats(2), num_tokens,
                                       num_streams, size, stride, num_iterations, kEps, kNormEps, kMagnitude, dtype});
       return outputs;
     });
@@ -67,10 +68,12 @@ void test_weights(DType dtype, int64_t num_tokens, int64_t num_streams, int64_t 
       };
       for (int64_t i = 0; i < num_streams; ++i)
         require_near(out[0], token * num_streams + i, sigmoid(whole(i, 0)) + kEps, 1e-6, "before");
-      if (is_sum) continue;
+      if (kinds == 1) continue;
       std::vector<double> matrix(num_streams * num_streams);
       for (int64_t i = 0; i < num_streams; ++i)
-        require_near(out[1], token * num_streams + i, kMagnitude * sigmoid(whole(num_streams + i, 1)), 1e-6, "after");
+        require_near(out[1], token * num_streams + i,
+                     kMagnitude * sigmoid(whole(num_streams + i, 1)) + (kinds == 2 ? kEps : 0), 1e-6, "after");
+      if (kinds == 2) continue;
       for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = whole(2 * num_streams + static_cast<int64_t>(i), 2);
       matrix = mixed(matrix, num_streams, num_iterations);
       for (int64_t i = 0; i < num_streams * num_streams; ++i)
@@ -90,12 +93,13 @@ void test_sums(DType dtype, int64_t num_tokens, int64_t num_streams, int64_t siz
   const Outputs out = on_all_threads([&] {
     Outputs outputs;
     outputs.emplace_back(dtype, num_tokens * size);
-    outputs.emplace_back(dtype, num_tokens * num_streams * size);
+    for (int i = 0; i < 2; ++i) outputs.emplace_back(dtype, num_tokens * num_streams * size);
     run("collapse_streams", pagewick::CollapseStreamsArgs{streams.data(), weights.data(), outputs[0].data(),
                                                           num_tokens, num_streams, size, dtype});
-    run("expand_streams",
-        pagewick::ExpandStreamsArgs{streams.data(), output.data(), weights.data(), mixing.data(), outputs[1].data(),
-                                    num_tokens, num_streams, size, stride, dtype});
+    for (const bool is_mixed : {true, false})
+      run("expand_streams",
+          pagewick::ExpandStreamsArgs{streams.data(), output.data(), weights.data(), is_mixed ? mixing.data() : nullptr,
+                                      outputs[is_mixed ? 1 : 2].data(), num_tokens, num_streams, size, stride, dtype});
     return outputs;
   });
   for (int64_t token = 0; token < num_tokens; ++token)
@@ -106,10 +110,12 @@ void test_sums(DType dtype, int64_t num_tokens, int64_t num_streams, int64_t siz
       for (int64_t i = 0; i < num_streams; ++i) total += weights[token * num_streams + i] * stream(i);
       require_near(out[0], token * size + column, total, error, "sum");
       for (int64_t target = 0; target < num_streams; ++target) {
+        const int64_t place = (token * num_streams + target) * size + column;
         double sum = weights[token * num_streams + target] * output[token * stride + column];
+        require_near(out[2], place, sum + stream(target), error, "stream that is not mixed");
         for (int64_t i = 0; i < num_streams; ++i)
           sum += mixing[(token * num_streams + i) * num_streams + target] * stream(i);
-        require_near(out[1], (token * num_streams + target) * size + column, sum, error, "stream");
+        require_near(out[1], place, sum, error, "stream");
       }
     }
 }
