@@ -1,4 +1,4 @@
-"""The memory that residual streams take in a step, and that compressed entries do on a GPU by their definitions."""
+"""The memory that residual streams take in a step, and that windows, entries and selections do on a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from pagewick.models.parts import LayerConfig
 
 # Tokens of the smallest usual block, for block tables of single tokens.
 _BLOCK_TOKENS: Final = 16
+# Entries of a split (kernels/triton/window_attention.py).
+ENTRY_SPLIT: Final = 128
+# Kernels of a captured step beyond those of any layer: of an indexer; of a layer with windows and of its streams; of
+# one with entries; and of the batch of an indexer of entries.
+_OF_INDEXER: Final = 13
+_OF_WINDOW: Final = 32
+_OF_ENTRIES: Final = 12
+_OF_SELECTED_ENTRIES: Final = 16
 
 
 def entry_bytes(layer: LayerConfig, num_tokens: int, context: int) -> int:
@@ -45,3 +53,26 @@ def streams_width(model: ModelConfig) -> int:
         # The streams, normalised, with their gates, times these, and what is added, before and behind its factors.
         return 8 * model.gated_streams.num_streams * model.hidden_size
     return 0
+
+
+def entry_splits(layer: LayerConfig, context: int) -> int:
+    """Return the splits of what a token sees: the window, and its entries; 0 where nothing is split.
+
+    context: the longest sequence.
+    """
+    if layer.rows is None or (compressor := layer.rows.compressor) is None:
+        return 0
+    num_entries = -(-context // compressor.ratio)
+    if compressor.indexer is not None:
+        num_entries = min(compressor.indexer.top_k, num_entries)
+    return 1 + -(-num_entries // ENTRY_SPLIT)
+
+
+def further_kernels(layer: LayerConfig) -> int:
+    """Return the kernels of a layer's captured step beyond those of any layer."""
+    if layer.rows is None:
+        return 0 if layer.indexer is None else _OF_INDEXER
+    number = _OF_WINDOW
+    if layer.rows.compressor is not None:
+        number += _OF_ENTRIES
+    return number if layer.rows.indexer is None else number + _OF_INDEXER + _OF_SELECTED_ENTRIES

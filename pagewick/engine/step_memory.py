@@ -40,7 +40,7 @@ and the whole step on a GPU is
     attention        results of the splits of long contexts: S * s * query heads / R * context / 256 * (head_dim + 2)
                      * 4, at most 256 MiB, with room for s = 16 / (query heads / KV heads) tokens of each sequence, or
                      4 with latent attention (kernels/triton/attention.py); with sparse attention each of the T tokens
-                     is a sequence of k tokens
+                     is a sequence of k tokens; with entries, 4 tokens and their splits (engine.entry_memory)
     plain attention  for heads that no kernel serves, or all if there are no kernels, K / R of keys and values and D
                      numbers: 16 K / R * D * c for the keys and values of a sequence with c visible tokens, and for up
                      to 256 queries 12 D * query heads / R, and 2 tensors of query heads / R * c * 4, or 3 with caps or
@@ -55,7 +55,7 @@ and the whole step on a GPU is
                      (kernels/reference_index.py)
     entries          engine.entry_memory; an indexer's keys are then as many as entries
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
-                     of 16 kernels of a layer, and 13 of an indexer, in each of 64 graphs
+                     of 16 kernels of a layer, and those of engine.entry_memory, in each of 64 graphs
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
     margin           an eighth of activations and attention, for gaps between blocks of memory
 """
@@ -67,7 +67,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
-from pagewick.engine.entry_memory import entry_bytes, streams_width
+from pagewick.engine.entry_memory import entry_bytes, entry_splits, further_kernels, streams_width
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.tensor_sizes import DTYPE_BYTES
@@ -102,7 +102,6 @@ PLAIN_SCORES: Final = 2**28
 # A captured kernel takes a node of the graph with its arguments, in the driver's memory and on the device.
 _NODE_BYTES: Final = 16 * 2**10
 _KERNELS_PER_LAYER: Final = 16
-_KERNELS_PER_INDEXER: Final = 13
 # CUDA graphs that are kept, and the tokens of the largest step that is captured (engine/graph).
 MAX_GRAPHS: Final = 64
 GRAPH_TOKENS: Final = 512
@@ -226,8 +225,7 @@ def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) 
     if model.encoder is not None:
         return 0
     activations = _gpu_activation_bytes(model, limits, min(GRAPH_TOKENS, limits.num_tokens), num_ranks)
-    num_indexers = sum(layer.indexer is not None for layer in model.layers)
-    num_kernels = _KERNELS_PER_LAYER * model.num_layers + _KERNELS_PER_INDEXER * num_indexers
+    num_kernels = _KERNELS_PER_LAYER * model.num_layers + sum(map(further_kernels, model.layers))
     return activations + _parts_bytes(model, limits, num_ranks) + _NODE_BYTES * num_kernels * MAX_GRAPHS
 
 
@@ -250,7 +248,8 @@ def _parts_bytes_of(layer: LayerConfig, limits: StepLimits, num_ranks: int) -> i
     num_sequences, context = limits.num_logits, limits.context
     if (indexer := layer.indexer) is not None:
         num_sequences, context = limits.num_tokens, min(indexer.top_k, context)
-    of_sequence = _split_width(layer) // num_ranks * -(-context // SPLIT) * 4
+    num_splits = -(-context // SPLIT) if layer.rows is None else entry_splits(layer, context)
+    of_sequence = _split_width(layer) // num_ranks * num_splits * 4
     return max(of_sequence, min(of_sequence * num_sequences, PARTS_BYTES))
 
 
@@ -346,4 +345,4 @@ def _split_width(layer: LayerConfig) -> int:
         return num_tokens * attention.num_heads * (attention.head_dim + 2)
     if layer.latent is not None:
         return MAX_SHORT_TOKENS * layer.latent.num_heads * (layer.latent.kv_lora_rank + 2)
-    return 0
+    return 0 if layer.rows is None else MAX_SHORT_TOKENS * layer.rows.num_heads * (layer.rows.head_dim + 2)

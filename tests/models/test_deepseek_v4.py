@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pagewick.engine.step_memory import StepLimits, gpu_step_bytes
+from pagewick.engine.entry_memory import ENTRY_SPLIT, entry_splits
+from pagewick.engine.step_memory import MAX_SHORT_TOKENS, StepLimits, gpu_graph_bytes, gpu_step_bytes
 from pagewick.errors import ModelLoadError
 from pagewick.layers.compressed_config import WindowConfig
 from pagewick.models.config import ModelConfig
@@ -74,6 +76,29 @@ def test_block_tables_of_single_tokens_take_memory() -> None:
     limits = [StepLimits(num_tokens=512, num_logits=8, context=context, element_bytes=2) for context in (2**14, 2**20)]
     short, long = (gpu_step_bytes(config, each) for each in limits)
     assert long - short > 8 * 512 * (2**20 - 2**14) // 16
+
+
+def test_splits_of_entries_take_memory() -> None:
+    """Of up to 4 tokens of 3 sequences: a window, and 1,024 or 2,048 entries by 128, with 2 statistics each."""
+    config = read_config(FLASH)
+    is_heavy = [ratio == 128 for ratio in FLASH["compress_ratios"]]
+    heavy = replace(config, layers=tuple(layer for layer, has in zip(config.layers, is_heavy, strict=False) if has))
+    limits = [StepLimits(num_tokens=8, num_logits=3, context=context, element_bytes=2) for context in (2**17, 2**18)]
+    few, many = (gpu_graph_bytes(heavy, each) for each in limits)
+    assert many - few == 3 * 4 * 64 * (512 + 2) * (17 - 9) * 4
+    assert [entry_splits(config.layers[layer_idx], 2**18) for layer_idx in (1, 2, 3)] == [0, 5, 17]
+    pytest.importorskip("triton")
+    from pagewick.kernels.triton import window_attention
+
+    assert (window_attention.SPLIT, window_attention.MAX_SHORT_TOKENS) == (ENTRY_SPLIT, MAX_SHORT_TOKENS)
+
+
+def test_kernels_of_graphs_take_memory() -> None:
+    """43 layers with windows and streams, of which 41 have entries, and 21 an indexer of entries."""
+    config, limits = read_config(FLASH), StepLimits(num_tokens=8, num_logits=3, context=2**17, element_bytes=2)
+    twice = replace(config, layers=config.layers * 2)
+    added = gpu_graph_bytes(twice, limits) - gpu_graph_bytes(config, limits)
+    assert added == 64 * 16 * 1024 * (43 * (16 + 32) + 41 * 12 + 21 * (13 + 16))
 
 
 def test_how_weights_are_packed() -> None:

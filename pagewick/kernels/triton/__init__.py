@@ -58,6 +58,7 @@ OPERATIONS: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
     "philox_uniform": ("logits", _INT64),
     "quantized_linear": ("quantized", _FLOATS),
     "rms_norm": ("norm", _FLOATS),
+    "root_logits": ("routing", _FLOAT32),
     "rope_and_store": ("rope", _FLOATS),
     "rope_and_store_latent": ("latents", _FLOATS),
     "rotate_heads": ("rotate_heads", _FLOATS),

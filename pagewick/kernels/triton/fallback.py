@@ -21,8 +21,8 @@ _logger = get_logger(__name__)
 _EXACT = frozenset({
     "activation", "argmax_rows", "channel_scan", "collapse_streams", "compress_rows", "edit_tokens", "expand_streams",
     "full_attention", "gated_activation", "gated_delta_net", "gather_blocks", "gather_quantized_rows", "limit",
-    "mask_rows", "philox_uniform", "rotate_heads", "scale", "scatter_blocks", "selective_scan", "short_convolution",
-    "sigmoid_gate", "soft_cap", "store_index_keys", "stream_weights", "window_attention",
+    "mask_rows", "philox_uniform", "root_logits", "rotate_heads", "scale", "scatter_blocks", "selective_scan",
+    "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "stream_weights", "window_attention",
 })  # fmt: skip
 
 

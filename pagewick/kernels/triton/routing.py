@@ -1,8 +1,8 @@
 """Choice of experts for each token, and the sum of their outputs.
 
-Definitions: route and combine of reference_moe.py. A program has all logits of a token in registers and takes the best
-expert top_k times; keys are compared as integers (order.py), so ties go to the lowest id as in the definition. A
-token's result depends on that token alone, bit for bit; combine adds in the order of the choices.
+Definitions: route, root_logits and combine of reference_moe.py. A program has all logits of a token in registers and
+takes the best expert top_k times; keys are compared as integers (order.py), so ties go to the lowest id as in the
+definition. A token's result depends on that token alone, bit for bit; combine adds in the order of the choices.
 
 Dimensions: T tokens, E experts in G groups, A experts of a token, N outputs.
 """
@@ -113,6 +113,48 @@ def route_tokens(
 
 
 @triton.jit
+def _log_of_root(x):
+    """Return the logarithm of the square root of softplus(x), and this root."""
+    power = tl.exp(-tl.abs(x))
+    above = 1.0 + power
+    # log(1 + power), without what the sum cuts off (Kahan).
+    rest = tl.where(above == 1.0, power, tl.log(above) * (power / tl.where(above == 1.0, 1.0, above - 1.0)))
+    softplus = tl.maximum(x, 0.0) + rest
+    # Far below 0, it is its power of e.
+    return 0.5 * tl.where(x < -16.0, x, tl.log(softplus)), tl.sqrt(softplus)
+
+
+@triton.jit
+def weigh_roots(
+    logits_ptr, bias_ptr, choice_ptr, out_ptr, row_stride, choice_stride, num_experts, top_k, BLOCK_E: tl.constexpr
+):
+    """Write the logits of token program_id(0) to out [T, E], from its scores.
+
+    bias: [E] float32, which chooses the experts; None: choice [T, A] int64 has their ids.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    ids = tl.arange(0, BLOCK_E)
+    inside = ids < num_experts
+    logits = tl.load(logits_ptr + token * row_stride + ids, mask=inside, other=0.0)
+    log_scores, scores = _log_of_root(logits)
+    counts = tl.zeros((BLOCK_E,), tl.float32)
+    if bias_ptr is not None:
+        closed: tl.constexpr = -0x8000000000000000
+        keys = scores + tl.load(bias_ptr + ids, mask=inside, other=0.0)
+        order = tl.where(inside, ordered(keys, ids), closed)
+        for _ in range(top_k):
+            is_best = order == tl.max(order, axis=0)
+            counts = tl.where(is_best, 1.0, counts)
+            order = tl.where(is_best, closed, order)
+    else:
+        for place in range(top_k):
+            counts += tl.where(ids == tl.load(choice_ptr + token * choice_stride + place), 1.0, 0.0)
+    several = tl.where(counts > 1.0, tl.log(tl.maximum(counts, 1.0)), 0.0)
+    result = tl.where(counts > 0.0, log_scores + several, float("-inf"))
+    tl.store(out_ptr + token * num_experts + ids, result, mask=inside)
+
+
+@triton.jit
 def combine_rows(
     y_ptr, weights_ptr, shared_ptr, gate_ptr, out_ptr, num_outputs, top_k, shared_stride, BLOCK: tl.constexpr
 ):
@@ -162,6 +204,21 @@ def _route_variant(tile: tuple[int, int], scoring: str, by_sum: bool, has_bias: 
     )
 
 
+def _root_variant(block: int, has_bias: bool) -> Variant:
+    given, absent = ("bias_ptr", "choice_ptr") if has_bias else ("choice_ptr", "bias_ptr")
+    numbers = dict.fromkeys(("row_stride", "choice_stride", "num_experts", "top_k"), "i32")
+    return Variant(
+        name=f"roots_{'bias' if has_bias else 'table'}_{block}",
+        kernel=weigh_roots,
+        signature={
+            "logits_ptr": "*fp32", given: "*fp32" if has_bias else "*i64", "out_ptr": "*fp32", **numbers,
+        },
+        constexprs={absent: None, "BLOCK_E": block},
+        num_warps=1 if block <= 256 else 4,
+        in_sample=(block, has_bias) == (256, True),
+    )  # fmt: skip
+
+
 def _combine_variant(dtype: torch.dtype, shared: str) -> Variant:
     """shared: "", "shared" or "gated"."""
     number = f"*{TYPE_NAMES[dtype]}"
@@ -184,7 +241,8 @@ _ROUTES = {
 }
 _ROUTES |= {(tile, "near", False, False): _route_variant(tile, "near", False, False) for tile in TILES if tile[0] == 1}
 _COMBINES = {key: _combine_variant(*key) for key in itertools.product(_DTYPES, ("", "shared", "gated"))}
-VARIANTS = (*_ROUTES.values(), *_COMBINES.values())
+_ROOTS = {key: _root_variant(*key) for key in itertools.product((32, 64, 128, 256, 512), (False, True))}
+VARIANTS = (*_ROUTES.values(), *_ROOTS.values(), *_COMBINES.values())
 
 # Qwen3-30B-A3B: 8 of 128 experts, 2,048 outputs.
 WORKLOADS = tuple(
@@ -236,6 +294,23 @@ def _is_routable(logits: Tensor, routing: Routing, bias: Tensor | None) -> bool:
     is_matrix = logits.dim() == 2 and logits.dtype == torch.float32 and logits.stride(1) == 1
     # The definition refuses a bias for experts near each other.
     return is_matrix and fits and routing.top_k <= MAX_TOP_K and (routing.scoring != "near" or bias is None)
+
+
+def root_logits(logits: Tensor, choice: Tensor, top_k: int) -> Tensor:
+    """reference.root_logits for logits [T, E] float32, in float32."""
+    num_experts, has_bias = logits.shape[-1], choice.is_floating_point()
+    block = max(32, triton.next_power_of_2(num_experts))
+    dtype = torch.float32 if has_bias else torch.int64
+    if (block, has_bias) not in _ROOTS or choice.dtype != dtype or choice.stride(-1) != 1 or logits.stride(1) != 1:
+        return by_definition(reference.root_logits, logits, choice, top_k)
+    out = torch.empty((len(logits), num_experts), dtype=torch.float32, device=logits.device)
+    # A table's row names all experts of a token.
+    number, given = (top_k, {"bias_ptr": choice}) if has_bias else (choice.shape[1], {"choice_ptr": choice})
+    _ROOTS[block, has_bias].launch(
+        (len(logits),), logits_ptr=logits, out_ptr=out, row_stride=logits.stride(0),
+        choice_stride=0 if has_bias else choice.stride(0), num_experts=num_experts, top_k=number, **given,
+    )  # fmt: skip
+    return out
 
 
 def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:

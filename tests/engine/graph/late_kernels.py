@@ -75,6 +75,7 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "paged_attention": _like,
     "quantized_linear": _product,
     "rms_norm": _like,
+    "root_logits": _like,
     "rope_and_store": lambda qkv, cache, slots, layout, *options: [
         ((len(qkv), layout.num_heads, layout.head_dim), qkv.dtype)
     ],

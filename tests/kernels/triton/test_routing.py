@@ -67,6 +67,21 @@ def test_routes_among_experts_near_each_other(num_experts: int, margin: float, m
     assert weights[~weights.isnan()].unique().numel() > 3
 
 
+@pytest.mark.parametrize("has_table", [False, True])
+@pytest.mark.parametrize("num_experts", [7, 40])
+def test_logits_of_root_scores(num_experts: int, has_table: bool) -> None:
+    """DeepSeek V4: by a bias, with ties and scores of all sizes, or by a table that may name an expert twice."""
+    logits = numbers(5, num_experts + 3).mul(4)[:, 3:]
+    logits[1], logits[2] = logits[1].round(), torch.linspace(-200, 90, num_experts)
+    choice = numbers(num_experts, seed=1).round()
+    if has_table:
+        choice = numbers(5, num_experts, seed=2).argsort(1)[:, :4]
+        choice[3, 1], choice[4] = choice[3, 0], choice[4, 0]
+    found, expected = (each.root_logits(logits, choice, 4) for each in (routing, reference))
+    assert found.isfinite().sum(1).tolist() == ([4, 4, 4, 3, 1] if has_table else [4] * 5)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_combine(dtype: torch.dtype) -> None:
     y, output = numbers(15, 1029).to(dtype), numbers(5, 1029, seed=1).to(dtype)
