@@ -175,6 +175,15 @@ def test_prompts_are_new_in_every_round_and_repeatable() -> None:
     assert list(replace(workload, request_rate=None).start_times(1)) == [0] * 5
 
 
+def test_the_report_says_at_which_pace_requests_start() -> None:
+    workload = Workload(input_len=7, output_len=3, num_prompts=5, concurrency=2)
+    lengths = "5 requests of 7 words and up to 3 new tokens"
+    assert workload.describe("words") == f"{lengths}, 2 at a time"
+    rated = replace(workload, request_rate=2.5)
+    assert rated.describe("words") == f"{lengths}, 2.5 per second, at most 2 at a time"
+    assert replace(rated, concurrency=5).describe("words") == f"{lengths}, 2.5 per second"
+
+
 def test_arrivals_are_a_poisson_process() -> None:
     """The mean of 4000 gaps is within 5 standard errors of 1 / rate, and their deviation is exponential."""
     times = list(Workload(num_prompts=4001, request_rate=4.0).start_times(1))

@@ -93,7 +93,10 @@ class Workload:
 
     def describe(self, unit: str) -> str:
         """Describe the workload in one line. unit: of the prompts' length."""
-        pace = f"{self.concurrency} at a time" if self.request_rate is None else f"{self.request_rate:g} per second"
+        pace = f"{self.concurrency} at a time"
+        if self.request_rate is not None:
+            limit = f", at most {pace}" if self.concurrency < self.num_prompts else ""
+            pace = f"{self.request_rate:g} per second{limit}"
         lengths = f"{self.input_len} {unit} and up to {self.output_len} new tokens"
         return f"{self.num_prompts} requests of {lengths}, {pace}"
 

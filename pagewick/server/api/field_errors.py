@@ -58,12 +58,13 @@ def _any_of(types: list[str]) -> str:
 
 
 def _accepted_values(kind: type[msgspec.Struct], path: str) -> list[str]:
-    """Return the values that the field at a path like `.messages[0].role` accepts; empty if it is not an enum."""
+    """Return, in words, what the field at a path like `.messages[0].role` accepts; empty if it is not an enum."""
     places: list[Any] = [msgspec.inspect.type_info(kind)]
     for name, _ in re.findall(r"\.(\w+)|(\[)", path):
         places = [inner for place in places for inner in _inside(place, name)]
     kinds = [place for place in places if isinstance(place, msgspec.inspect.LiteralType)]
-    return [str(value) or '""' for kind in kinds for value in kind.values]
+    objects = ["an object"] * any(isinstance(place, msgspec.inspect.DictType) for place in places)
+    return [str(value) or '""' for kind in kinds for value in kind.values] + (objects if kinds else [])
 
 
 def _inside(place: Any, name: str) -> list[Any]:

@@ -155,7 +155,7 @@ class TextApi:
         limit = MAX_CONTEXTS * self._engine.info.max_model_len
         if len(body.tokens) > limit:
             message = (
-                f"tokens must have at most {limit} ids, {MAX_CONTEXTS} of the model's contexts; got {len(body.tokens)}"
+                f"tokens must have at most {limit} ids, {MAX_CONTEXTS} times the model's context; got {len(body.tokens)}"
             )
             raise InvalidRequestError(message, param="tokens")
         text = await self._admission.run(request, partial(asyncio.to_thread, self._engine.decode, body.tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -17,6 +17,8 @@ class Inner(Struct):
 
 
 class Body(Struct):
+    form: Literal["", "json"] | dict[str, Any] | None = None
+    mode: Literal["on", "off"] | None = None
     count: int | None = None
     few: Annotated[int, Meta(ge=1)] | None = None
     is_on: bool | None = None
@@ -37,6 +39,8 @@ class Body(Struct):
         ({"inner": {}}, "inner.size", "inner.size is missing"),
         ({"inner": [{"size": 1, "shape": 2}]}, "inner[0].shape", "inner[0].shape: expected a string or an array, got "
          "an integer"),
+        ({"form": "xml"}, "form", "form: Invalid enum value 'xml'; accepted: \"\", json, an object"),
+        ({"mode": "of"}, "mode", "mode: Invalid enum value 'of'; accepted: off, on"),
         ({"names": ["a", "b"]}, "names", "names: expected an array of length <= 1"),
         ({"names": ["a", {}]}, "names[1]", "names[1]: expected a string, got an object"),
     ],
