@@ -16,7 +16,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.log import get_logger
 from pagewick.number_formats import MARLIN
 from pagewick.weights.description import GGUF, Description, describe, is_gguf, weights_kind
-from pagewick.weights.files import GGUF_SUFFIX, INDEX_NAME, needs_index, read_index, select_weights
+from pagewick.weights.files import GGUF_SUFFIX, INDEX_NAME, needs_index, printable, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.choice import complete_models
 from pagewick.weights.gguf.vision_choice import vision_of
@@ -134,7 +134,8 @@ def models_in(directory: Path) -> dict[str, Path]:
     """Return the models in a directory, by name: directories with a config.json, and GGUF files.
 
     A file's name is its own without the suffix, or that of its directory if it is the only model there. Directories in
-    between, such as those of the models' owners, are a part of the name. Raises ConfigError if there is no such
+    between, such as those of the models' owners, are a part of the name. A link to a directory above itself is left
+    out, and so are names that are not UTF-8, which no request could have. Raises ConfigError if there is no such
     directory.
     """
     if (directory / "config.json").is_file():
@@ -155,10 +156,22 @@ def _is_readable(directory: Path) -> bool:
     return True
 
 
+def _has_text_name(entry: Path) -> bool:
+    """Whether a name is UTF-8; otherwise the log says that the entry is left out."""
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError:
+        logger.warning("%s is left out: its name is not UTF-8; rename it", printable(str(entry)))
+        return False
+    return True
+
+
 def _models_below(directory: Path, prefix: str, depth: int) -> dict[str, Path]:
-    entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    shown = (entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    entries = sorted(filter(_has_text_name, shown))
     found: dict[str, Path] = {}
-    for below in (entry for entry in entries if entry.is_dir()):
+    here = directory.resolve()
+    for below in (entry for entry in entries if entry.is_dir() and not here.is_relative_to(entry.resolve())):
         name = prefix + below.name
         if (below / "config.json").is_file():
             found[name] = below

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pagewick.server.router import run
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.run import FindEntries, ReadyRouter, checked
 from pagewick.server.settings import ServerSettings
+from tests.log_lines import collected_lines
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +111,8 @@ def test_a_directory_is_read_again_for_models_that_come_later(tmp_path: Path, mo
     same, _ = serve(monkeypatch, "models/one", "--models-dir", "models")
     assert [entry.name for entry in same()] == ["models/one"]
     assert (default.name, default.is_default, default.loads_at_start) == ("demo", True, True)
-    assert (one.name, one.config.model, one.is_default) == ("one", "models/one", False)
+    # A relative path would be a model of a hub once the directory is gone.
+    assert (one.name, one.config.model, one.is_default) == ("one", str(Path("models/one").absolute()), False)
     assert not one.settings.models_autoload
     Path("a").rename("models/two")
     assert [entry.name for entry in find_entries()] == ["demo", "one", "two"]
@@ -136,6 +140,22 @@ def test_models_are_found_by_their_files(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="is a model itself"):
         models_in(tmp_path / "plain")
+
+
+def test_links_upwards_and_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    for name in ("owner/one", os.fsdecode(b"b\xffd"), "owner/" + os.fsdecode(b"\xff.gguf")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "owner" / "up").symlink_to(tmp_path)
+    (tmp_path / "owner" / "self").symlink_to(".")
+    (tmp_path / "link").symlink_to("owner/one")
+    with collected_lines(logging.WARNING) as lines:
+        assert list(models_in(tmp_path)) == ["link", "owner/one"]
+    assert len(lines) == 2 and all("its name is not UTF-8; rename it" in line for line in lines)
+    assert all(line.isascii() for line in lines)
+
+
+def test_a_directory_of_models_must_be_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No such file.*--models-dir"):
         models_in(tmp_path / "none")
 

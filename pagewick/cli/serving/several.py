@@ -90,7 +90,8 @@ class SeveralModels:
         return [*self.own, *below]
 
     def _config_of(self, path: Path) -> EngineConfig:
-        return EngineConfig(**{**self.given.engine, "model": str(path)})
+        # Absolute, because owner/name stands for a model on a hub once there is no such directory any more.
+        return EngineConfig(**{**self.given.engine, "model": str(path.absolute())})
 
 
 def _entry(
