@@ -106,6 +106,11 @@ class ServerSettings:
             raise ConfigError(
                 "--served-model-name must not be empty; leave it out to serve the model under its own name"
             )
+        for name in self.served_model_name:
+            if (shown := name.encode(errors="replace").decode()) != name:
+                raise ConfigError(
+                    f"the name {shown} is not UTF-8, as names in requests are; give a --served-model-name"
+                )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
         if not 1 <= self.api_server_count <= MAX_API_SERVERS:

@@ -19,5 +19,7 @@ def guarded(make: Callable[[], _Made], source: Path | str) -> _Made:
         raise
     # The library raises a bare Exception for a bad file and a BaseException where its Rust code panics.
     except BaseException as error:
+        if (shown := str(source).encode(errors="replace").decode()) != str(source):
+            raise ModelLoadError(f"the path {shown} is not UTF-8, which tokenizers need; rename it") from None
         reason = str(error)[:200]
         raise ModelLoadError(f"{source} is not a usable tokenizer ({reason}); download the model again") from None

@@ -121,6 +121,14 @@ def test_defaults_of_requests_are_flags(ran: list[dict[str, Any]], tmp_path: Pat
     assert "temperature must be a number" in serve("--temperature", "3").stderr
 
 
+def test_a_name_that_no_request_could_have_is_refused() -> None:
+    """A name that is not UTF-8 would make every list of models an error."""
+    name = os.fsdecode(b"b\xffd")
+    for model, names in (("./m", ("a", name)), (f"./{name}", ())):
+        with pytest.raises(ConfigError, match=r"the name (\./)?b\?d is not UTF-8.*give a --served-model-name"):
+            ServerSettings.for_model(model, served_model_name=names)
+
+
 @pytest.mark.parametrize(
     ("environment", "port"),
     [({"PORT": "91"}, 91), ({"PORT": "91", "PAGEWICK_PORT": "92"}, 92), ({"PAGEWICK_HOST": "::1"}, 8000)],

@@ -154,9 +154,8 @@ class TextApi:
         body, ignored = await self._read(request, DetokenizeRequest)
         limit = MAX_CONTEXTS * self._engine.info.max_model_len
         if len(body.tokens) > limit:
-            message = (
-                f"tokens must have at most {limit} ids, {MAX_CONTEXTS} times the model's context; got {len(body.tokens)}"
-            )
+            most = f"{limit} ids, {MAX_CONTEXTS} times the model's context"
+            message = f"tokens must have at most {most}; got {len(body.tokens)}"
             raise InvalidRequestError(message, param="tokens")
         text = await self._admission.run(request, partial(asyncio.to_thread, self._engine.decode, body.tokens))
         return json_response(DetokenizeResponse(text, text), ignored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,12 @@ def test_special_tokens_may_be_left_unread(tmp_path: Path) -> None:
     tokenizer = Tokenizer(backend, config={"split_special_tokens": True})
     special = backend.token_to_id("<s>")
     assert special not in tokenizer.encode("a<s>b", add_special_tokens=False)
+
+
+def test_a_path_that_is_no_text_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"b\xffd")
+    directory.mkdir()
+    byte_level([]).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer.json").rename(directory / "tokenizer.json")
+    with pytest.raises(ModelLoadError, match=r"the path .*/b\?d/tokenizer.json is not UTF-8.*rename it"):
+        Tokenizer.from_directory(directory)
