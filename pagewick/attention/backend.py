@@ -13,6 +13,7 @@ from typing import Protocol, TypedDict, Unpack
 from torch import Tensor
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptIndexKeys, KeptLatents, KeptRows
+from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.options import CompressOptions, HeadOptions, Rotation, ScoreOptions, SelectedKeys
 
 
@@ -151,6 +152,16 @@ class BoundIndex(Protocol):
 
         q: [T, H, I]; weights: [T, H] float32; neither q nor keys are rotated. latent_group: the cache group in whose
         blocks the chosen tokens are looked up.
+        """
+        ...
+
+    def select_blocks(
+        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice, group: int
+    ) -> list[SelectedKeys]:
+        """Store keys [T, I], then choose for each token, and each head of q [T, H, I], the blocks that it sees.
+
+        This is what kernels.select_blocks does; neither q nor keys are rotated. group: the cache group whose blocks
+        they are.
         """
         ...
 

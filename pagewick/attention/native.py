@@ -22,6 +22,7 @@ from pagewick.attention.cache_spec import (
 )
 from pagewick.attention.metadata import metadata_of
 from pagewick.attention.rows import NativeRows
+from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import (
     AttentionMetadata,
@@ -202,6 +203,15 @@ class NativeIndex:
             batch.groups[latent_group].block_tables,
             rotation=rotation,
             top_k=top_k,
+        )
+
+    def select_blocks(
+        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice, group: int
+    ) -> list[SelectedKeys]:
+        own, tables = batch.groups[self._group], batch.groups[group].block_tables
+        kernels.store_index_keys(keys, self._cache, own.slot_mapping, rotation=rotation)
+        return kernels.select_blocks(
+            q, self._cache, metadata_of(own, batch, len(q)), tables, rotation=rotation, choice=choice
         )
 
 

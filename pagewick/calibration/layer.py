@@ -21,6 +21,7 @@ from pagewick.calibration.selections import SharedSelections
 from pagewick.errors import ConfigError
 from pagewick.layers.attention import Attention
 from pagewick.layers.context import LayerContext
+from pagewick.layers.head_blocks import HeadBlockIndexer
 from pagewick.layers.indexer import Indexer
 from pagewick.layers.latent_attention import LatentCache
 from pagewick.layers.rotary import Angles, rotary_of
@@ -185,7 +186,7 @@ class TextRunner:
             if callable(finish := getattr(module, "finish_loading", None)):
                 finish()
         for part in block.modules():
-            if isinstance(part, Attention | LatentCache | Indexer | StateLayer):
+            if isinstance(part, Attention | LatentCache | Indexer | HeadBlockIndexer | StateLayer):
                 blocks = torch.zeros(self._num_blocks, part.cache_spec.block_bytes, dtype=torch.uint8)
                 part.bind_cache(blocks, 0)
         return block, None if seen is None else InputObservation(block, routes, seen)

@@ -163,6 +163,8 @@ def _attention_inputs(config: AttentionConfig | MlaConfig | StateConfig) -> tupl
     names = ("q_proj", "k_proj", "v_proj") if config.layout == "parts" else ("qkv_proj",)
     if config.has_head_gates or config.has_number_gates:
         names = (*names, "g_proj")
+    if config.head_blocks is not None:
+        names = (*names, "indexer.q_proj", "indexer.k_proj")
     return (Point(tuple(f"self_attn.{name}" for name in names)),)
 
 

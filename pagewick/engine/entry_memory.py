@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pagewick.models.config import ModelConfig
-from pagewick.models.parts import LayerConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig
 
 # Tokens of the smallest usual block, for block tables of single tokens.
 _BLOCK_TOKENS: Final = 16
@@ -76,3 +76,12 @@ def further_kernels(layer: LayerConfig) -> int:
     if layer.rows.compressor is not None:
         number += _OF_ENTRIES
     return number if layer.rows.indexer is None else number + _OF_INDEXER + _OF_SELECTED_ENTRIES
+
+
+def num_selected(layer: LayerConfig, context: int) -> int:
+    """Numbers by which a token's selection is described: those of tokens, or those of blocks for each KV head."""
+    attention = layer.attention
+    if isinstance(attention, AttentionConfig) and attention.head_blocks is not None:
+        # Blocks of the cache have one token or more.
+        return attention.num_kv_heads * min(attention.head_blocks.top_k * attention.head_blocks.block_size, context)
+    return min(layer.indexer.top_k, context) if layer.indexer else 0

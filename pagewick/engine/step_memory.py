@@ -67,7 +67,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pagewick.config import EngineConfig
-from pagewick.engine.entry_memory import entry_bytes, entry_splits, further_kernels, streams_width
+from pagewick.engine.entry_memory import entry_bytes, entry_splits, further_kernels, num_selected, streams_width
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.tensor_sizes import DTYPE_BYTES
@@ -294,8 +294,7 @@ def activation_bytes(
     if model.altup is not None:
         width += 3 * model.altup.num_streams * model.hidden_size
     num_logits = min(num_logits, num_tokens)
-    selected = max(layer.indexer.top_k if layer.indexer else 0 for layer in model.layers)
-    selected = min(selected, context or model.max_position_embeddings)
+    selected = max(num_selected(layer, context or model.max_position_embeddings) for layer in model.layers)
     return num_tokens * (width * element_bytes + 4 * selected) + num_logits * model.vocab_size * logit_bytes
 
 
@@ -308,7 +307,8 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
     attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
         heads, kv_heads = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
-        width = (4 if attention.has_gate else 3) * heads + 2 * kv_heads
+        # Where each KV head selects blocks, it gets a copy of its part, and the outputs of all are put together.
+        width = (6 if attention.head_blocks is not None else 4 if attention.has_gate else 3) * heads + 2 * kv_heads
         if attention.qkv_limit is not None:
             # Limited and unlimited queries, keys and values are there at once, before any output is.
             width = max(width, 2 * (heads + 2 * kv_heads))

@@ -46,7 +46,7 @@ from pagewick.kernels.reference_elementwise import (
 )
 from pagewick.kernels.reference_full import full_attention, rotate_heads
 from pagewick.kernels.reference_hyper import collapse_streams, expand_streams, stream_weights
-from pagewick.kernels.reference_index import select_keys, store_index_keys
+from pagewick.kernels.reference_index import select_blocks, select_keys, store_index_keys
 from pagewick.kernels.reference_kv import gather_blocks, scatter_blocks, store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import (
@@ -95,9 +95,10 @@ __all__ = [
     "mask_rows", "mask_surprise", "mask_top_k_top_p", "mask_top_n_sigma", "mask_typical_p", "mask_xtc",
     "match_magnitude", "mix_streams", "multiply", "ngram_rows", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rank_tokens", "rms_norm", "root_logits", "rope_and_store", "rope_and_store_latent",
-    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_entries",
-    "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "store_kv",
-    "stream_similarities", "stream_weights", "surprise", "widen", "window_attention", "xielu",
+    "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_blocks",
+    "select_entries", "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
+    "store_index_keys", "store_kv", "stream_similarities", "stream_weights", "surprise", "widen", "window_attention",
+    "xielu",
 ]  # fmt: skip
 
 # Queries of a long prefill are processed in slices of at most this size, which have at most this number of scores of

@@ -25,7 +25,7 @@ class Attention(nn.Module):
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens do.
     is_selective: each token sees a selection of those before it.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
-    The engine reads `cache_spec` and calls `bind_cache` once.
+    The engine reads `cache_spec` and calls `bind_cache` once. group: the cache group that it has got.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Attention(nn.Module):
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
         self._bound: BoundHeads | None = None
+        self.group = 0
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -59,6 +60,7 @@ class Attention(nn.Module):
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
         k_scale, v_scale = self.kv_scales
         self._bound = self._backend.bind_heads(self._kept, self._scoring, blocks, group, (k_scale, v_scale))
+        self.group = group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         assert self._bound is not None, "bind_cache comes first"

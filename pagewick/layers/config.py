@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pagewick.attention.cache_spec import KeptHeads, KeptIndexKeys
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
@@ -108,6 +109,27 @@ class IndexerConfig:
     is_shared: bool = False
     reads_hidden_states: bool = False
     has_log_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBlockConfig:
+    """How a layer selects the blocks of tokens that each KV head's queries see (layers/head_blocks.py).
+
+    num_heads: index heads, each for as many successive KV heads. head_dim: of the indexer. block_size: tokens of a
+    block. top_k: blocks that a token sees, of which the last num_local, its own included, are not chosen. norm_eps: of
+    the norms of the indexer's queries and keys, 1 + weight.
+    """
+
+    num_heads: int
+    head_dim: int
+    block_size: int
+    top_k: int
+    num_local: int
+    norm_eps: float
+
+    def kept(self, num_kv_heads: int, head_dim: int) -> list[KeptHeads | KeptIndexKeys]:
+        """Return what is kept of tokens for the KV heads of a rank, and for the indexer."""
+        return [*[KeptHeads(1, head_dim)] * num_kv_heads, KeptIndexKeys(self.head_dim)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

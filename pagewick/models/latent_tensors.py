@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagewick.layers.config import IndexerConfig, MlaConfig
+from pagewick.layers.config import HeadBlockConfig, IndexerConfig, MlaConfig
 from pagewick.models.tensor_sizes import Role, Size, whole
 
 Named = tuple[str, Role, tuple[Size, ...]]
@@ -57,6 +57,17 @@ def _indexer(config: IndexerConfig, hidden: Size, q_lora_rank: int | None) -> It
     yield from _linear("wk", head_dim, hidden)
     yield from _norm("k_norm", head_dim)
     yield "weights_proj.weight", "router", (heads, hidden)
+
+
+def head_block_tensors(config: HeadBlockConfig | None, hidden: Size) -> Iterator[Named]:
+    """Yield the same of an indexer of blocks, without the indexer's name; nothing if there is none."""
+    if config is None:
+        return
+    head_dim = whole(config.head_dim)
+    yield from _linear("q_proj", head_dim.times(config.num_heads), hidden)
+    yield from _linear("k_proj", head_dim, hidden)
+    yield "q_norm.weight", "norm", (head_dim,)
+    yield "k_norm.weight", "norm", (head_dim,)
 
 
 def _log_scales(path: str, heads: Size) -> Iterator[Named]:

@@ -22,11 +22,12 @@ from pagewick.layers.attention import (
 from pagewick.layers.block_index import BlockIndex
 from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.compressed_config import WindowConfig
-from pagewick.layers.config import MlaConfig
+from pagewick.layers.config import HeadBlockConfig, MlaConfig
 from pagewick.layers.context import LayerContext, TokenBatch
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import Activation, limit, multiply, scale, sigmoid_gate
 from pagewick.layers.gated_delta import GatedDeltaNet
+from pagewick.layers.head_blocks import HeadBlockIndexer
 from pagewick.layers.head_gates import HeadGates
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -40,6 +41,7 @@ from pagewick.layers.norm import (
     plain_head_norm,
 )
 from pagewick.layers.rotary import Angles
+from pagewick.layers.selected_heads import SelectedHeads
 from pagewick.layers.short_convolution import ShortConvolution
 from pagewick.layers.state import StateLayer
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
@@ -108,19 +110,19 @@ class DecoderAttention(nn.Module):
         self._narrow: NarrowValues | None = None
         if size != head_dim:
             self._narrow = NarrowValues(context, ours.num_heads, ours.num_kv_heads, head_dim, size)
-        self._value_scale = config.value_scale
-        self._collectives = context.collectives
+        self._value_scale, self._qkv_limit = config.value_scale, config.qkv_limit
         self._row_sizes = [head_dim * heads for heads in (ours.num_heads, ours.num_kv_heads, ours.num_kv_heads)]
         self.sinks = HeadSinks(context, ours.heads, config.num_heads) if config.has_sinks else None
-        self._rotates = layer.rope is not None
-        self._is_interleaved = layer.rope is not None and layer.rope.interleaved
+        self._rotates, self._is_interleaved = layer.rope is not None, layer.rope is not None and layer.rope.interleaved
         # Not a submodule: it is the model's.
         self._distances: tuple[DistanceBias, ...] = ()
-        self._head_dim, self._softmax_scale = head_dim, config.softmax_scale
-        self._qkv_limit = config.qkv_limit
-        self.indexer = _block_index(context, prefix, hidden_size, config, layer)
-        self.attn: Attention | BorrowedAttention = BorrowedAttention()
+        self._collectives, self._head_dim, self._softmax_scale = context.collectives, head_dim, config.softmax_scale
+        self.indexer: BlockIndex | HeadBlockIndexer | None = _block_index(context, prefix, hidden_size, config, layer)
+        self.attn: Attention | BorrowedAttention | SelectedHeads = BorrowedAttention()
         if not has_keys:
+            return
+        if config.head_blocks is not None:
+            self.attn, self.indexer = _selecting(context, prefix, hidden_size, config, config.head_blocks, ours)
             return
         self.attn = Attention(
             context,
@@ -185,7 +187,11 @@ class DecoderAttention(nn.Module):
             parts = torch.split(qkv, self._row_sizes, dim=-1)
             q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
             attended = self._distances[0].attend(q, k, v, batch, self._softmax_scale).flatten(1)
-        elif self.indexer is not None and isinstance(self.attn, Attention):
+        elif isinstance(self.attn, SelectedHeads):
+            assert isinstance(self.indexer, HeadBlockIndexer) and rotation is not None, "its keys rotate"
+            chosen = self.indexer(hidden_states, rotation, batch, self.attn.group)
+            attended = self.attn.forward_fused(qkv, batch, heads, chosen).flatten(1)
+        elif isinstance(self.indexer, BlockIndex) and isinstance(self.attn, Attention):
             assert angles is not None, "its keys rotate"
             selected = self.indexer(hidden_states, angles, batch)
             attended = self.attn.forward_selected(qkv, batch, heads, selected, self.indexer.ratio).flatten(1)
@@ -215,6 +221,21 @@ def _block_index(
         return None
     assert layer.rope is not None, "its keys rotate"
     return BlockIndex(context, f"{prefix}.indexer", hidden_size, config.block_index, layer.rope)
+
+
+def _selecting(
+    context: LayerContext,
+    prefix: str,
+    hidden_size: int,
+    config: AttentionConfig,
+    blocks: HeadBlockConfig,
+    heads: QKVParallelLinear,
+) -> tuple[SelectedHeads, HeadBlockIndexer]:
+    """Return attention to blocks, and the indexer that selects them. heads: what makes queries, keys and values."""
+    ids, total = heads.kv_heads, config.num_kv_heads
+    attention = SelectedHeads(context, heads.num_heads, len(ids), config.head_dim, config.softmax_scale)
+    indexer = HeadBlockIndexer(context, f"{prefix}.indexer", hidden_size, blocks, config.head_dim, ids, total)
+    return attention, indexer
 
 
 def _head_norm(

@@ -11,7 +11,7 @@ from pagewick.layers.config import MlaConfig
 from pagewick.layers.state_config import MambaConfig, StateConfig
 
 if TYPE_CHECKING:
-    from pagewick.layers.config import IndexerConfig, MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.layers.config import HeadBlockConfig, IndexerConfig, MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.layers.ngram_config import NgramConfig
 
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
@@ -110,7 +110,8 @@ class AttentionConfig:
     has_number_gates: each number of it is multiplied by the sigmoid of one, which g_proj makes for that number.
     has_softplus_gates: the gates of g_proj are multiplied as the softplus of these numbers, not as their sigmoid.
     has_value_norm: each head's value is divided by its root mean square, with head_norm's eps.
-    has_sinks: each query head has a further logit in its softmax, which has no value.
+    has_sinks: each query head has a further logit in its softmax, which has no value. head_blocks: how blocks of tokens
+    are selected for each KV head, in the layout "parts" without a window, sinks and caps; None: they are not.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens see those
     behind them, as far as they see those before them.
     block_index: selects the blocks of tokens that each token sees; None: it sees all before it.
@@ -134,6 +135,7 @@ class AttentionConfig:
     has_softplus_gates: bool = False
     has_sinks: bool = False
     has_value_norm: bool = False
+    head_blocks: HeadBlockConfig | None = None
     sees_images_whole: bool = False
     sees_all: bool = False
     block_index: BlockIndexConfig | None = None

@@ -84,6 +84,7 @@ ARCHITECTURES: Final = {
     "BailingMoeV3ForCausalLM": "pagewick.models.bailing:read_bailing_hybrid",
     "KimiLinearForCausalLM": "pagewick.models.kimi_linear:read_kimi_linear",
     "MiniMaxM2ForCausalLM": "pagewick.models.minimax:read_minimax_m2",
+    "MiniMaxM3SparseForConditionalGeneration": "pagewick.models.minimax_m3:read_minimax_m3",
     "SmolLM3ForCausalLM": "pagewick.models.smollm:read_smollm3",
     "SeedOssForCausalLM": "pagewick.models.seed_oss:read_seed_oss",
     "OlmoForCausalLM": "pagewick.models.olmo:read_olmo",

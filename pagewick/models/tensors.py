@@ -15,7 +15,7 @@ from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import XIELU_SHAPES, MlaConfig
 from pagewick.layers.state_config import StateConfig
 from pagewick.models.config import ModelConfig
-from pagewick.models.latent_tensors import latent_tensors
+from pagewick.models.latent_tensors import head_block_tensors, latent_tensors
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
@@ -195,6 +195,7 @@ class _Table:
         yield from self._linear(f"{path}.o_proj", "attention", hidden, outputs, has_bias=config.o_bias)
         if config.block_index is not None:
             yield from self._named(f"{path}.indexer", block_index_tensors(config.block_index, hidden))
+        yield from self._named(f"{path}.indexer", head_block_tensors(config.head_blocks, hidden))
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None and config.head_norm.has_weight:

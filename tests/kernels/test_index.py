@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import MiniMaxM3VLTextConfig
+from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
 
 from pagewick import kernels as dispatched
 from pagewick.kernels import reference_index
+from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.cpu import index
 from pagewick.kernels.options import AttentionMetadata, Rotation, SelectedKeys
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
@@ -195,3 +198,50 @@ def test_it_can_be_recorded() -> None:
     recorded.replay()
     assert not torch.equal(results[0], before[0])
     assert all(map(torch.equal, results, batch.select(dispatched)))
+
+
+@pytest.mark.parametrize(("size", "top_k", "num_local"), [(8, 3, 1), (16, 4, 3), (32, 9, 1)])
+def test_blocks_are_those_of_transformers(size: int, top_k: int, num_local: int) -> None:
+    """Of MiniMax-M3, for the last tokens of sequences; 9 blocks are more than there are."""
+    config = MiniMaxM3VLTextConfig(
+        hidden_size=40, index_n_heads=NUM_HEADS, index_head_dim=DIM, index_block_size=size, index_topk_blocks=top_k,
+        index_local_blocks=num_local,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    indexer = MiniMaxM3VLIndexer(config, 0)
+    q_lens, context_lens = [4, 1, 70], [4, 33, 123]
+    batch = make_batch(q_lens, context_lens)
+    cos, sin, q = torch.zeros(75, ROPE_DIM // 2), torch.zeros(75, ROPE_DIM // 2), torch.zeros(75, NUM_HEADS, DIM)
+    expected = []
+    for seq, (q_len, context_len) in enumerate(zip(q_lens, context_lens, strict=True)):
+        hidden, positions, first = torch.randn(context_len, 40), torch.arange(context_len), sum(q_lens[:seq])
+        angles = positions[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.02])
+        turned = Rotation(angles.cos(), angles.sin())
+        with torch.no_grad():
+            found = indexer(
+                hidden[None], (turned.cos.repeat(1, 2)[None], turned.sin.repeat(1, 2)[None]), None, positions[None]
+            )[0]
+            rows = slice(first, first + q_len)
+            q[rows] = indexer.q_norm(indexer.q_proj(hidden[-q_len:]).view(q_len, NUM_HEADS, DIM))
+            keys = indexer.k_norm(indexer.k_proj(hidden))
+        cos[rows], sin[rows] = turned.cos[-q_len:], turned.sin[-q_len:]
+        blocks = batch.metadata.block_tables[seq]
+        slots = blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        reference_index.store_index_keys(keys, batch.cache, slots, rotation=turned)
+        expected += [found[:, context_len - q_len + token] for token in range(q_len)]
+    choice = BlockChoice(size, top_k, num_local)
+    selected = dispatched.select_blocks(
+        q, batch.cache, batch.metadata, batch.tables, rotation=Rotation(cos, sin), choice=choice
+    )
+    parts = size // BLOCK_SIZE
+    seqs = [seq for seq, q_len in enumerate(q_lens) for _ in range(q_len)]
+    positions = [length - q_len + i for q_len, length in zip(q_lens, context_lens, strict=True) for i in range(q_len)]
+    for head, (slots, counts, starts) in enumerate(selected):
+        assert starts.tolist() == list(range(76))
+        for token, (seq, position) in enumerate(zip(seqs, positions, strict=True)):
+            chosen = sorted(block for block in expected[token][head].tolist() if block >= 0)
+            seen = [key for block in chosen for key in range(block * size, block * size + size) if key <= position]
+            assert counts[token] == len(seen)
+            blocks = batch.tables[seq][torch.tensor(seen)[::BLOCK_SIZE] // BLOCK_SIZE]
+            assert slots[token, : len(blocks)].tolist() == blocks.tolist()
+            assert len(slots[token]) == top_k * parts

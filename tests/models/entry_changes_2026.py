@@ -160,6 +160,16 @@ CHANGES_2026: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters.sliding_attention.partial_rotary_factor": 0.334},
         {"rms_norm_eps": 0.05},
     ],
+    "minimax-m3": [
+        {"text_config.layer_types": ["full_attention", "full_attention", "minimax_m3_sparse"]},
+        {"text_config.mlp_layer_types": ["dense", "dense", "sparse"]},
+        {"text_config.index_topk_blocks": 1},
+        {"text_config.index_local_blocks": 2},
+        {"text_config.index_block_size": 64},
+        {"text_config.rope_parameters.partial_rotary_factor": 0.25},
+        {"text_config.routed_scaling_factor": 1.1},
+        {"text_config.rms_norm_eps": 0.05},
+    ],
     "hy4": [
         {"mlp_layer_types": ["sparse", "sparse", "sparse"]},
         {"indexer_types": ["full", "full", "full"]},

@@ -39,7 +39,7 @@ ON_TWO_RANKS = (
     "qwen2-moe", "qwen3-next", "qwen3-vl", "gemma-3n", "gemma-4-e2b", "granite-4-h-moe", "falcon-h1", "nemotron-h",
     "lfm2-moe", "lfm3", "ernie-4.5-moe", "glm-5.2", "olmo-hybrid", "kimi-linear", "falcon-mamba", "jamba", "laguna-xs",
     "a.x-k2", "longcat-flash", "ling-3-flash", "mistral-large-4", "deepseek-v4",
-    "hy4", "qwen4",
+    "hy4", "qwen4", "minimax-m3",
 )  # fmt: skip
 
 

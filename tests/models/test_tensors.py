@@ -107,6 +107,7 @@ VARIANT_OF = {
     "BailingHybridForCausalLM": "ling-3-flash",
     "BailingMoeV3ForCausalLM": "ling-3-flash",
     "MiniMaxM2ForCausalLM": "minimax-m2",
+    "MiniMaxM3SparseForConditionalGeneration": "minimax-m3",
     "SmolLM3ForCausalLM": "smollm3",
     "SeedOssForCausalLM": "seed-oss",
     "OlmoForCausalLM": "olmo-0424",
@@ -504,5 +505,6 @@ def test_every_architecture_is_here() -> None:
     assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - {
         "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "KimiK25ForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
         "BailingMoeV3ForCausalLM",
     }  # fmt: skip

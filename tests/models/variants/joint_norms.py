@@ -1,4 +1,7 @@
-"""MiniMax-M2, OLMo 2, 3 and Hybrid, OLMoE, FlexOlmo: queries and keys normalised over all heads together; OLMo 1."""
+"""MiniMax-M2, OLMo 2, 3 and Hybrid, OLMoE, FlexOlmo: queries and keys normalised over all heads together; OLMo 1.
+
+MiniMax-M3, which normalises each head, and selects fewer blocks of tokens than sequences have.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.models.variants.qwen_next import steady
-from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+from tests.models.variants.variant import COMMON, NO_HEAD_DIM, Variant, rope
 
 MINIMAX: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}
 OLMO: dict[str, Any] = {**NO_HEAD_DIM, "rms_norm_eps": 1e-4}
@@ -29,8 +32,38 @@ def steady_and_quiet(model: nn.Module) -> None:
                 parameter.mul_(0.4)
 
 
+@torch.no_grad()
+def _with_bounded_products(model: nn.Module) -> None:
+    """Let the bounds of gated products be reached, and index heads select blocks by more than rounding."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("gate_up_proj") or name.endswith("gate_up_proj.weight"):
+            parameter.mul_(3.0)
+        elif "language_model" in name and name.endswith(("down_proj", "down_proj.weight")):
+            parameter.mul_(0.1)
+
+
 VARIANTS = {
     "minimax-m2": Variant("MiniMaxM2", {**MINIMAX, **rope(theta=5e6, partial_rotary_factor=0.5)}, is_loose=True),
+    "minimax-m3": Variant(
+        "MiniMaxM3VL",
+        {
+            "text_config": {
+                **COMMON, **MINIMAX, **rope(theta=5e4, partial_rotary_factor=0.5), "pad_token_id": None,
+                "dense_intermediate_size": 72, "shared_intermediate_size": 28, "routed_scaling_factor": 1.7,
+                "rms_norm_eps": 1e-4, "num_key_value_heads": 3, "index_n_heads": 3, "index_head_dim": 12,
+                "index_block_size": 32, "index_topk_blocks": 2, "index_local_blocks": 1,
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+            },
+            "vision_config": {
+                "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "image_size": 64, "patch_size": 4,
+            },
+            "projector_hidden_size": 40, "image_token_index": 193, "video_token_index": 194,
+            "tie_word_embeddings": False,
+        },
+        is_loose=True, patch=_with_bounded_products, foreign="promote_types",
+    ),
     "olmo": Variant("Olmo", {**NO_HEAD_DIM, "num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo-0424": Variant(
         "Olmo", {**NO_HEAD_DIM, **rope(theta=5e4), "clip_qkv": 1.1, "attention_bias": True, "num_key_value_heads": 3}

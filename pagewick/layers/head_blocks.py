@@ -1,0 +1,86 @@
+"""The indexer of block-sparse attention: selects the blocks of keys that each KV head's queries see (MiniMax-M3).
+
+T: tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pagewick import kernels
+from pagewick.attention.backend import AttentionBatch, BoundIndex
+from pagewick.attention.cache_spec import CacheSpec, KeptHeads, KeptIndexKeys
+from pagewick.errors import ConfigError
+from pagewick.kernels.block_choice import BlockChoice
+from pagewick.kernels.options import Rotation, SelectedKeys
+from pagewick.layers.config import HeadBlockConfig
+from pagewick.layers.context import LayerContext
+from pagewick.layers.linear import ReplicatedLinear
+from pagewick.layers.norm import RMSNorm
+
+
+class HeadBlockIndexer(nn.Module):
+    """Each rank has all of it, and selects for its own KV heads. Module names are checkpoint names.
+
+    The engine reads `cache_spec` and calls `bind_cache` once.
+    """
+
+    def __init__(
+        self,
+        context: LayerContext,
+        prefix: str,
+        hidden_size: int,
+        config: HeadBlockConfig,
+        kept_dim: int,
+        kv_heads: Sequence[int],
+        total_num_kv_heads: int,
+    ) -> None:
+        """kept_dim: size of a key. kv_heads: ids of this rank's. Raises ConfigError for an unfit --block-size."""
+        super().__init__()
+        num_heads, head_dim = config.num_heads, config.head_dim
+        block_size = context.backend.cache_spec(KeptHeads(1, kept_dim)).block_size
+        if config.block_size % block_size:
+            raise ConfigError(
+                f"--block-size {block_size}: the model selects blocks of {config.block_size} tokens; give a divisor"
+            )
+        self._head_dim = head_dim
+        self._choice = BlockChoice(config.block_size, config.top_k, config.num_local)
+        per_head = total_num_kv_heads // num_heads
+        own = [head // per_head for head in kv_heads]
+        # Successive KV heads may have the same index head, which selects once.
+        self._of_head = [sorted(set(own)).index(head) for head in own]
+        columns = torch.tensor(sorted(set(own)))[:, None] * head_dim + torch.arange(head_dim)
+        self._columns = columns.flatten().to(context.device)
+        self._kept = KeptIndexKeys(head_dim)
+        self._backend = context.backend
+        self._bound: BoundIndex | None = None
+        self.q_proj = ReplicatedLinear(context, f"{prefix}.q_proj", hidden_size, num_heads * head_dim)
+        self.k_proj = ReplicatedLinear(context, f"{prefix}.k_proj", hidden_size, head_dim)
+        self.q_norm, self.k_norm = (RMSNorm(context, head_dim, config.norm_eps, offset=1.0) for _ in range(2))
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return self._backend.cache_spec(self._kept)
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
+        self._bound = self._backend.bind_index(self._kept, blocks, group)
+
+    def forward(
+        self, hidden_states: Tensor, rotation: Rotation, batch: AttentionBatch, group: int
+    ) -> list[SelectedKeys]:
+        """Select for [T, hidden_size] what each of this rank's KV heads sees. group: the cache group of keys."""
+        assert self._bound is not None, "bind_cache comes first"
+        queries = kernels.gather_columns(self.q_proj(hidden_states, batch), self._columns).view(-1, self._head_dim)
+        selected = self._bound.select_blocks(
+            self.q_norm(queries).view(len(hidden_states), -1, self._head_dim),
+            self.k_norm(self.k_proj(hidden_states, batch)),
+            batch,
+            rotation=rotation,
+            choice=self._choice,
+            group=group,
+        )
+        return [selected[head] for head in self._of_head]
