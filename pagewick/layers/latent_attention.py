@@ -63,7 +63,8 @@ class LatentProjection(nn.Module):
         loaded.finish()
         for head, rows in enumerate(loaded.unpack().view(self.num_heads, sum(self._sizes), self._rank)):
             keys, values = rows[: self._sizes[0]], rows[self._sizes[0] :]
-            self.queries.weights.load(head, keys.t().contiguous(), 0)
+            # Not contiguous(): it leaves a single column as it is.
+            self.queries.weights.load(head, keys.t().clone(memory_format=torch.contiguous_format), 0)
             self.values.weights.load(head, values.contiguous(), 0)
 
 

@@ -216,6 +216,8 @@ def latent_model(
 
 def latent_attention(entries: Entries, rope: RopeConfig, **fields: Any) -> MlaConfig:
     """Read the sizes of a latent attention; `fields` are other fields of MlaConfig."""
+    if rope.rotary_dim % 2:
+        raise entries.wrong("qk_rope_head_dim", "an even number")
     nope_dim = entries.size("qk_nope_head_dim", 128)
     scale = (nope_dim + rope.rotary_dim) ** -0.5
     if rope.mscale_all_dim:

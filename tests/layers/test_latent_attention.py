@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("DeepseekV2", {"q_lora_rank": 12, "attention_bias": True}),
     "v3": ("DeepseekV3", {"q_lora_rank": 12}),
     "v3-halves": ("DeepseekV3", {"q_lora_rank": 12, "rope_interleave": False}),
+    "v3-narrow": ("DeepseekV3", {"q_lora_rank": 12, "qk_nope_head_dim": 1, "v_head_dim": 1}),
 }
 NUM_TOKENS = 21
 
@@ -108,7 +109,7 @@ class OneSequence:
 
 def make_case(name: str) -> Case:
     family, changes = CASES[name]
-    config = getattr(transformers, f"{family}Config")(**SIZES, **changes)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
     config._attn_implementation = "eager"
     module = getattr(transformers.models, "deepseek_v2" if family == "DeepseekV2" else "deepseek_v3")
     modeling = getattr(module, f"modeling_{module.__name__.rpartition('.')[2]}")
@@ -129,8 +130,9 @@ def make_case(name: str) -> Case:
         embeddings = positions[None] if isinstance(positions, Tensor) else tuple(x[None] for x in positions)
         expected = theirs(hidden_states[None], attention_mask=hidden[None, None], position_embeddings=embeddings)[0][0]
     mla = MlaConfig(
-        num_heads=4, q_lora_rank=config.q_lora_rank, kv_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=ROPE_DIM,
-        v_head_dim=14, softmax_scale=16**-0.5, attention_bias=bool(config.attention_bias),
+        num_heads=4, q_lora_rank=config.q_lora_rank, kv_lora_rank=20,
+        qk_nope_head_dim=config.qk_nope_head_dim, qk_rope_head_dim=ROPE_DIM, v_head_dim=config.v_head_dim,
+        softmax_scale=(config.qk_nope_head_dim + ROPE_DIM) ** -0.5, attention_bias=bool(config.attention_bias),
         rope_interleaved=bool(getattr(config, "rope_interleave", True)),
     )  # fmt: skip
     return Case(theirs, mla, hidden_states, (cos, sin), expected)

@@ -283,6 +283,8 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("gemma-2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
     ("gemma-3-1b", {"attn_logit_softcapping": 30.0}, ("attn_logit_softcapping",)),
     ("deepseek-v2", {"topk_method": "best"}, ("topk_method", "best", "group_limited_greedy")),
+    ("deepseek-v2", {"qk_rope_head_dim": 7}, ("qk_rope_head_dim", "an even number")),
+    ("kimi-linear", {"qk_rope_head_dim": 7}, ("qk_rope_head_dim", "an even number")),
     ("deepseek-v2", {"n_group": 5}, ("12 experts do not make 5 equal groups",)),
     ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
     ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
