@@ -55,7 +55,7 @@ class Picture(NamedTuple):
     """An image, or a tile of one, as a model reads it.
 
     pixels: uint8 [height, width, 3], red, green and blue, resized, not normalized. num_tokens: its placeholders, with
-    the tokens between its rows.
+    the tokens between its rows. edges, has_end: as in ImageInput (pagewick/engine/messages.py).
     """
 
     pixels: npt.NDArray[np.uint8]

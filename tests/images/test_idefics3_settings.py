@@ -157,7 +157,7 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, height: int, width: in
     (expected,) = processor([[image]], return_tensors="np")["pixel_values"]
     found = decoding.prepare(file_of(image), small(tmp_path, **changes))
     assert len(found) == len(expected)
-    for (pixels, num_tokens), theirs in zip(found, expected, strict=True):
+    for (pixels, num_tokens, *_), theirs in zip(found, expected, strict=True):
         assert np.array_equal(pixels, theirs.transpose(1, 2, 0)[:24, :24]) and num_tokens == 4
         assert theirs.shape == (3, 27, 27)
 

@@ -105,7 +105,7 @@ def test_older_names_may_stand_in_the_size(tmp_path: Path) -> None:
         ({"do_rescale": False}, "do_rescale"),
         ({"do_convert_rgb": False}, "do_convert_rgb"),
         ({"resample": 2}, "resample"),
-        ({"image_processor_type": "SiglipImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": "ViTImageProcessor"}, "image_processor_type"),
         ({"patch_size": 0}, "patch_size"),
         ({"patch_size": True}, "patch_size"),
         ({"merge_size": 2.5}, "merge_size"),

@@ -154,7 +154,7 @@ def test_pixels_are_those_of_transformers(height: int, width: int, changes: dict
     found = decoding.prepare(file_of(image), settings(**changes))
     shapes = expected["spatial_shapes"].tolist()
     assert len(found) == len(shapes)
-    for (pixels, num_tokens), patches, (rows, columns) in zip(found, expected["pixel_values"], shapes, strict=True):
+    for (pixels, num_tokens, *_), patches, (rows, columns) in zip(found, expected["pixel_values"], shapes, strict=True):
         # Row by row of patches, each [row, column, colour].
         squares = patches[: rows * columns].numpy().reshape(rows, columns, 4, 4, 3)
         assert np.array_equal(pixels, squares.transpose(0, 2, 1, 3, 4).reshape(4 * rows, 4 * columns, 3))

@@ -145,7 +145,7 @@ def test_pixels_are_those_of_transformers(height: int, width: int, changes: dict
     assert len(found) == len(expected["target_sizes"])
     # The patches of all pictures follow each other: [1, colour, y, patches and x].
     patches, begin = expected["pixel_values"][0], 0
-    for (pixels, num_tokens), (rows, columns) in zip(found, expected["target_sizes"], strict=True):
+    for (pixels, num_tokens, *_), (rows, columns) in zip(found, expected["target_sizes"], strict=True):
         own = patches[:, :, begin : (begin := begin + rows * columns * 4)].reshape(3, 4, rows, columns, 4)
         assert np.array_equal(pixels, own.transpose(2, 1, 3, 4, 0).reshape(rows * 4, columns * 4, 3))
         assert num_tokens == rows * columns // settings.merge_size**2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ PRECISION = {"int8": (0.0, 2**-1), "fp8_e4m3": (2**-4, 2**-10), "fp8_e5m2": (2**
 class ScaledLatents(Latents):
     """Latents whose rows are what the 8-bit numbers in the cache stand for."""
 
-    scales: Tensor
+    scales: Tensor = field(kw_only=True)
 
     def attend(self, operations: Any) -> Tensor:
         metadata = AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q)
