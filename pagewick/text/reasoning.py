@@ -34,6 +34,7 @@ KNOWN_TAGS = (
     USUAL_TAGS,  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Mistral
     ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),  # MiniMax-M3
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|think|>", "<|/think|>"),
@@ -48,6 +49,8 @@ KNOWN_TAGS = (
 _MARKS_ALL_PARTS = "<|tool_call:begin|>"
 # A word on a line of its own that a model writes behind the opening tag.
 LABELS = {"<|channel>": "thought"}
+# Opening tags of models that begin a response without a thought with the closing tag.
+_LEFT_OUT = frozenset({"<mm:think>"})
 # Tokens that a model writes within thoughts, so that they end no turn: Seed-OSS states how much of its budget is left.
 _INNER_TOKENS = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
 # Represent tags that are tokens of their own while an output is split. No decoded text has a lone surrogate.
@@ -72,6 +75,11 @@ class ReasoningTags:
     @property
     def label(self) -> str:
         return LABELS.get(self.start, "")
+
+    @property
+    def may_end_first(self) -> bool:
+        """Whether a closing tag at the beginning of a response is an empty thought, not text."""
+        return self.start in _LEFT_OUT
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
@@ -114,12 +122,19 @@ TextRun = tuple[PartKind, str]
 class ReasoningSplitter:
     """A PartSplitter for thoughts and text.
 
-    start, end: the tags, or their marks. stage: the stage at the end of the prompt. label: see LABELS. has_thought:
-    whether there is a thought, even an empty one.
+    start, end: the tags, or their marks. stage: the stage at the end of the prompt. label: see LABELS. may_end_first:
+    see ReasoningTags. has_thought: whether there is a thought, even an empty one.
     """
 
     def __init__(
-        self, start: str, end: str, stage: Stage, marks: Mapping[int, str] | None = None, *, label: str = ""
+        self,
+        start: str,
+        end: str,
+        stage: Stage,
+        marks: Mapping[int, str] | None = None,
+        *,
+        label: str = "",
+        may_end_first: bool = False,
     ) -> None:
         self.marks = marks or {}
         self.stage = stage
@@ -127,6 +142,7 @@ class ReasoningSplitter:
         self._start = start
         self._end = end
         self._label = label and f"{label}\n"
+        self._first_tags = (start, end) if may_end_first else (start,)
         # White space whose kind depends on the next word, and text that may become a tag. They are separate because the
         # white space may be very long and must not be searched again.
         self._blanks: list[str] = []
@@ -165,11 +181,13 @@ class ReasoningSplitter:
         match self.stage:
             case Stage.AWAITED:
                 self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
-                if self._held.startswith(self._start):
-                    self._take(runs, _DROPPED, len(self._start))
-                    self.stage, self.has_thought = Stage.OPENED, True
-                    return True
-                self._set_over_if(runs, not self._start.startswith(self._held))
+                for tag in self._first_tags:
+                    if self._held.startswith(tag):
+                        self._take(runs, _DROPPED, len(tag))
+                        self.stage = Stage.OPENED if tag == self._start else Stage.CLOSED
+                        self.has_thought = True
+                        return True
+                self._set_over_if(runs, not any(tag.startswith(self._held) for tag in self._first_tags))
             case Stage.OPENED:
                 return self._open(runs)
             case Stage.INSIDE:
@@ -274,7 +292,9 @@ class Reasoning:
         """Make a splitter for one choice. It expects marks for tags that are tokens."""
         tags, marks = self.tags, marks_of(self.tags)
         start, end = (START_MARK, END_MARK) if marks else (tags.start, tags.end)
-        thoughts = ReasoningSplitter(start, end, self.stage, marks, label=tags.label)
+        thoughts = ReasoningSplitter(
+            start, end, self.stage, marks, label=tags.label, may_end_first=tags.may_end_first
+        )
         answer = tags.answer
         if answer is None:
             return thoughts

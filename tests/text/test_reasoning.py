@@ -491,6 +491,34 @@ def test_the_label_of_gemmas_channel_is_no_thought() -> None:
             assert dict(zip(PartKind, shown, strict=True))[PartKind.TEXT] == "Four.", cut
 
 
+@pytest.mark.parametrize("are_tokens", [False, True])
+def test_a_response_of_minimax_m3_without_a_thought_begins_with_the_closing_tag(are_tokens: bool) -> None:
+    words = ["<mm:think>", "</mm:think>"] if are_tokens else []
+    tokenizer = family_tokenizer("]~b]", "[e~[", *words)
+    tags = tags_of("<mm:think>", tokenizer)
+    assert (tags.start, tags.end, tags.are_tokens) == ("<mm:think>", "</mm:think>", are_tokens)
+    for begun, stage in (("", Stage.AWAITED), ("<mm:think>", Stage.OPENED), ("</mm:think>", Stage.AWAITED)):
+        assert Reasoning.after(tokenizer.encode_pieces([f"]~b]ai\n{begun}"]), tags, tokenizer).stage == stage
+    start, end = ("\ud800", "\ud801") if are_tokens else (tags.start, tags.end)
+    for text, reasoning, answer in (
+        (f"{end}Four.", "", "Four."),
+        (f" {end}\n\nFour.", "", "Four."),
+        (f"{start}A sum.{end}Four.", "A sum.", "Four."),
+        (f"Four.{end}", "", f"Four.{end}"),
+        (f"{end}{end}", "", end),
+    ):
+        for cut in range(len(text) + 1):
+            splitter = Reasoning(tags, Stage.AWAITED).splitter()
+            runs = [*splitter.feed(text[:cut]), *splitter.feed(text[cut:]), *splitter.flush()]
+            pairs = [one for one in runs if isinstance(one, tuple)]
+            found = [
+                "".join(one for kind, one in pairs if kind is wanted) for wanted in (PartKind.REASONING, PartKind.TEXT)
+            ]
+            assert found == [reasoning, answer], (text, cut)
+    other = Reasoning(PLAIN, Stage.AWAITED).splitter()
+    assert [*other.feed("\ud801Four."), *other.flush()] == [(PartKind.TEXT, "\ud801Four.")]
+
+
 @pytest.mark.parametrize("reflects", [False, True])
 def test_a_thought_of_seed_may_begin_with_its_budget(reflects: bool) -> None:
     """The token that begins such a remark ends no turn, though it is special."""
