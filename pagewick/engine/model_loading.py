@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from pagewick import kernels
+from pagewick import kernels, openmp
 from pagewick.attention.backend import AttentionBackend
 from pagewick.attention.native import choose_backend
 from pagewick.attention.packages import choose_named, usual_block_size
@@ -35,6 +35,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.end_tokens import eos_token_ids
 from pagewick.models.registry import build_model, read_config
 from pagewick.models.tensors import model_tensors
+from pagewick.option_checks import flag_of
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization import method_chooser
 from pagewick.weights.end_tokens import tokenizer_end_ids
@@ -149,6 +150,20 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     total = sum(tensor.num_elements for tensor in model_tensors(model_config, list(types)))
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline, total)
+
+
+def warn_of_options(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> None:
+    """Log options that change nothing, or slow the model down. config: the user's; loaded: the served model."""
+    if device.type == "cpu" and loaded.config.num_threads is not None:
+        openmp.warn_if_too_late(loaded.config.num_threads)
+    for name in ("max_loras", "max_lora_rank"):
+        if getattr(config, name) is not None and not config.enable_lora:
+            logger.warning(
+                "%s changes nothing without --lora, --lora-modules or --enable-lora: no adapter can be used",
+                flag_of(name),
+            )
+    if config.max_image_pixels is not None and loaded.model_config.vision is None:
+        logger.warning("--max-image-pixels changes nothing: no images are read")
 
 
 def _with_images(

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from pagewick import kernels, openmp
+from pagewick import kernels
 from pagewick.config import ATTENTION_PACKAGES, EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.adapter_loading import AdapterLoader
@@ -24,7 +24,7 @@ from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.forward import ForwardOutput, ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
-from pagewick.engine.model_loading import load_model, num_parameters
+from pagewick.engine.model_loading import load_model, num_parameters, warn_of_options
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
@@ -92,8 +92,8 @@ class ModelRunner:
         self._collectives = collectives
         loaded = load_model(config, collectives, self.device)
         self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
-        if self.device.type == "cpu" and collectives.rank == 0 and self.config.num_threads is not None:
-            openmp.warn_if_too_late(self.config.num_threads)
+        if collectives.rank == 0:
+            warn_of_options(config, loaded, self.device)
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
         self.weights, self.num_parameters = loaded.weights, loaded.num_parameters
         self.experts = ExpertCache(self.model)

@@ -292,9 +292,7 @@ class Reasoning:
         """Make a splitter for one choice. It expects marks for tags that are tokens."""
         tags, marks = self.tags, marks_of(self.tags)
         start, end = (START_MARK, END_MARK) if marks else (tags.start, tags.end)
-        thoughts = ReasoningSplitter(
-            start, end, self.stage, marks, label=tags.label, may_end_first=tags.may_end_first
-        )
+        thoughts = ReasoningSplitter(start, end, self.stage, marks, label=tags.label, may_end_first=tags.may_end_first)
         answer = tags.answer
         if answer is None:
             return thoughts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import model_loading
 from pagewick.engine.engine import Engine
+from pagewick.engine.model_loading import read_model_config
 from pagewick.engine.preflight import FreeMemory, check_memory
+from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.parallel.collectives import Collectives
 
@@ -118,3 +121,21 @@ def test_fp8_activations_need_weights_in_fp8(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "require_fp8_activations", lambda device, dtype: None)
     with pytest.raises(ConfigError, match="--fp8-activations: no weight of this model is in FP8; leave the flag out"):
         Engine(config)
+    # A draft model need not have any.
+    target, given = read_model_config(MODEL_DIR), replace(config, num_kv_blocks=8)
+    draft = DraftModel(given, Collectives(0, 1), torch.device("cpu"), target=target, target_directory=MODEL_DIR)
+    assert not draft.config.fp8_activations
+
+
+def test_options_that_change_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    plain = {"model": str(MODEL_DIR), "device": "cpu", "num_kv_blocks": 2}
+    Engine(EngineConfig(**plain)).close()
+    Engine(EngineConfig(**plain, enable_lora=True, max_loras=4, max_lora_rank=8)).close()
+    assert "changes nothing" not in caplog.text
+    Engine(EngineConfig(**plain, max_loras=4, max_lora_rank=8, max_image_pixels=10000)).close()
+    notes = [record.getMessage() for record in caplog.records if "changes nothing" in record.getMessage()]
+    without = "changes nothing without --lora, --lora-modules or --enable-lora: no adapter can be used"
+    assert notes == [
+        f"--max-loras {without}", f"--max-lora-rank {without}",
+        "--max-image-pixels changes nothing: no images are read",
+    ]  # fmt: skip

@@ -108,7 +108,7 @@ class DraftModel:
         own = replace(
             config,
             max_model_len=None, rope_scaling=None, rope_theta=None, num_experts_offload_per_rank=0, quantization=None,
-            language_model_only=True, mmproj=None,
+            language_model_only=True, mmproj=None, fp8_activations=False,
         )  # fmt: skip
         loaded = load_model(own, collectives, device)
         self.model = loaded.model
