@@ -7,10 +7,7 @@ never taken back. Products of few rows, which are bound by the bytes of weights,
 from __future__ import annotations
 
 from threading import Event
-from typing import Final
 
-# Products with fewer rows are bound by the bytes of weights; activations are kept.
-MIN_ROWS: Final = 17
 _IS_REQUIRED = Event()
 
 
@@ -20,5 +17,5 @@ def require() -> None:
 
 
 def is_required() -> bool:
-    """Whether products of MIN_ROWS rows and more round activations to FP8 if weights are FP8."""
+    """Whether products of more than 16 rows round activations to FP8 if weights are FP8."""
     return _IS_REQUIRED.is_set()

@@ -287,7 +287,7 @@ def test_other_images_in_rows_are_refused(prompt: list[int], images: list[ImageI
         check_request(request(prompt, max_tokens=1, images=images), READS_IMAGES)
 
 
-# Of tiles of 5 x 5 pixels, 4 x 4 are seen: 2 x 2 tokens.
+# The model sees 4 x 4 of the 5 x 5 pixels of a tile, as 2 x 2 tokens.
 IN_TILES = structs.replace(READS_IMAGES, image_tile=5, max_model_len=100)
 
 
@@ -298,7 +298,7 @@ def in_tiles(num_tokens: int, edges: tuple[int, int], **others: Any) -> ImageInp
 
 @pytest.mark.parametrize(("num_tokens", "edges"), [(28, (0, 0)), (14, (1, 0)), (12, (0, 2)), (4, (0, 3))])
 def test_images_in_tiles_have_one_token_more_in_each_row(num_tokens: int, edges: tuple[int, int]) -> None:
-    """Of 4 rows of 6 + 1 tokens, some at the edges are left out."""
+    """The images have 4 rows of 6 + 1 tokens, and leave some out at their edges."""
     without = structs.replace(IN_TILES, image_tile=None)
     check_request(request([7] * num_tokens, max_tokens=1, images=[in_tiles(num_tokens, edges)]), IN_TILES)
     with pytest.raises(InvalidRequestError):

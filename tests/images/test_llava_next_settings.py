@@ -129,7 +129,7 @@ def test_pixels_are_those_of_transformers(height: int, width: int) -> None:
     processor = LlavaNextImageProcessorPil(**{**SMALL, "do_rescale": False, "do_normalize": False})
     (expected,) = processor([image], return_tensors="np")["pixel_values"]
     whole, *tiled = prepare(file_of(image), small())
-    # Of 14 x 14 pixels, 3 x 3 patches are seen.
+    # The model sees 3 x 3 patches of 14 x 14 pixels.
     assert np.array_equal(whole.pixels, expected[0].transpose(1, 2, 0)[:12, :12])
     assert whole.num_tokens == 9 and whole.edges is None
     for one in tiled:

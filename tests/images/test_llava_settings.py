@@ -105,7 +105,7 @@ def test_pixels_are_those_of_transformers(height: int, width: int) -> None:
     ):
         (expected,) = processor([image], return_tensors="np")["pixel_values"]
         found = prepare(file_of(image), settings)
-        # Of 14 x 14 pixels, 3 x 3 patches are seen.
+        # The model sees 3 x 3 patches of 14 x 14 pixels.
         assert np.array_equal(found.pixels, expected.transpose(1, 2, 0)[:12, :12]) and found.num_tokens == 9
 
 

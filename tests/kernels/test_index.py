@@ -202,7 +202,7 @@ def test_it_can_be_recorded() -> None:
 
 @pytest.mark.parametrize(("size", "top_k", "num_local"), [(8, 3, 1), (16, 4, 3), (32, 9, 1)])
 def test_blocks_are_those_of_transformers(size: int, top_k: int, num_local: int) -> None:
-    """Of MiniMax-M3, for the last tokens of sequences; 9 blocks are more than there are."""
+    """The indexer of MiniMax-M3 chooses blocks for the last tokens of sequences, which have fewer than 9 blocks."""
     config = MiniMaxM3VLTextConfig(
         hidden_size=40, index_n_heads=NUM_HEADS, index_head_dim=DIM, index_block_size=size, index_topk_blocks=top_k,
         index_local_blocks=num_local,

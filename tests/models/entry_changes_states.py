@@ -59,8 +59,8 @@ CHANGES_STATES: dict[str, list[dict[str, Any]]] = {
         {"rms_norm_eps": 0.1},
         {"attention_bias": True},
     ],
-    # Of the small ones, each stands for an operation of its own. Files have what follows from other entries about
-    # n-grams, which then counts.
+    # Each of the small changes concerns an operation of its own. Other entries about n-grams have no effect: files hold
+    # the numbers that follow from them.
     "qwen4": [
         {"layer_types": ["linear_attention", "indexed_attention", "linear_attention", "linear_attention"]},
         {"output_gate_type": None},

@@ -117,7 +117,7 @@ def test_published_entries() -> None:
     assert (found.hidden_size, found.num_layers, found.vocab_size, found.tie_word_embeddings) == (
         4096, 32, 32064, False,
     )  # fmt: skip
-    # Of 24 blocks the last one is left out; 24 x 24 patches.
+    # The encoder leaves out the last of 24 blocks, and has 24 x 24 patches.
     assert (vision.num_blocks, vision.features, vision.positions_per_side) == (23, (23,), 24)
     assert (vision.activation, vision.norm_eps, vision.has_first, vision.patch_bias) == (
         "quick_gelu",

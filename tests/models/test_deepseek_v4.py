@@ -79,7 +79,7 @@ def test_block_tables_of_single_tokens_take_memory() -> None:
 
 
 def test_splits_of_entries_take_memory() -> None:
-    """Of up to 4 tokens of 3 sequences: a window, and 1,024 or 2,048 entries by 128, with 2 statistics each."""
+    """Up to 4 tokens of 3 sequences have splits: a window and 1,024 or 2,048 entries by 128, with 2 statistics each."""
     config = read_config(FLASH)
     is_heavy = [ratio == 128 for ratio in FLASH["compress_ratios"]]
     heavy = replace(config, layers=tuple(layer for layer, has in zip(config.layers, is_heavy, strict=False) if has))

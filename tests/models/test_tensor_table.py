@@ -127,7 +127,7 @@ def test_transformers_has_as_many_parameters(name: str) -> None:
         # A part that this mode leaves out.
         tensors = {path: tensor for path, tensor in tensors.items() if ".vit_merger." not in path}
     if name in ("llava-1.5", "llava-next"):
-        # What follows the block that makes rows is left out.
+        # The model leaves out everything behind the block that makes rows.
         unused = ("vision_tower.encoder.layers.3.", "vision_tower.post_layernorm.")
         tensors = {path: tensor for path, tensor in tensors.items() if not any(part in path for part in unused)}
     if name == "llava-onevision":

@@ -14,7 +14,7 @@ ReadNumbers = Callable[[str], Sequence[float]]
 """Name of a small tensor -> its numbers."""
 # Keys whose values are texts; all others have numbers.
 _TEXTS: Final = frozenset({"rope.scaling.type", "hidden_activation"})
-# As many as a config.json may name.
+# The limit for the layers in a config.json.
 _MOST_LAYERS: Final = 1000
 
 

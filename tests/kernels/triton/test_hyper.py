@@ -32,7 +32,7 @@ def parts(weights: StreamWeights) -> list[Tensor]:
 @pytest.mark.parametrize("num_streams", [1, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights(num_streams: int, dtype: torch.dtype) -> None:
-    """Of one stream alone, too, and of numbers that one tile does not hold."""
+    """The cases include a single stream, and tokens whose numbers do not fit into one tile."""
     streams = numbers(3, num_streams, 4096 // num_streams + 77).to(dtype)
     for num_weights in {num_streams, (2 + num_streams) * num_streams}:
         products, options = 20 * numbers(3, num_weights, seed=4), options_of(num_streams, num_weights)

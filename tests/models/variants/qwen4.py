@@ -37,7 +37,7 @@ def _with_agreement(model: nn.Module) -> None:
             parameter.mul_(2.0)
 
 
-# Of a file that also has an encoder of images, which is not read. Half of a head cannot be shared out among three axes.
+# This file also has an encoder of images, which is not read. Half of a head cannot be divided among three axes.
 LONGER: dict[str, Any] = {
     **QWEN4, **rope(theta=900.0, partial_rotary_factor=1.0), "indexer_head_dim": 18,
     "layer_types": ["linear_attention", "linear_attention", "indexed_attention", "indexed_attention"],
