@@ -405,7 +405,7 @@ def is_enough(tally: Counter[str]) -> bool:
 @pytest.mark.parametrize(
     ("name", "depth"),
     # Two steps in flight are the more common case, and the harder one.
-    itertools.product(LAYOUTS, [1, 2, 3]) if IS_DEEP else [*itertools.product(LAYOUTS, [2]), ("recurrent", 1)],
+    [*itertools.product(LAYOUTS, [1, 2, 3])] if IS_DEEP else [*itertools.product(LAYOUTS, [2]), ("recurrent", 1)],
 )
 def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: int) -> None:
     tally: Counter[str] = Counter()
