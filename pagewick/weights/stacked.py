@@ -8,7 +8,7 @@ with I outputs; experts without gates have one to up.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -169,7 +169,7 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
             is_transposed = numbers is not None and sizes.is_transposed(numbers, kind)
             sizes.check(tensor, kind, is_transposed=is_transposed)
             found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind, is_transposed)}
-        _check_complete(stacking, owner, present)
+        _check_complete(stacking, owner, {leaf: tensor.name for leaf, (tensor, _) in present.items()})
     return found
 
 
@@ -320,8 +320,11 @@ def _parts(
             yield StackedPart(info, tensor.name, expert, own, is_transposed)
 
 
-def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> None:
-    """Raise ModelLoadError unless a module has all of its stacks: numbers or blocks, and biases."""
+def _check_complete(stacking: Stacking, owner: str, leaves: Mapping[str, str]) -> None:
+    """Raise ModelLoadError unless a module has all of its stacks: numbers or blocks, and biases.
+
+    leaves: usual names of those it has, each with its own name.
+    """
     suffixes = [""]
     if any(leaf.endswith(("_blocks", "_scales")) for leaf in leaves):
         suffixes = ["_blocks", "_scales"]
@@ -330,7 +333,9 @@ def _check_complete(stacking: Stacking, owner: str, leaves: Collection[str]) -> 
     suffixes += [end for end in (_SCALE, _SCALE_INV) if any(leaf.endswith(end) for leaf in leaves)]
     suffixes += ["_bias"] * stacking.has_biases
     wanted = [f"{projection}{suffix}" for projection in stacking.projections for suffix in suffixes]
-    missing = [stacking.name_in_file(f"{owner}.{leaf}") for leaf in wanted if leaf not in leaves]
+    missing = [f"{owner}.{leaf}" for leaf in wanted if leaf not in leaves]
+    if any(name != f"{owner}.{leaf}" for leaf, name in leaves.items()):
+        missing = [stacking.name_in_file(name) for name in missing]
     if missing:
         count = "1 tensor" if len(missing) == 1 else f"{len(missing)} tensors"
         raise ModelLoadError(f"the checkpoint lacks {count} of this model: {', '.join(missing)}\n{_FIX}")

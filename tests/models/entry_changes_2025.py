@@ -51,7 +51,7 @@ CHANGES_2025: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "glm-4.5v": [
-        {"text_config.attention_bias": True},
+        {"text_config.attention_bias": False},
         {
             "text_config.rope_parameters.partial_rotary_factor": 0.25,
             "text_config.rope_parameters.mrope_section": [1, 1, 1],

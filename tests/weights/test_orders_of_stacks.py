@@ -18,6 +18,8 @@ from pagewick.engine.preflight import check_models
 from pagewick.errors import ModelLoadError
 from pagewick.quantization.ggml import dequantize
 from pagewick.weights.opening import open_source
+from pagewick.weights.stacked import stacked_parts
+from pagewick.weights.tensor_headers import TensorInfo
 from tests.models.answers import answers, running
 from tests.models.checkpoints import make_model, save, write_checkpoint
 from tests.models.variants import VARIANTS
@@ -41,6 +43,19 @@ def test_a_stack_is_read_in_both_orders(tmp_path: Path) -> None:
         for name, tensor in expected.items():
             assert source.shape(name) == tuple(tensor.shape)
             assert torch.equal(source.get(name), tensor), name
+
+
+@pytest.mark.parametrize(
+    ("found", "lacking"),
+    [("input_linear.weight", "output_linear.weight"), ("experts.gate_up_proj", "experts.down_proj")],
+)
+def test_a_missing_stack_has_the_name_that_this_file_would_give_it(found: str, lacking: str) -> None:
+    """Granite's files have one of two spellings."""
+    owner = "model.layers.0.block_sparse_moe"
+    stack = TensorInfo(f"{owner}.{found}", "F32", (4, 48, 32), 4 * 4 * 48 * 32)
+    sizes = {"num_local_experts": 4, "hidden_size": 32, "intermediate_size": 24}
+    with pytest.raises(ModelLoadError, match=rf"lacks 1 tensor of this model: {owner}\.{lacking}\n"):
+        stacked_parts({"architectures": ["GraniteMoeForCausalLM"], **sizes}, [stack])
 
 
 def test_experts_of_qwen3_5_are_stacked_in_published_files(tmp_path: Path) -> None:
