@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,3 +79,15 @@ def test_other_functions_and_folders_do_not_count() -> None:
 def test_a_deep_run_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep, "IS_DEEP", True)
     assert deep.repetitions([item("test_x", {"a": a, "b": b}, "a", "b") for a, b in product("xyz", "pqr")]) == set()
+
+
+def test_pytest_collects_the_tests_of_a_deep_run() -> None:
+    """Their modules have other parameters then."""
+    folder = Path(__file__).parent
+    modules = [str(path) for path in folder.rglob("test_*.py") if "DEEP" in path.read_text()]
+    assert len(modules) > 20
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider", *modules],
+        env={**os.environ, "PAGEWICK_DEEP": "1"}, cwd=folder.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
