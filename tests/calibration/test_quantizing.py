@@ -170,7 +170,8 @@ def test_every_linear_layer_is_quantized(name: str, method: Any, tmp_path: Path)
         "gate.weight" in name or "router" in name or "w" in name.rsplit(".", 2)[1] or "scale" in name for name in others
     ), others
     changed = set().union(*(result.tensors for result in results.values()))
-    assert bool(changed) == (method == "awq") and not changed & linears
+    # OLMo 2 has no norm before a projection, so that nothing but weights that are quantized takes factors.
+    assert bool(changed) == (method == "awq" and name != "olmo-2") and not changed & linears
 
 
 def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
