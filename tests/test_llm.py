@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import typing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,8 @@ from pagewick.errors import (
 )
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams, default_sampling_params
+from pagewick.server.api.messages import ChatMessage
+from pagewick.text.content_parts import ROLES
 from pagewick.text.tokenizer import Tokenizer
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
@@ -182,6 +185,18 @@ def test_a_message_needs_a_role(open_llm: Open) -> None:
     with pytest.raises(InvalidRequestError, match=r"^messages\[1\] needs a role, such as user$") as caught:
         llm.chat([{"role": "user", "content": "hi"}, {"content": "hi"}])
     assert caught.value.param == "messages[1].role"
+    for role in ("critic", 5, ["user"]):
+        with pytest.raises(
+            InvalidRequestError, match=r"^messages\[0\].role must be one of system, developer, .*; got "
+        ) as caught:
+            llm.chat([{"role": role, "content": "hi"}])
+        assert caught.value.param == "messages[0].role"
+    (rendered,) = llm.chat([{"role": "developer", "content": "hi"}])
+    assert rendered.prompt == "<|im_start|>system\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_roles_are_those_of_the_server() -> None:
+    assert typing.get_args(typing.get_type_hints(ChatMessage)["role"]) == ROLES
 
 
 def test_text_in_a_message_cannot_open_a_message(open_llm: Open, tokenizer: Tokenizer) -> None:

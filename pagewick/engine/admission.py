@@ -23,6 +23,11 @@ MAX_EXTRA_KEY_BYTES = 1024
 MAX_POSITION = 2**31 - 1
 
 
+def writes_text(info: ModelInfo) -> bool:
+    """Return whether a model writes texts, and does not make embeddings or rate texts instead."""
+    return not info.embedding and not info.num_labels
+
+
 def check_writes_text(info: ModelInfo) -> None:
     """Raise UnsupportedError if the model writes no text, before anything else is said about a request for some."""
     if info.embedding:

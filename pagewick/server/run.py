@@ -21,7 +21,7 @@ from pagewick.errors import ConfigError
 from pagewick.local_models import with_local_models
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
-from pagewick.server.core.thinking import ThinkingModel, warn_without_effect
+from pagewick.server.core.start_warnings import warn_at_start
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
@@ -147,7 +147,7 @@ class _Server:
                 tracing=self.tracing,
                 max_waiting_requests=self.config.max_waiting_requests,
             )
-            warn_without_effect(self.settings, ThinkingModel.of(engine))
+            warn_at_start(self.settings, engine)
             self.on_ready(engine.info, engine.has_chat_template)
             await first_done(asyncio.shield(serving), stop.wait())
             self._lifecycle.drain()

@@ -21,6 +21,19 @@ _IMAGE_FIELDS = {"image_url": "image_url", "input_image": "image_url", "image_pi
 _MARK = {"type": "image"}
 
 Message = Mapping[str, Any]
+# The roles of messages that clients of the server may send.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def check_roles(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequestError for a message without one of ROLES; templates would write another as it is, or not."""
+    for number, message in enumerate(messages):
+        where, role = f"messages[{number}]", message.get("role")
+        if not role:
+            raise InvalidRequestError(f"{where} needs a role, such as user", param=f"{where}.role")
+        if role not in ROLES:
+            expected = f"must be one of {', '.join(ROLES)}; got {role!r:.80}"
+            raise InvalidRequestError(f"{where}.role {expected}", param=f"{where}.role")
 
 
 def text_content(content: Any, param: str) -> str | None:

@@ -12,7 +12,7 @@ from pagewick.engine.messages import ImageInput
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.images.sources import ImageSource
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, RenderedPrompt
-from pagewick.text.content_parts import Message, check_images, take_images
+from pagewick.text.content_parts import Message, check_images, check_roles, take_images
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader, PlacedImage, PromptTokens
 from pagewick.text.part_splitter import PartFormat
@@ -211,9 +211,7 @@ class PromptEncoder:
                 "LLM (chat_template=...), send a prompt in place of messages, or use a chat model"
             )
             raise InvalidRequestError(message, param="messages")
-        if (number := next((n for n, one in enumerate(messages) if not one.get("role")), None)) is not None:
-            where = f"messages[{number}]"
-            raise InvalidRequestError(f"{where} needs a role, such as user", param=f"{where}.role")
+        check_roles(messages)
         variables = dict(how.get("chat_template_kwargs") or {})
         if wrong := sorted(RESERVED_VARIABLES & variables.keys()):
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")

@@ -192,6 +192,17 @@ def test_a_batch_has_no_use_for_variables_of_other_runs(
     assert [request.body for request in asked] == [{"prompt": "x"}]
 
 
+def test_flags_that_no_line_of_a_batch_takes_are_named(asked: list[BatchRequest], tmp_path: Path) -> None:
+    batch, flags = tmp_path / "batch.jsonl", ("--temperature", "0.5", "--max-tokens", "5", "--n", "2")
+    embedding = {"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a", "prompt": "a"}}
+    said = "note: flags without effect: --max-tokens, --temperature, --n; they are for lines of /v1/chat/completions"
+    batch.write_text(json.dumps(embedding))
+    assert said in complete("--batch", str(batch), *flags).stderr and asked[-1].body == embedding["body"]
+    assert "note" not in complete("--batch", str(batch)).stderr
+    batch.write_text(json.dumps(embedding) + '\n{"custom_id": "b", "prompt": "b"}')
+    assert "note" not in complete("--batch", str(batch), *flags).stderr and asked[-1].body["n"] == 2
+
+
 def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp_path: Path) -> None:
     lines = [json.dumps({"custom_id": f"id {index}", "prompt": "p"}) for index in range(5)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagewick.cli.text_input import is_decoded
@@ -30,6 +30,11 @@ class BatchRequest:
     url: str
     body: dict[str, Any]
     is_simple: bool = False
+
+    @property
+    def takes_flags(self) -> bool:
+        """Whether flags about sampling are defaults of its fields."""
+        return self.url in (CHAT_URL, COMPLETIONS_URL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,11 @@ def _parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
         mistake = "responses in a batch are not streamed; remove stream"
     if mistake is not None:
         return BatchMistake(custom_id, mistake)
-    if url in (CHAT_URL, COMPLETIONS_URL):
-        body = {**body, **{field: value for field, value in defaults.items() if not has_field(body, field)}}
-    return BatchRequest(custom_id, url, body, is_simple)
+    request = BatchRequest(custom_id, url, body, is_simple)
+    if request.takes_flags:
+        given = {field: value for field, value in defaults.items() if not has_field(body, field)}
+        request = replace(request, body={**body, **given})
+    return request
 
 
 def _mistake_in_envelope(content: Mapping[str, Any]) -> str | None:

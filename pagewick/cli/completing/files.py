@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from pagewick.cli.text_input import count_lines, opened_text
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 from pagewick.log import printable
+from pagewick.option_checks import flag_of
 
 # Fields without effect that the note on stderr names.
 _MAX_NAMED = 10
@@ -97,10 +99,22 @@ def run_batch_file(
     resumes: lines that have a response in the output are left out; those that have an error there are repeated.
     """
     opened = opened_text(name, keeps_bytes=True)
+    kinds: Counter[bool] = Counter()
+
+    def wanted(line: BatchLine) -> bool:
+        if isinstance(line, BatchRequest):
+            kinds[line.takes_flags] += 1
+        return line.custom_id not in target.done
+
     with opened as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
-        lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
+        lines = filter(wanted, read_batch(file, fields))
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
-            return _run(config, lines, target, format_result, on_finished, is_ordered=False)
+            tally = _run(config, lines, target, format_result, on_finished, is_ordered=False)
+    if fields and kinds[False] and not kinds[True]:
+        flags = ", ".join(map(flag_of, fields))
+        where = f"lines of {CHAT_URL} and {COMPLETIONS_URL}"
+        click.echo(f"note: flags without effect: {flags}; they are for {where}, and the batch has none", err=True)
+    return tally
 
 
 def text_block(request: BatchLine, result: BatchResult) -> bytes:

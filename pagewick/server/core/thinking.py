@@ -23,18 +23,27 @@ SWITCHES = ("enable_thinking", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingModel:
-    """has_thoughts: it writes them between known tags. has_switch: its template can turn them on and off."""
+    """has_thoughts: it writes them between known tags. has_switch: its template can turn them on and off.
+
+    has_template: without one, no request can be a chat.
+    """
 
     has_thoughts: bool
     has_switch: bool
+    has_template: bool = True
 
     @classmethod
     def of(cls, engine: AsyncEngine) -> ThinkingModel:
-        return cls(engine.reasoning_tags is not None, engine.can_think_by_switch)
+        return cls(engine.reasoning_tags is not None, engine.can_think_by_switch, engine.has_chat_template)
 
 
 def warn_without_effect(settings: ServerSettings, model: ThinkingModel) -> None:
     """Log a warning for each setting about thoughts that changes nothing with this model."""
+    if not model.has_template and not settings.trust_request_chat_template:
+        flags = (("--thinking", settings.thinking), ("--thinking-budget", settings.thinking_budget))
+        for flag in (flag for flag, value in flags if value not in (None, False)):
+            _logger.warning("%s has no effect: this model has no chat template, so that no request is a chat", flag)
+        return
     if settings.thinking and not model.has_switch:
         how = "thinks without being asked to" if model.has_thoughts else "writes no thoughts between tags"
         _logger.warning("--thinking has no effect: this model %s", how)

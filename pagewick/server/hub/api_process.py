@@ -22,7 +22,7 @@ from pagewick.errors import PagewickError
 from pagewick.parallel.launch import die_with_parent
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import Common, ErrorBoundary, build_app, with_access_control
-from pagewick.server.core.thinking import ThinkingModel, warn_without_effect
+from pagewick.server.core.start_warnings import warn_at_start
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.http_server import HttpServer
 from pagewick.server.hub.client import HubClient
@@ -128,7 +128,7 @@ class ApiProcess:
         engine.default_params = with_changes(engine.default_params, setup.sampling)
         engine.chosen_defaults = frozenset(setup.sampling)
         if setup.number == 0:
-            warn_without_effect(settings, ThinkingModel.of(engine))
+            warn_at_start(settings, engine)
         self._stage.app = build_app(
             engine,
             settings,

@@ -21,7 +21,7 @@ from pagewick.local_models import checked_local_models, weight_bytes
 from pagewick.log import of_model
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import Stores, api_routes, routed
-from pagewick.server.core.thinking import ThinkingModel, warn_without_effect
+from pagewick.server.core.start_warnings import warn_at_start
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.http_metrics import HttpMetrics
@@ -111,7 +111,7 @@ class ModelSource:
             try:
                 engine.default_params = with_changes(engine.default_params, self.entry.sampling)
                 engine.chosen_defaults = frozenset(self.entry.sampling)
-                warn_without_effect(settings, ThinkingModel.of(engine))
+                warn_at_start(settings, engine)
                 return self._served(engine, local)
             except BaseException:
                 await engine.close()

@@ -270,6 +270,13 @@ def test_a_model_without_a_switch_is_kept_from_thinking_by_a_budget(monkeypatch:
                 "--thinking-budget has no effect: this model writes no thoughts between tags",
             ],
         ),
+        (
+            ThinkingModel(True, False, has_template=False),
+            [
+                "--thinking has no effect: this model has no chat template, so that no request is a chat",
+                "--thinking-budget has no effect: this model has no chat template, so that no request is a chat",
+            ],
+        ),
     ],
 )
 def test_settings_about_thoughts_without_effect_are_logged(model: ThinkingModel, expected: list[str]) -> None:
