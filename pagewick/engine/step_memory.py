@@ -11,9 +11,9 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
                                                  are made with the queries
                        latent attention          query heads * 2 latents / R
                        gated delta rule          (3 channels + 2 value heads * value_dim + 4 key heads * key_dim
-                                                 + 256 value heads) / R, on a CPU a little less; Mamba-2 alike; with
+                                                 + 264 value heads) / R, on a CPU a little less; Mamba-2 alike; with
                                                  decays of channels 7 key heads * key_dim, and the vectors that these
-                                                 and gates come from
+                                                 and gates come from; in float16 4 or 6 key heads * key_dim more
                        MLP                       3 I / R; 4 I / R with sparse gates
                        experts                   3 (A * I + shared I) / R + A * H; 2 (...) without gates, and with
                                                  latents of size L (A + 2) * L in place of A * H
@@ -68,8 +68,9 @@ from typing import Final, Self
 
 from pagewick.config import EngineConfig
 from pagewick.engine.entry_memory import entry_bytes, entry_splits, further_kernels, num_selected, streams_width
+from pagewick.engine.layer_width import widest_layer
 from pagewick.models.config import ModelConfig
-from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig
 from pagewick.models.tensor_sizes import DTYPE_BYTES
 
 _MIB: Final = 2**20
@@ -118,7 +119,7 @@ class StepLimits:
 
     element_bytes: bytes of a number of the activations. image_pixels: those of the largest image. has_adapters: whether
     there is room for LoRA adapters. rounds_activations: --fp8-activations. has_kernels: whether kernels compute
-    attention and indexers on the GPU, where they serve these.
+    attention and indexers on the GPU, where they serve these. is_float16: whether activations are in float16.
     """
 
     num_tokens: int
@@ -129,6 +130,7 @@ class StepLimits:
     has_adapters: bool = False
     rounds_activations: bool = False
     has_kernels: bool = True
+    is_float16: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
@@ -138,14 +140,16 @@ class StepLimits:
         if model.vision is not None:
             most = model.vision.fixed_pixels or config.max_image_pixels or model.vision.most_pixels
             pixels = min(most, context * model.vision.pixels_per_token)
+        dtype = model.dtype if config.dtype == "auto" else config.dtype
         return cls(
             num_tokens=max(config.max_num_batched_tokens, 0 if model.encoder is None else context),
             num_logits=0 if model.encoder is not None else max_num_logits(config.max_num_seqs, drafts),
             context=context,
             image_pixels=pixels,
-            element_bytes=DTYPE_BYTES[model.dtype if config.dtype == "auto" else config.dtype],
+            element_bytes=DTYPE_BYTES[dtype],
             has_adapters=config.enable_lora,
             rounds_activations=config.fp8_activations,
+            is_float16=dtype == "float16",
         )
 
 
@@ -233,10 +237,12 @@ def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: in
     size = limits.element_bytes
     # Ranks exchange parts of float32 logits; the parts of all of them are there before they are put together.
     per_logit = _LOGIT_BYTES + (0 if num_ranks == 1 else 2 * 4)
-    used = activation_bytes(model, num_tokens, limits.num_logits, size, per_logit, num_ranks, limits.context)
+    used = activation_bytes(
+        model, num_tokens, limits.num_logits, size, per_logit, num_ranks, limits.context, is_float16=limits.is_float16
+    )
     used += max(_indexer_bytes(layer, limits, num_tokens) for layer in model.layers)
     more = limits.has_adapters * size + limits.rounds_activations * (4 + 1)
-    return used + num_tokens * _widest_layer(model, num_ranks) * more
+    return used + num_tokens * widest_layer(model, num_ranks, is_float16=limits.is_float16) * more
 
 
 def _parts_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int) -> int:
@@ -278,12 +284,15 @@ def activation_bytes(
     logit_bytes: int,
     num_ranks: int = 1,
     context: int | None = None,
+    *,
+    is_float16: bool = False,
 ) -> int:
     """Return the bytes of hidden states, of the widest layer, and of logits that take logit_bytes each.
 
-    context: the longest sequence; None: the longest that the model's file intends.
+    context: the longest sequence; None: the longest that the model's file intends. is_float16: whether a GPU computes
+    in float16.
     """
-    width = 4 * model.hidden_size + _widest_layer(model, num_ranks)
+    width = 4 * model.hidden_size + widest_layer(model, num_ranks, is_float16=is_float16)
     if model.has_wide_residual:
         width += 2 * model.hidden_size
     if model.block == "shortcut":
@@ -296,45 +305,6 @@ def activation_bytes(
     num_logits = min(num_logits, num_tokens)
     selected = max(num_selected(layer, context or model.max_position_embeddings) for layer in model.layers)
     return num_tokens * (width * element_bytes + 4 * selected) + num_logits * model.vocab_size * logit_bytes
-
-
-def _widest_layer(model: ModelConfig, num_ranks: int) -> int:
-    return max(_layer_width(layer, model.hidden_size, num_ranks) for layer in model.layers)
-
-
-def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int) -> int:
-    """Numbers of a token in the wider of attention and MLP, or experts beside it."""
-    attention, width = layer.attention, 0
-    if isinstance(attention, AttentionConfig):
-        heads, kv_heads = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
-        # Where each KV head selects blocks, it gets a copy of its part, and the outputs of all are put together.
-        width = (6 if attention.head_blocks is not None else 4 if attention.has_gate else 3) * heads + 2 * kv_heads
-        if attention.qkv_limit is not None:
-            # Limited and unlimited queries, keys and values are there at once, before any output is.
-            width = max(width, 2 * (heads + 2 * kv_heads))
-    elif layer.latent is not None:
-        width = layer.latent.num_heads * 2 * layer.latent.latent_size
-        if layer.latent.has_gates:
-            # Queries and gates as one projection makes them, and apart.
-            width += layer.latent.num_heads * 2 * layer.latent.query_rows
-        elif layer.latent.has_head_gates or layer.latent.has_number_gates:
-            # A gate for each number of the heads' values, and these times the gates.
-            width += layer.latent.num_heads * 2 * layer.latent.v_head_dim
-        if layer.latent.has_log_scales:
-            # Queries, their factors, and the products of both, before anything of attention.
-            width = max(width, layer.latent.num_heads * 3 * layer.latent.qk_head_dim)
-    elif layer.rows is not None:
-        # Queries as they are made, normalised and rotated, and what is attended, before and behind its rotation.
-        width = 3 * layer.rows.num_heads * layer.rows.head_dim
-    width += sum(state.products_width for state in layer.states)
-    width = max(width, num_ranks * (layer.ngrams.products_width if layer.ngrams else 0))
-    widest = -(-width // num_ranks)
-    for mlp in (layer.mlp, layer.experts):
-        if isinstance(mlp, MlpConfig):
-            widest = max(widest, -(-(4 if mlp.sparsity else 3) * mlp.intermediate_size // num_ranks))
-        elif mlp is not None:
-            widest = max(widest, mlp.products_width(hidden_size, num_ranks))
-    return widest
 
 
 def _split_width(layer: LayerConfig) -> int:

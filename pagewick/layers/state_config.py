@@ -11,9 +11,18 @@ TILED: Final = "layers of linear attention: the file has their heads in llama.cp
 STEP_NORMS: Final = ("dt_layernorm", "b_layernorm", "c_layernorm")
 """The norms of steps, keys and queries of a ChannelScanConfig that has_norm_weights."""
 
-# Numbers that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py): 64, or twice as many if
-# chunks are half empty. Copies of queries and keys are in float32 where a model is in float16, and count twice.
+# Numbers of 16 bits that a matrix of a chunk of tokens has for each of them (kernels/triton/chunks.py), if all chunks
+# are half empty: chunks have 64 tokens, or 32 in float16, where their numbers are in float32.
 _CHUNK_NUMBERS: Final = 128
+
+
+def _chunk_width(num_copied: int, num_matrices: int, num_factors: int, *, is_float16: bool) -> int:
+    """Return the numbers of 16 bits of a token that a GPU keeps beside the products while it takes prompts in chunks.
+
+    num_copied: numbers of queries and keys that are copied. num_matrices: of a chunk, of all heads. num_factors:
+    float32 numbers of a token. Prompts that are a little longer than a chunk leave half of their chunks empty.
+    """
+    return 2 * (2 if is_float16 else 1) * num_copied + _CHUNK_NUMBERS * num_matrices + 4 * num_factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +71,22 @@ class DeltaConfig:
         """Numbers of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
-
-        On a GPU, queries and keys of prompts are copied, keys twice where channels decay by themselves, and each value
-        head has two matrices for a chunk.
-        """
-        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+    def products_width(self, *, is_float16: bool = False) -> int:
+        """Return the numbers of a token in the layer's products. The convolution's are in float32, and count twice."""
+        values = self.num_value_heads * self.value_dim
         gates = 2 * (self.gate_rank or 0) + self.num_value_heads * self.decays_per_head
-        copies = (6 if self.has_channel_decay else 4) * keys + 2 * _CHUNK_NUMBERS * self.num_value_heads
-        return 3 * self.num_channels + 2 * values + copies + gates
+        return 3 * self.num_channels + 2 * values + self.chunk_width(is_float16=is_float16) + gates
+
+    def chunk_width(self, *, is_float16: bool) -> int:
+        """Return the numbers of a token for chunks: of queries and keys, two matrices of a value head, and factors.
+
+        Keys are copied twice where channels decay by themselves, and have a factor in each chunk; else a value head has
+        two for each token.
+        """
+        keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
+        if self.has_channel_decay:
+            return _chunk_width(3 * keys, 2 * heads, -(-keys // 16), is_float16=is_float16)
+        return _chunk_width(2 * keys, 2 * heads, 2 * heads, is_float16=is_float16)
 
     def state_bytes(self, num_ranks: int = 1) -> int:
         """Return the bytes of a sequence's state on each rank: float32, as kernels.gated_delta_net lays it out."""
@@ -112,14 +126,14 @@ class MambaConfig:
         """Numbers of values, keys and queries together."""
         return self.num_values + 2 * self.num_groups * self.state_dim
 
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products. The convolution's results are in float32, and count twice.
+    def products_width(self, *, is_float16: bool = False) -> int:
+        """Return the numbers of a token in the layer's products. The convolution's are in float32, and count twice."""
+        return 3 * self.num_channels + 2 * self.num_values + self.num_heads + self.chunk_width(is_float16=is_float16)
 
-        On a GPU, queries and keys of prompts are copied, and each head has a matrix for a chunk.
-        """
-        keys = self.num_groups * self.state_dim
-        return 3 * self.num_channels + 2 * self.num_values + 4 * keys + (1 + _CHUNK_NUMBERS) * self.num_heads
+    def chunk_width(self, *, is_float16: bool) -> int:
+        """Return the numbers of a token for chunks: of queries and keys, a matrix of a head, and two factors of it."""
+        copied = 2 * self.num_groups * self.state_dim
+        return _chunk_width(copied, self.num_heads, 2 * self.num_heads, is_float16=is_float16)
 
     def groups_of(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Return the range of the groups that a rank's heads use. Ranks may share a model's only group."""
@@ -145,9 +159,8 @@ class ConvolutionConfig:
     conv_size: int = 3
     has_bias: bool = False
 
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products."""
+    def products_width(self, *, is_float16: bool = False) -> int:
+        """Return the numbers of a token in the layer's products."""
         return 4 * self.num_channels
 
     def state_bytes(self, num_ranks: int = 1) -> int:
@@ -174,9 +187,8 @@ class ChannelScanConfig:
     norm_eps: float | None = None
     has_norm_weights: bool = False
 
-    @property
-    def products_width(self) -> int:
-        """Numbers of a token in the layer's products, and on a GPU states of 16 numbers between chunks of 64 tokens."""
+    def products_width(self, *, is_float16: bool = False) -> int:
+        """Return the numbers of a token in the layer's products, and states of 16 between chunks of 64 on a GPU."""
         return 6 * self.num_channels + 2 * (self.step_rank + 2 * self.state_dim)
 
     def state_bytes(self, num_ranks: int = 1) -> int:

@@ -72,9 +72,14 @@ def directory_config(directory: Path) -> dict[str, Any]:
 
     Raises ModelNotFoundError if there is none, ModelLoadError if it is unusable.
     """
+    check_is_model(directory)
+    return with_modules(read_config(directory), ModuleFiles.of_directory(directory))
+
+
+def check_is_model(directory: Path) -> None:
+    """Raise ModelNotFoundError, which says what it is instead, for a directory without a config.json."""
     if not (directory / CONFIG_NAME).exists():
         raise ModelNotFoundError(_explain_no_config(directory))
-    return with_modules(read_config(directory), ModuleFiles.of_directory(directory))
 
 
 def weights_kind(path: Path) -> str:

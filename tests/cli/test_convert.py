@@ -471,3 +471,12 @@ def test_permissions_are_those_of_new_files(place: Path) -> None:
     assert convert(BUILTIN_MODEL, "m", "--to", "awq", "--method", "rtn").exit_code == 0
     assert (place / "m").stat().st_mode & 0o777 == 0o777 & ~current
     assert {entry.stat().st_mode & 0o777 for entry in (place / "m").iterdir()} == {0o666 & ~current}
+
+
+@pytest.mark.parametrize("to", ["gptq", "awq", "marlin", "gguf"])
+def test_an_adapter_is_no_model(place: Path, to: str) -> None:
+    (place / "adapter").mkdir()
+    (place / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    result = convert("adapter", "new", "--to", to)
+    assert result.exit_code and "adapter holds a LoRA adapter, not a model" in result.output
+    assert "--lora adapter" in result.output and not (place / "new").exists()

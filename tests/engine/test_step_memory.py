@@ -90,12 +90,17 @@ def test_channels_that_decay_by_themselves_by_hand() -> None:
     """Kimi Linear: 32 heads of 128, whose gates and decays come from vectors of 128 numbers.
 
     Results of the convolution are in float32. Queries are copied once and keys twice, in chunks that may be half empty,
-    and 64 tokens of a chunk have two matrices of each head.
+    and 64 tokens of a chunk have two matrices of each head, and a float32 factor for each number of a key. In float16,
+    copies are in float32.
     """
     heads = 32 * 128
     from_gates = 3 * heads + 2 * 3 * heads + heads + heads + 2 * 128 + heads
-    width = 4 * 2304 + from_gates + 2 * 3 * heads + 2 * 2 * 64 * 32
-    assert activation_bytes(read_config(PUBLISHED_STATES["Kimi-Linear-48B-A3B-Instruct"]), 100, 0, 2, 0) == 200 * width
+    width = 4 * 2304 + from_gates + 2 * 3 * heads + 2 * 2 * 64 * 32 + heads // 4
+    model = read_config(PUBLISHED_STATES["Kimi-Linear-48B-A3B-Instruct"])
+    assert activation_bytes(model, 100, 0, 2, 0) == 200 * width
+    assert activation_bytes(model, 100, 0, 2, 0, is_float16=True) == 200 * (width + 2 * 3 * heads)
+    plans = [StepLimits.of(EngineConfig(dtype=dtype), model) for dtype in ("bfloat16", "float16")]
+    assert gpu_step_bytes(model, plans[0]) < gpu_step_bytes(model, plans[1])
 
 
 def test_experts_without_gates_and_with_latents() -> None:

@@ -16,7 +16,7 @@ from pagewick.cli.converting.text import calibration_tokens
 from pagewick.errors import ConfigError
 from pagewick.models.registry import read_config
 from pagewick.quantization.calibrated.results import Method, Recipe
-from pagewick.weights.description import is_gguf
+from pagewick.weights.description import check_is_model, is_gguf
 from pagewick.weights.files import CONFIG_NAME, read_json_object
 from pagewick.weights.packed.awq import AwqFormat
 from pagewick.weights.packed.config import with_rules
@@ -79,6 +79,7 @@ def convert(
             f"{source} is a GGUF file, and --to {wanted.to} reads safetensors\n"
             "  give the checkpoint that it was made from, or write GGUF: --to gguf"
         )
+    check_is_model(source)
     check_place(target)
     with SafetensorsSource(source, has_modules=False) as checkpoint:
         repacking = planned_repacking(checkpoint, source, wanted.to)

@@ -1,4 +1,4 @@
-"""What a server logs as it starts, about options that change nothing with its model."""
+"""The lines that a server logs as it starts: which options change nothing with its model."""
 
 from __future__ import annotations
 

@@ -6,8 +6,10 @@ emulator, in those of tensor cores.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +18,15 @@ from torch import Tensor
 
 from pagewick.kernels import batch_invariance
 from pagewick.kernels.options import AttentionMetadata
+from pagewick.layers.state_config import DeltaConfig, MambaConfig
 from tests.deep import IS_DEEP
 from tests.kernels.states import metadata, random_states
 from tests.kernels.triton.harness import IS_EMULATED
 
+import triton.language as tl  # isort: skip  (skipped without Triton)
 from pagewick.kernels.triton import chunk_launches, delta, scan, windows  # isort: skip  (skipped without Triton)
 from pagewick.kernels.triton.chunk_launches import LONG, NEVER, Heads, Rule  # isort: skip
+from pagewick.kernels.triton.variant import Variant  # isort: skip
 
 pytestmark = [
     # The interpreter rounds e^x for masked numbers, and for gates of 100 and more.
@@ -291,3 +296,34 @@ def test_there_is_a_slot_for_every_chunk(size: int) -> None:
         needed = sum(-(-length // size) for length in lengths if length >= LONG)
         found = chunk_launches._most_chunks(sum(lengths), len(lengths), size)
         assert needed <= found <= needed + len(lengths) + sum(x for x in lengths if x < LONG) // size + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rule"), [pytest.param(*each, id=str(each)) for each in itertools.product(chunk_launches.DTYPES, Rule)]
+)
+def test_the_memory_for_chunks_is_what_the_plan_says(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rule: Rule
+) -> None:
+    """Prompts of 33 tokens leave the most of their chunks empty."""
+    allocated: dict[str, int] = {}
+
+    def launch(variant: Variant, grid: tuple[int, ...], **given: Any) -> None:
+        names = given.keys() & {"rows_ptr", "pairs_ptr", "inverse_ptr", "factors_ptr"}
+        allocated.update((name, given[name].nbytes) for name in names if given[name] is not None)
+
+    monkeypatch.setattr(Variant, "launch", launch)
+    # Interpreted, all is in float32.
+    monkeypatch.setattr(chunk_launches, "_operand", lambda of: tl.bfloat16 if of == torch.bfloat16 else tl.float32)
+    lengths, key_dim = [LONG + 1] * 40, 64
+    num_groups, num_heads = (4, 4) if rule == Rule.CHANNEL_DELTA else (2, 6)
+    heads = Heads(num_heads, num_groups, key_dim, 32, 0, 0, 0)
+    config: DeltaConfig | MambaConfig = DeltaConfig(
+        num_key_heads=num_groups, num_value_heads=num_heads, key_dim=key_dim, value_dim=32,
+        has_channel_decay=rule == Rule.CHANNEL_DELTA,
+    )  # fmt: skip
+    if rule == Rule.SCAN:
+        config = MambaConfig(num_heads=num_heads, head_dim=32, num_groups=num_groups, state_dim=key_dim)
+    places = {"lengths_ptr": torch.tensor(lengths), "starts_ptr": None, "num_channels": 0}
+    KINDS[rule].advance(heads, torch.empty(sum(lengths), 8), places, {"decay_ptr": torch.empty(1, dtype=dtype)})
+    planned = 2 * sum(lengths) * config.chunk_width(is_float16=dtype == torch.float16)
+    assert sum(allocated.values()) <= planned <= 1.1 * sum(allocated.values())
