@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 # The operations that such models brought.
 NEW = (
-    "collapse_streams", "compress_rows", "expand_streams", "root_logits", "rotate_heads", "select_entries",
+    "collapse_streams", "compress_rows", "expand_streams", "root_logits", "rotate_heads", "select_keys",
     "stream_weights", "widen", "window_attention",
 )  # fmt: skip
 

@@ -184,21 +184,16 @@ class BoundRows(Protocol):
         q: Tensor,
         weights: Tensor,
         batch: AttentionBatch,
-        entries: BoundRows,
+        entries: BoundRows | None,
         *,
         rotation: Rotation,
         top_k: int,
     ) -> SelectedKeys:
         """Choose for each token the top_k of the entries that it sees, by these rows as their keys.
 
-        q: [T, H, I], not rotated; weights: [T, H] float32. The chosen ones are looked up in `entries`.
+        q: [T, H, I], not rotated; weights: [T, H] float32. The chosen ones are looked up in `entries`; None: the slots
+        are their numbers in their sequence.
         """
-        ...
-
-    def number(
-        self, q: Tensor, weights: Tensor, batch: AttentionBatch, *, rotation: Rotation, top_k: int
-    ) -> SelectedKeys:
-        """Choose as `select` does; the slots are the numbers of the chosen ones in their sequence."""
         ...
 
     def attend(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pagewick import kernels
@@ -15,7 +14,6 @@ from pagewick.kernels.options import (
     ScoreOptions,
     SelectedKeys,
 )
-from pagewick.kernels.reference_compressed import token_sequences
 
 
 class NativeRows:
@@ -48,43 +46,17 @@ class NativeRows:
         q: Tensor,
         weights: Tensor,
         batch: AttentionBatch,
-        entries: BoundRows,
+        entries: BoundRows | None,
         *,
         rotation: Rotation,
         top_k: int,
     ) -> SelectedKeys:
-        assert isinstance(entries, NativeRows), "one backend binds both"
-        tables = batch.groups[entries.group].block_tables
-        return self._chosen(q, weights, batch, tables, rotation=rotation, top_k=top_k)
-
-    def number(
-        self, q: Tensor, weights: Tensor, batch: AttentionBatch, *, rotation: Rotation, top_k: int
-    ) -> SelectedKeys:
-        tables = batch.groups[self.group].block_tables
-        # Looked up in blocks that follow each other, a row's place is its number.
-        in_order = torch.arange(tables.shape[1], device=q.device, dtype=torch.int32).repeat(len(tables), 1)
-        return self._chosen(q, weights, batch, in_order, rotation=rotation, top_k=top_k)
-
-    def _chosen(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        batch: AttentionBatch,
-        tables: Tensor,
-        *,
-        rotation: Rotation,
-        top_k: int,
-    ) -> SelectedKeys:
-        """Choose rows of these, and look them up in blocks of as many rows: tables [B, max_blocks]."""
+        assert entries is None or isinstance(entries, NativeRows), "one backend binds both"
+        tables = None if entries is None else batch.groups[entries.group].block_tables
         metadata = metadata_of(batch.groups[self.group], batch, len(q))
-        if q.is_cpu:
-            return kernels.select_entries(
-                q, weights, self.cache, metadata, tables, ratio=self.ratio, rotation=rotation, top_k=top_k
-            )
-        # Elsewhere only select_keys has a kernel. A token that sees no entry gets one here, which is taken away again.
-        alone, sequence, counts = token_sequences(metadata, len(q), self.ratio)
-        selected = kernels.select_keys(q, weights, self.cache, alone, tables[sequence], rotation=rotation, top_k=top_k)
-        return selected._replace(counts=selected.counts.minimum(counts))
+        return kernels.select_keys(
+            q, weights, self.cache, metadata, tables, rotation=rotation, top_k=top_k, ratio=self.ratio
+        )
 
     def attend(
         self,

@@ -28,7 +28,7 @@ from pagewick.kernels.options import (
     StoredMatrix,
 )
 from pagewick.kernels.reference_blocks import block_attention
-from pagewick.kernels.reference_compressed import compress_rows, select_entries, window_attention
+from pagewick.kernels.reference_compressed import compress_rows, window_attention
 from pagewick.kernels.reference_delta import gated_delta_net
 from pagewick.kernels.reference_elementwise import (
     ACTIVATIONS,
@@ -96,7 +96,7 @@ __all__ = [
     "match_magnitude", "mix_streams", "multiply", "ngram_rows", "paged_attention", "philox_uniform", "quantize_weight",
     "quantized_linear", "rank_tokens", "rms_norm", "root_logits", "rope_and_store", "rope_and_store_latent",
     "rotary_angles", "rotate_heads", "route", "sample_tokens", "scale", "scatter_blocks", "select_blocks",
-    "select_entries", "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
+    "select_keys", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
     "store_index_keys", "store_kv", "stream_similarities", "stream_weights", "surprise", "widen", "window_attention",
     "xielu",
 ]  # fmt: skip

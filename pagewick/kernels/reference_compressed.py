@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewick.kernels.options import AttentionMetadata, CompressOptions, Entries, Rotation, ScoreOptions, SelectedKeys
-from pagewick.kernels.reference_index import select_keys
+from pagewick.kernels.options import AttentionMetadata, CompressOptions, Entries, Rotation, ScoreOptions
 from pagewick.kernels.reference_rope import rotate
 
 
@@ -80,45 +79,6 @@ def _compressed(rows: Tensor, options: CompressOptions) -> Tensor:
         ))  # fmt: skip
     total = (gates.softmax(dim=0) * values).sum(dim=0)
     return total * torch.rsqrt(total.square().mean() + options.norm_eps) * options.norm_weight
-
-
-def token_sequences(
-    metadata: AttentionMetadata, num_tokens: int, ratio: int
-) -> tuple[AttentionMetadata, Tensor, Tensor]:
-    """Return T tokens of a ragged batch as sequences of one token, whose context is the entries that it sees.
-
-    A token sees the entries, one for `ratio` tokens, whose windows end with it or before it. Also returns the sequence
-    of each token [T] int64, and the number of entries that it sees [T] int32; a context has one even where this is 0.
-    """
-    device = metadata.context_lens.device
-    num_new = metadata.cu_seqlens_q.diff().long()
-    sequence = torch.repeat_interleave(torch.arange(len(num_new), device=device), num_new, output_size=num_tokens)
-    # The number of tokens up to a token, itself included.
-    tokens = torch.arange(1, num_tokens + 1, device=device, dtype=torch.int32)
-    counts = (tokens + (metadata.context_lens - metadata.cu_seqlens_q[1:])[sequence]) // ratio
-    starts = torch.arange(num_tokens + 1, device=device, dtype=torch.int32)
-    alone = AttentionMetadata(metadata.block_tables[sequence], counts.clamp(min=1), starts, 1)
-    return alone, sequence, counts
-
-
-def select_entries(
-    q: Tensor,
-    weights: Tensor,
-    cache: Tensor,
-    metadata: AttentionMetadata,
-    tables: Tensor,
-    *,
-    ratio: int,
-    rotation: Rotation,
-    top_k: int,
-) -> SelectedKeys:
-    """Choose the entries that each token sees, of those whose windows end with it or before it: all, or the best top_k.
-
-    cache: the entries' index keys, one for `ratio` tokens. Everything else is as in select_keys.
-    """
-    alone, sequence, counts = token_sequences(metadata, len(q), ratio)
-    selected = select_keys(q, weights, cache, alone, tables[sequence], rotation=rotation, top_k=top_k)
-    return selected._replace(counts=selected.counts.minimum(counts))
 
 
 def window_attention(

@@ -38,18 +38,20 @@ def select_keys(
     weights: Tensor,
     cache: Tensor,
     metadata: AttentionMetadata,
-    tables: Tensor,
+    tables: Tensor | None,
     *,
     rotation: Rotation,
     top_k: int,
+    ratio: int = 1,
 ) -> SelectedKeys:
-    """Choose the tokens that each token of a ragged batch sees: all up to itself, or the top_k that score best.
+    """Choose the keys that each token of a ragged batch sees: all up to its own, or the top_k that score best.
 
     q: [T, H, I], not yet rotated. weights: [T, H] float32. cache: index keys, as store_index_keys leaves them, in the
-    blocks of metadata. tables: [B, max_blocks] int32, the blocks of another cache with the same block_size, in which
-    the chosen tokens are to be found. Queries are rounded to the cache's dtype after their rotation; products and sums
-    are float32. Among equal scores, that of the earlier token counts as better; NaN counts as the worst score.
-    A sequence's result does not depend on the other sequences.
+    blocks of metadata; one for `ratio` tokens, which those tokens see that it ends with or before.
+    tables: [B, max_blocks] int32, the blocks of another cache with the same block_size, in which the chosen ones are to
+    be found; None: the slots are their numbers in the sequence. Queries are rounded to the cache's dtype after their
+    rotation; products and sums are float32. Among equal scores, that of the earlier key counts as better; NaN counts as
+    the worst score. A sequence's result does not depend on the other sequences.
     """
     num_tokens, dtype = len(q), torch.promote_types(q.dtype, torch.float32)
     cos, sin, interleaved = rotation
@@ -61,21 +63,23 @@ def select_keys(
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
             end = min(start + QUERY_SLICE, starts[b + 1])
-            num_keys = context_len - (starts[b + 1] - end)
+            # The number of tokens up to the first, itself included, and of keys that the last of them sees.
+            num_tokens_seen = context_len - (starts[b + 1] - start) + 1
+            num_keys = (num_tokens_seen + end - 1 - start) // ratio
             block_ids = metadata.block_tables[b][: -(-num_keys // block_size)].long()
             keys = cache[block_ids].flatten(0, 1)[:num_keys].to(dtype)
             products = torch.einsum("qhd,kd->qhk", turned[start:end], keys).relu_()
             scores = torch.einsum("qh,qhk->qk", weights[start:end].to(dtype), products)
-            hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)
-            hidden = hidden.triu(num_keys - (end - start) + 1)
-            scores = scores.nan_to_num(nan=float("-inf")).masked_fill(hidden, float("-inf"))
+            scores = scores.nan_to_num(nan=float("-inf"))
             for token in range(start, end):
-                count = num_keys - (end - 1 - token)
+                count = (num_tokens_seen + token - start) // ratio
                 best = torch.arange(count, device=q.device)
                 if count > top_k:
                     order = scores[token - start, :count].sort(descending=True, stable=True).indices
                     best = order[:top_k].sort().values
-                slots[token, : len(best)] = (tables[b][best // block_size] * block_size + best % block_size).int()
+                if tables is not None:
+                    best = tables[b][best // block_size] * block_size + best % block_size
+                slots[token, : len(best)] = best.int()
                 counts[token] = len(best)
     return SelectedKeys(slots, counts, torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device))
 

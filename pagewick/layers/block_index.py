@@ -67,10 +67,11 @@ class BlockIndex(nn.Module):
         rows = F.pad(products[:, num_columns:], (0, config.head_dim))
         first = self.rotary.angles((batch.positions[0] + 1 - config.ratio).clamp(min=0))
         self.tokens.rows.compress(rows, batch, self.blocks.rows, Rotation(first.cos, first.sin), self._options)
-        return self.blocks.rows.number(
+        return self.blocks.rows.select(
             queries.view(num_tokens, config.num_heads, config.head_dim),
             torch.ones(num_tokens, config.num_heads, device=queries.device),
             batch,
+            None,
             rotation=Rotation(angles.cos, angles.sin),
             top_k=self._top_k,
         )

@@ -270,11 +270,17 @@ def test_entries_that_an_indexer_selects(native: NativeKernels, ratio: int) -> N
     q, weights = torch.randn(26, 3, DIM), torch.randn(26, 3)
     args = (q, weights, cached.entries, cached.metadata([0, 18], [6, 20]), cached.tables.flip(1))
     options = {"ratio": ratio, "rotation": rotation_at(torch.arange(26)), "top_k": 3}
-    found, expected = native.select_entries(*args, **options), reference.select_entries(*args, **options)
+    found, expected = native.select_keys(*args, **options), reference.select_keys(*args, **options)
     assert torch.equal(found.counts, expected.counts)
     assert found.counts.tolist()[:6] == [min(3, (position + 1) // ratio) for position in range(6)]
+    numbers = native.select_keys(*args[:4], None, **options)
+    assert torch.equal(numbers.counts, found.counts)
     for token, count in enumerate(found.counts):
         assert torch.equal(found.slots[token, :count], expected.slots[token, :count])
+        own = numbers.slots[token, :count]
+        table = args[4][int(token >= 6)]
+        places = BLOCK // ratio
+        assert torch.equal(table[own // places] * places + own % places, found.slots[token, :count])
 
 
 def test_wide_rows_and_many_keys(native: NativeKernels) -> None:
@@ -341,7 +347,7 @@ def test_a_layer_is_recorded(native: NativeKernels) -> None:
         native.compress_rows(
             rows, cached.rows, slots, metadata, cached.entries, slots, rotation=rotation, options=options
         )
-        selected = native.select_entries(
+        selected = native.select_keys(
             q, index_weights, index_keys, metadata, cached.tables, ratio=4, rotation=rotation, top_k=2
         )
         attended = native.window_attention(

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from pagewick.kernels import reference_compressed, reference_index
+from pagewick.kernels import reference_index
 from pagewick.kernels.cpu.binding import (
     BAD_BLOCK_ID,
     BAD_LENGTHS,
     DTYPES,
     Operation,
+    address,
     check_metadata,
     empty,
     is_plain,
@@ -52,10 +53,11 @@ def select_keys(
     weights: Tensor,
     cache: Tensor,
     metadata: AttentionMetadata,
-    tables: Tensor,
+    tables: Tensor | None,
     *,
     rotation: Rotation,
     top_k: int,
+    ratio: int = 1,
 ) -> SelectedKeys:
     """reference_index.select_keys.
 
@@ -64,42 +66,9 @@ def select_keys(
     the cache.
     """
     if not _is_served(q, cache):
-        return reference_index.select_keys(q, weights, cache, metadata, tables, rotation=rotation, top_k=top_k)
-    return _select(q, weights, cache, metadata, tables, 1, rotation, top_k)
-
-
-def select_entries(
-    q: Tensor,
-    weights: Tensor,
-    cache: Tensor,
-    metadata: AttentionMetadata,
-    tables: Tensor,
-    *,
-    ratio: int,
-    rotation: Rotation,
-    top_k: int,
-) -> SelectedKeys:
-    """reference_compressed.select_entries. Raises ValueError as select_keys does."""
-    if not _is_served(q, cache):
-        return reference_compressed.select_entries(
-            q, weights, cache, metadata, tables, ratio=ratio, rotation=rotation, top_k=top_k
+        return reference_index.select_keys(
+            q, weights, cache, metadata, tables, rotation=rotation, top_k=top_k, ratio=ratio
         )
-    return _select(q, weights, cache, metadata, tables, ratio, rotation, top_k)
-
-
-OPERATIONS = dict.fromkeys((store_index_keys, select_keys, select_entries), DTYPES)
-
-
-def _select(
-    q: Tensor,
-    weights: Tensor,
-    cache: Tensor,
-    metadata: AttentionMetadata,
-    tables: Tensor,
-    ratio: int,
-    rotation: Rotation,
-    top_k: int,
-) -> SelectedKeys:
     if q.dim() != 3 or q.stride()[1:] != (q.shape[2], 1) or q.dtype not in DTYPES or 0 in q.shape[1:]:
         raise ValueError(f"q {q.dtype} {list(q.shape)} must be [T, H, I] of a native dtype, heads together")
     num_tokens, num_heads, dim = q.shape
@@ -109,7 +78,9 @@ def _select(
     _check_cache(cache, dim)
     check_metadata(metadata)
     block_tables, context_lens, cu_seqlens_q, *_ = metadata
-    if tables.shape != block_tables.shape or tables.dtype != torch.int32 or tables.stride(-1) != 1:
+    if tables is not None and (
+        tables.shape != block_tables.shape or tables.dtype != torch.int32 or tables.stride(-1) != 1
+    ):
         raise ValueError(f"tables must be int32 {list(block_tables.shape)}, not {tables.dtype} {list(tables.shape)}")
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, not {top_k}")
@@ -123,12 +94,13 @@ def _select(
     cos, sin, interleaved = rotation
     args = SelectKeysArgs(
         q=q.data_ptr(), weights=weights.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(), cache=cache.data_ptr(),
-        block_tables=block_tables.data_ptr(), target_tables=tables.data_ptr(), context_lens=context_lens.data_ptr(),
+        block_tables=block_tables.data_ptr(), target_tables=address(tables), context_lens=context_lens.data_ptr(),
         cu_seqlens_q=cu_seqlens_q.data_ptr(), slots=selected.slots.data_ptr(), counts=selected.counts.data_ptr(),
         starts=selected.starts.data_ptr(), num_tokens=num_tokens, num_seqs=len(context_lens), num_heads=num_heads,
         dim=dim, rope_dim=2 * cos.shape[-1], q_stride=q.stride(0), angle_stride=cos.stride(0),
         num_blocks=cache.shape[0], block_size=cache.shape[1], max_blocks=block_tables.shape[1],
-        block_table_stride=block_tables.stride(0), target_table_stride=tables.stride(0), top_k=top_k, ratio=ratio,
+        block_table_stride=block_tables.stride(0),
+        target_table_stride=0 if tables is None else tables.stride(0), top_k=top_k, ratio=ratio,
         dtype=DTYPES[q.dtype], cache_dtype=DTYPES[cache.dtype], is_interleaved=interleaved,
     )  # fmt: skip
     status = _SELECT_KEYS.run(args)
@@ -137,6 +109,9 @@ def _select(
     if status == BAD_BLOCK_ID:
         raise ValueError(f"block_tables name a block outside the cache of {len(cache)} blocks")
     return selected
+
+
+OPERATIONS = dict.fromkeys((store_index_keys, select_keys), DTYPES)
 
 
 def _is_served(x: Tensor, cache: Tensor) -> bool:

@@ -3,7 +3,7 @@
 Scores come first, and then the choice among them (selection.py). A program scores a tile of keys for some successive
 tokens of a sequence, one after the other: the keys stay where they are, and a product of keys and a token's heads needs
 only be summed over the heads, which are its columns. Each score is computed in one way, whatever is beside it, so that
-a token's result has the same bits in every batch. A token that sees no more than top_k tokens gets no scores.
+a token's result has the same bits in every batch. A token that sees no more than top_k keys gets no scores.
 
 Scores are there for as many tokens at once as SCORES_BYTES has room for; the next tokens use the same memory. Results
 differ from the definition's where two scores are equal but for the order of additions.
@@ -100,7 +100,7 @@ def _sequence_of(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS: 
 # Numbers that vary.
 _NUMBERS = [
     "num_seqs", "num_heads", "first_token", "num_tokens", "weight_stride", "table_stride", "block_shift",
-    "score_stride", "top_k",
+    "score_stride", "top_k", "ratio",
 ]  # fmt: skip
 
 
@@ -108,13 +108,13 @@ _NUMBERS = [
 def score_keys(
     q, weights, cache, block_tables, context_lens, cu_seqlens_q, scores,
     num_seqs, num_heads, first_token, num_tokens, weight_stride, table_stride, block_stride, block_shift, score_stride,
-    top_k,
+    top_k, ratio,
     DIM: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Score BLOCK_N keys for up to TOKENS tokens of a sequence, of the num_tokens tokens from first_token on.
 
     q: [T, H, I], rotated. weights: [T, H] float32. scores: [num_tokens, score_stride], of which a token that sees more
-    than top_k tokens gets as many as it sees.
+    than top_k keys, one for `ratio` tokens, gets as many as it sees.
     """
     tile, first_key = tl.program_id(0), tl.program_id(1) * BLOCK_N
     seq = _sequence_of(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS)
@@ -123,11 +123,11 @@ def score_keys(
     end = tl.minimum(start + TOKENS, _first_of(cu_seqlens_q, seq + 1, first_token, num_tokens))
     # A token's position is its number and this.
     shift = tl.load(context_lens + seq) - tl.load(cu_seqlens_q + seq + 1) + first_token
-    start = tl.maximum(start, tl.maximum(first_key, top_k) - shift)
+    start = tl.maximum(start, (tl.maximum(first_key, top_k) + 1) * ratio - 1 - shift)
     if start >= end:
         return
     n, dims, heads = first_key + tl.arange(0, BLOCK_N), tl.arange(0, DIM), tl.arange(0, BLOCK_H)
-    exists, is_head = n < end + shift, heads < num_heads
+    exists, is_head = n < (end + shift) // ratio, heads < num_heads
     table = block_tables + seq.to(tl.int64) * table_stride
     block_ids = tl.load(table + (n >> block_shift), mask=exists, other=0).to(tl.int64)
     address = cache + block_ids * block_stride + (n & ((1 << block_shift) - 1)) * DIM
@@ -141,7 +141,7 @@ def score_keys(
         # Not a maximum, in which NaN would be lost.
         products = tl.where((products < 0) | (heads >= num_heads)[None, :], 0.0, products)
         total = tl.sum(products * weight[None, :], 1)
-        tl.store(scores + token * score_stride.to(tl.int64) + n, total, mask=n <= token + shift)
+        tl.store(scores + token * score_stride.to(tl.int64) + n, total, mask=n < (token + 1 + shift) // ratio)
 
 
 class Key(NamedTuple):
@@ -232,18 +232,27 @@ def select_keys(
     weights: Tensor,
     cache: Tensor,
     metadata: AttentionMetadata,
-    tables: Tensor,
+    tables: Tensor | None,
     *,
     rotation: Rotation,
     top_k: int,
+    ratio: int = 1,
 ) -> SelectedKeys:
     """reference_index.select_keys; slots behind a token's count are left as they are."""
     if not (_is_turned(q, cache.dtype, rotation) and _is_scored(q, weights, cache, tables)):
         return by_definition(
-            reference_index.select_keys, q, weights, cache, metadata, tables, rotation=rotation, top_k=top_k
+            reference_index.select_keys,
+            q,
+            weights,
+            cache,
+            metadata,
+            tables,
+            rotation=rotation,
+            top_k=top_k,
+            ratio=ratio,
         )
     num_tokens, block_size = len(q), cache.shape[1]
-    tokens = selection.numbered(metadata, num_tokens, top_k)
+    tokens = selection.numbered(metadata, num_tokens, top_k, ratio)
     num_keys = metadata.block_tables.shape[1] * block_size
     score_stride = -(-num_keys // _SCORE_UNIT) * _SCORE_UNIT
     if num_keys <= top_k:
@@ -255,7 +264,7 @@ def select_keys(
     choice = selection.Choice(num_rows, score_stride, q.device)
     for first in range(0, num_tokens, num_rows):
         number = min(num_rows, num_tokens - first)
-        score(q, weights, cache, metadata, choice.scores[:number], first_token=first, top_k=top_k)
+        score(q, weights, cache, metadata, choice.scores[:number], first_token=first, top_k=top_k, ratio=ratio)
         choice.run(tokens, first, number, tables, block_size)
     return tokens.selected
 
@@ -282,9 +291,9 @@ def _turn(x: Tensor, out: Tensor, rotation: Rotation, block_size: int, block_str
 
 def score(
     q: Tensor, weights: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Tensor, *, first_token: int,
-    top_k: int,
+    top_k: int, ratio: int = 1,
 ) -> None:  # fmt: skip
-    """Score the keys of the tokens from first_token on that see more than top_k tokens, as many as scores has rows.
+    """Score the keys of the tokens from first_token on that see more than top_k keys, as many as scores has rows.
 
     q: [T, H, I] as `turned` returns them. scores: [N, keys] float32, of which a token that sees n gets the first n.
     """
@@ -300,7 +309,8 @@ def score(
     variant.launch(
         grid, num_seqs=num_seqs, num_heads=num_heads, first_token=first_token, num_tokens=len(scores),
         weight_stride=weights.stride(0), table_stride=metadata.block_tables.stride(0), block_stride=cache.stride(0),
-        block_shift=cache.shape[1].bit_length() - 1, score_stride=scores.stride(0), top_k=top_k, **arguments,
+        block_shift=cache.shape[1].bit_length() - 1, score_stride=scores.stride(0), top_k=top_k, ratio=ratio,
+        **arguments,
     )  # fmt: skip
 
 
@@ -314,12 +324,12 @@ def _is_dense(cache: Tensor) -> bool:
     return cache.stride()[1:] == (cache.shape[2], 1) and cache.stride(0) % 16 == 0
 
 
-def _is_scored(q: Tensor, weights: Tensor, cache: Tensor, tables: Tensor) -> bool:
+def _is_scored(q: Tensor, weights: Tensor, cache: Tensor, tables: Tensor | None) -> bool:
     return (
         q.shape[1] <= HEADS[-1]
         and weights.dtype == torch.float32
         and weights.stride(1) == 1
-        and tables.stride(1) == 1
+        and (tables is None or tables.stride(1) == 1)
         and _is_dense(cache)
         and cache.shape[1].bit_count() == 1
     )

@@ -31,14 +31,14 @@ _TOKENS = 128
 _PARTS_AT_ONCE = 8
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_steps", "top_k"])
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_steps", "top_k", "ratio"])
 def number_tokens(
-    context_lens, cu_seqlens_q, seqs, visible, counts, starts, num_tokens, num_seqs, num_steps, top_k,
+    context_lens, cu_seqlens_q, seqs, visible, counts, starts, num_tokens, num_seqs, num_steps, top_k, ratio,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write for each token its sequence, how many tokens it sees, and how many of them are chosen: [T] int32 each.
+    """Write for each token its sequence, how many keys it sees, and how many of them are chosen: [T] int32 each.
 
-    starts: [T + 1] int32, 0, 1, 2, ... T. num_steps: of a search among num_seqs sequences.
+    starts: [T + 1] int32, 0, 1, 2, ... T. num_steps: of a search among num_seqs sequences. ratio: tokens of a key.
     """
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seq, behind = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32) + num_seqs
@@ -47,7 +47,7 @@ def number_tokens(
         is_before = tl.load(cu_seqlens_q + middle) <= tokens
         seq, behind = tl.where(is_before, middle, seq), tl.where(is_before, behind, middle)
     num_later = tl.load(cu_seqlens_q + seq + 1) - tokens - 1
-    num_visible = tl.load(context_lens + seq) - num_later
+    num_visible = (tl.load(context_lens + seq) - num_later) // ratio
     tl.store(seqs + tokens, seq, mask=tokens < num_tokens)
     tl.store(visible + tokens, num_visible, mask=tokens < num_tokens)
     tl.store(counts + tokens, tl.minimum(num_visible, top_k), mask=tokens < num_tokens)
@@ -144,6 +144,7 @@ def collect_slots(
 ):  # fmt: skip
     """Write the slots of the scores that are chosen of part program_id(1) of row program_id(0) to slots [T, top_k].
 
+    If there are no tables, the slots are numbers of keys.
     LEVEL: that of the last count_digits. Rows with no more than top_k scores are chosen as a whole; these are not read.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -173,9 +174,11 @@ def collect_slots(
         is_chosen = (is_chosen & is_greater) | (is_equal & (rank < wanted))
         first = num_greater + tl.minimum(num_equal, wanted)
     places = first + tl.cumsum(is_chosen.to(tl.int32), 0) - 1
-    table = tables + tl.load(seqs + token).to(tl.int64) * table_stride
-    block_ids = tl.load(table + (n >> block_shift), mask=is_chosen, other=0)
-    found = (block_ids << block_shift) + (n & ((1 << block_shift) - 1))
+    found = n
+    if tables is not None:
+        table = tables + tl.load(seqs + token).to(tl.int64) * table_stride
+        block_ids = tl.load(table + (n >> block_shift), mask=is_chosen, other=0)
+        found = (block_ids << block_shift) + (n & ((1 << block_shift) - 1))
     tl.store(slots + token * top_k + places, found, mask=is_chosen)
 
 
@@ -187,23 +190,28 @@ _ROWS = {
 _NUMBER = Variant(
     "number_tokens", number_tokens,
     {"context_lens": "*i32", "cu_seqlens_q": "*i32", "seqs": "*i32", "visible": "*i32", "counts": "*i32",
-     "starts": "*i32", "num_tokens": "i32", "num_seqs": "i32", "num_steps": "i32", "top_k": "i32"},
+     "starts": "*i32", "num_tokens": "i32", "num_seqs": "i32", "num_steps": "i32", "top_k": "i32", "ratio": "i32"},
     {"BLOCK": _TOKENS},
 )  # fmt: skip
 _COUNT = tuple(
     Variant(f"count_digits {level}", count_digits, _ROWS, {"LEVEL": level, **_SIZES}, num_warps=8, in_sample=level == 3)
     for level in range(NUM_LEVELS)
 )
-_COLLECT = Variant(
-    "collect_slots", collect_slots,
-    {**_ROWS, "seqs": "*i32", "tables": "*i32", "slots": "*i32", "table_stride": "i32", "block_shift": "i32"},
-    {"LEVEL": NUM_LEVELS - 1, **_SIZES}, num_warps=8, in_sample=True,
-)  # fmt: skip
-VARIANTS = (_NUMBER, *_COUNT, _COLLECT)
+_COLLECT = {
+    has_tables: Variant(
+        f"collect_slots{'' if has_tables else ' numbers'}", collect_slots,
+        {**_ROWS, "seqs": "*i32", **({"tables": "*i32"} if has_tables else {}), "slots": "*i32", "table_stride": "i32",
+         "block_shift": "i32"},
+        {"LEVEL": NUM_LEVELS - 1, **_SIZES, **({} if has_tables else {"tables": None})},
+        num_warps=8, in_sample=has_tables,
+    )
+    for has_tables in (True, False)
+}  # fmt: skip
+VARIANTS = (_NUMBER, *_COUNT, *_COLLECT.values())
 
 
 class NumberedTokens(NamedTuple):
-    """The tokens of a batch. seqs, visible: [T] int32, the sequence of each, and how many tokens it sees, with itself.
+    """The tokens of a batch. seqs, visible: [T] int32, the sequence of each, and how many keys it sees.
 
     selected: its counts and starts; Choice.run writes the slots.
     """
@@ -213,15 +221,15 @@ class NumberedTokens(NamedTuple):
     selected: SelectedKeys
 
 
-def numbered(metadata: AttentionMetadata, num_tokens: int, top_k: int) -> NumberedTokens:
-    """Number the tokens of a batch. All sequences together have num_tokens new tokens."""
+def numbered(metadata: AttentionMetadata, num_tokens: int, top_k: int, ratio: int = 1) -> NumberedTokens:
+    """Number the tokens of a batch. All sequences together have num_tokens new tokens. ratio: tokens of a key."""
     context_lens, num_seqs = metadata.context_lens, len(metadata.context_lens)
     seqs, visible, counts = (context_lens.new_empty(num_tokens) for _ in range(3))
     slots, starts = context_lens.new_empty(num_tokens, top_k), context_lens.new_empty(num_tokens + 1)
     _NUMBER.launch(
         (num_tokens // _TOKENS + 1,), context_lens=context_lens, cu_seqlens_q=metadata.cu_seqlens_q, seqs=seqs,
         visible=visible, counts=counts, starts=starts, num_tokens=num_tokens, num_seqs=num_seqs,
-        num_steps=num_seqs.bit_length(), top_k=top_k,
+        num_steps=num_seqs.bit_length(), top_k=top_k, ratio=ratio,
     )  # fmt: skip
     return NumberedTokens(seqs, visible, SelectedKeys(slots, counts, starts))
 
@@ -246,11 +254,14 @@ class Choice:
         self._greater = torch.empty(NUM_LEVELS - 1, *shape, dtype=torch.int32, device=device)
         self._thresholds = torch.empty(2, num_rows, 2, dtype=torch.int32, device=device)
 
-    def run(self, tokens: NumberedTokens, first_token: int, num_rows: int, tables: Tensor, block_size: int) -> None:
+    def run(
+        self, tokens: NumberedTokens, first_token: int, num_rows: int, tables: Tensor | None, block_size: int
+    ) -> None:
         """Write the slots of the best of scores for num_rows tokens from first_token on.
 
-        tables: [B, blocks] int32, those in which the chosen tokens are to be found. A token's scores count up to the
-        number that it sees; if that is not above top_k, all its tokens are chosen and its scores are not read. NaN is
+        tables: [B, blocks] int32, those in which the chosen keys are to be found; None: slots are their numbers. A
+        token's scores count up to the number of keys that it sees; if that is not above top_k, all of them are chosen
+        and its scores are not read. NaN is
         worse than any number; among equal scores, the earlier one is better.
         """
         top_k = tokens.selected.slots.shape[1]
@@ -263,7 +274,8 @@ class Choice:
         if self.scores.shape[1] > top_k:
             for count in _COUNT:
                 count.launch(grid, **rows)
-        _COLLECT.launch(
-            grid, seqs=tokens.seqs, tables=tables, slots=tokens.selected.slots, table_stride=tables.stride(0),
-            block_shift=block_size.bit_length() - 1, **rows,
+        found = {} if tables is None else {"tables": tables}
+        _COLLECT[tables is not None].launch(
+            grid, seqs=tokens.seqs, slots=tokens.selected.slots, table_stride=0 if tables is None else tables.stride(0),
+            block_shift=block_size.bit_length() - 1, **rows, **found,
         )  # fmt: skip

@@ -181,6 +181,25 @@ def test_selected_keys_are_those_of_the_definition(dtype: torch.dtype, monkeypat
             assert row[:count].tolist() == other[:count].tolist()
 
 
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_keys_that_stand_for_several_tokens(has_tables: bool) -> None:
+    """The first tokens of a sequence see no key; chosen keys are looked up, or are numbers."""
+    batch = make_batch([5, 1, 9], [5, 170, 50], is_whole=True)
+    tables = batch.tables if has_tables else None
+    for top_k in (3, 99):
+        found, expected = (
+            operations.select_keys(
+                batch.q, batch.weights, batch.cache, batch.metadata, tables, rotation=batch.rotation, top_k=top_k,
+                ratio=4,
+            )
+            for operations in (index, reference_index)
+        )  # fmt: skip
+        assert torch.equal(found.counts, expected.counts) and torch.equal(found.starts, expected.starts)
+        assert found.counts.tolist() == [min(top_k, number // 4) for _, number in visible(batch.metadata)]
+        for row, other, count in zip(found.slots, expected.slots, found.counts.tolist(), strict=True):
+            assert row[:count].tolist() == other[:count].tolist()
+
+
 def choose(scores: Tensor, metadata: AttentionMetadata, tables: Tensor, top_k: int) -> SelectedKeys:
     """Return the tokens that the kernels choose by given scores [T, keys]."""
     tokens = selection.numbered(metadata, len(scores), top_k)

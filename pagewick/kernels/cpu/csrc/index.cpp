@@ -139,6 +139,7 @@ class Selection {
   }
 
   int32_t slot_of(int64_t seq, int64_t position) const {
+    if (!args_.target_tables) return static_cast<int32_t>(position);
     const int64_t block_id = args_.target_tables[seq * args_.target_table_stride + position / args_.block_size];
     return static_cast<int32_t>(block_id * args_.block_size + position % args_.block_size);
   }

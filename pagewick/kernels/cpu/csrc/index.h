@@ -34,7 +34,7 @@ struct SelectKeysArgs {
   const float* sin;
   const void* cache;
   const int32_t* block_tables;   // [B, max_blocks], rows block_table_stride elements apart
-  const int32_t* target_tables;  // the same of the cache whose slots are wanted
+  const int32_t* target_tables;  // the same of the cache whose slots are wanted; null: slots are numbers of keys
   const int32_t* context_lens;   // [B]
   const int32_t* cu_seqlens_q;   // [B + 1]
   int32_t* slots;                // [T, top_k]
