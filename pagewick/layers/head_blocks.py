@@ -47,7 +47,10 @@ class HeadBlockIndexer(nn.Module):
                 f"--block-size {block_size}: the model selects blocks of {config.block_size} tokens; give a divisor"
             )
         self._head_dim = head_dim
-        self._choice = BlockChoice(config.block_size, config.top_k, config.num_local)
+        # No token has more before it, and no sequence is longer than one block of this size.
+        size = min(config.block_size, -(-context.max_model_len // block_size) * block_size)
+        top_k = min(config.top_k, -(-context.max_model_len // size))
+        self._choice = BlockChoice(size, top_k, min(config.num_local, top_k))
         per_head = total_num_kv_heads // num_heads
         own = [head // per_head for head in kv_heads]
         # Successive KV heads may have the same index head, which selects once.

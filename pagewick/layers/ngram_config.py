@@ -6,6 +6,7 @@ Source of the formulas: transformers' qwen4_exp; there is no publication.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _MASK = 2**64 - 1
@@ -13,6 +14,8 @@ _MASK = 2**64 - 1
 _GOLDEN_GAMMA, _FIRST_FACTOR, _SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 # From the seed of a layer to that of the next.
 _SEED_STEP = 10007
+# Numbers among which primes are looked for at once.
+_INTERVAL = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +90,20 @@ def _mixed(value: int) -> int:
 
 
 def primes_from(start: int, count: int) -> tuple[int, ...]:
-    """Return the first primes that are at least `start`."""
+    """Return the first primes that are at least `start`, by sieving one interval after the other."""
     found: list[int] = []
-    number = start
+    begin = max(start, 2)
     while len(found) < count:
-        if _is_prime(number):
-            found.append(number)
-        number += 1
-    return tuple(found)
+        end = begin + _INTERVAL
+        found += _sieved(begin, end, _sieved(2, math.isqrt(end) + 1, range(2, math.isqrt(math.isqrt(end)) + 1)))
+        begin = end
+    return tuple(found[:count])
 
 
-def _is_prime(number: int) -> bool:
-    if number < 4 or number % 2 == 0:
-        return number in (2, 3)
-    return all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
+def _sieved(begin: int, end: int, divisors: Iterable[int]) -> list[int]:
+    """Return the numbers of an interval that are multiples of no other divisor than themselves."""
+    is_left = bytearray(b"\1") * (end - begin)
+    for divisor in divisors:
+        first = max(divisor * divisor, -(-begin // divisor) * divisor)
+        is_left[first - begin :: divisor] = bytes(len(range(first, end, divisor)))
+    return [begin + place for place, left in enumerate(is_left) if left]

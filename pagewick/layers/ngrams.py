@@ -110,7 +110,8 @@ class NgramTable(nn.Module):
         multipliers, sizes, offsets = self._options.multipliers, self._options.sizes, self._options.offsets
         most = (2**63 - 1) // self._config.vocab_size
         fits = multipliers.min() > 0 and multipliers.max() <= most and sizes.min() > 0 and offsets.min() >= 0
-        if not fits or (offsets + sizes).max() > self._config.num_rows:
+        # Not a sum, which may be too large for 64 bits.
+        if not fits or (offsets > self._config.num_rows - sizes).any():
             raise ModelLoadError(
                 f"{', '.join(self._numbers)}: hashes reach beyond the table of {self._config.num_rows} rows\n"
                 "  config.json and the weights do not belong together; download or copy both again"

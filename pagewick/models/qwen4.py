@@ -34,7 +34,9 @@ _DEFAULTS: Final = {
     "hc_count": 4,
     "hc_lowrank": 320,
 }
-# Larger numbers mean that the file is corrupt; the primes from the base on are computed when it is read.
+# Larger numbers mean that the file is corrupt; the primes from the base on are computed when it is read, and all parts
+# of tables are listed. The heads and the parts of all layers together:
+_ALL_HEADS, _ALL_SHARDS = 2**14, 2**18
 _MOST_ROWS, _MOST_ORDER, _MOST_HEADS, _MOST_SHARDS = 2**28, 16, 128, 2**16
 _MAX_SEED: Final = 2**62
 # They count if a file has them, and follow from config.json otherwise.
@@ -137,6 +139,13 @@ def _ngrams(entries: Entries, is_linear: Sequence[bool], streams: GatedStreamsCo
         raise entries.wrong(
             "ple_embed_dim", f"a multiple of the heads of all n-grams, (ngram_size - 1) * heads_per_ngram ({num_heads})"
         )
+    num_shards = entries.size("split_ngram_parts", 512, most=_MOST_SHARDS)
+    for name, number, most in (
+        ("heads_per_ngram", num_heads, _ALL_HEADS),
+        ("split_ngram_parts", num_shards, _ALL_SHARDS),
+    ):
+        if number * len(layer_ids) > most:
+            raise entries.wrong(name, f"smaller: {number} in each of {len(layer_ids)} layers are more than {most}")
     unit = entries.size("make_ngram_vocab_size_divisible_by", 128)
     primes = primes_from(entries.size("ngram_vocab_size_base", 20_000_000, most=_MOST_ROWS), num_heads * len(layer_ids))
     seed, found = entries.count("seed", 1234, most=_MAX_SEED), {}
@@ -147,7 +156,7 @@ def _ngrams(entries: Entries, is_linear: Sequence[bool], streams: GatedStreamsCo
             head_sizes=sizes,
             num_rows=-(-sum(sizes) // unit) * unit,
             vocab_size=vocab_size,
-            num_shards=entries.size("split_ngram_parts", 512, most=_MOST_SHARDS),
+            num_shards=num_shards,
             embed_dim=embed_dim,
             multipliers=multipliers_of(index, num_places=num_orders + 1, vocab_size=vocab_size, seed=seed),
             end_id=_end_id(entries),

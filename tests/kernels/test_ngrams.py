@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import pytest
@@ -116,3 +118,16 @@ def test_a_packed_cache_is_refused() -> None:
             torch.zeros(1, 1, 16), cache, AttentionMetadata(*[torch.ones(1, 1)] * 3), ScoreOptions(1.0),
             SelectedKeys(*[torch.ones(1, 1)] * 3), 4,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [0, 3, 120, 65_530, 20_000_000])
+def test_primes(start: int) -> None:
+    primes = (number for number in range(max(start, 2), start + 10**6) if is_prime(number))
+    assert primes_from(start, 50) == tuple(itertools.islice(primes, 50))
+    # More than one interval has.
+    found = primes_from(start, 7000)
+    assert len(set(found)) == 7000 and sorted(found) == list(found) and is_prime(found[-1])
+
+
+def is_prime(number: int) -> bool:
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))

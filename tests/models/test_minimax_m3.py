@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import torch
 
+from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.doctor.plan import cache_groups
 from pagewick.engine.engine import Engine
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.kernels.options import SelectedKeys
 from pagewick.layers.config import MoeConfig
 from pagewick.models.parts import AttentionConfig
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
+from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import write_checkpoint
 
 LAYERS = [0, 0, 0] + [1] * 57
@@ -98,3 +103,27 @@ def test_blocks_of_the_cache_divide_those_that_are_selected(tmp_path: Any) -> No
         Engine(EngineConfig.from_options(**options, block_size=24))
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8"):
         Engine(EngineConfig.from_options(**options, kv_cache_dtype="int8"))
+
+
+def test_blocks_beyond_the_context_take_no_memory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may select more blocks, or longer ones, than a sequence has: tokens then see all before them."""
+    write_checkpoint("minimax-m3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    widths, select = set(), kernels.select_blocks
+
+    def noted(*args: Any, **named: Any) -> list[SelectedKeys]:
+        found = select(*args, **named)
+        widths.update(one.slots.shape[1] for one in found)
+        return found
+
+    monkeypatch.setattr(kernels, "select_blocks", noted)
+    prompts, found = make_prompts((70, 9)), []
+    for name, value in (("index_topk_blocks", 4), ("index_topk_blocks", 2**24), ("index_block_size", 2**24)):
+        changed = {**config, "text_config": {**config["text_config"], name: value}}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with running(tmp_path, max_model_len=100) as engine:
+            found.append(answers(engine, prompts, num_tokens=5))
+    assert widths == {4}
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert one.token_ids == other.token_ids and torch.equal(one.logits, other.logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagewick.errors import ModelLoadError
+from pagewick.models.registry import read_config
 from tests.models.answers import answers, judge, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.test_tensors import load
@@ -66,6 +68,7 @@ def test_hashes_follow_from_the_config_unless_the_file_has_them(
         ("layer_multipliers", lambda tensor: tensor + 2**62, "hashes reach beyond the table of 416 rows"),
         ("ngram_heads_vocab_sizes", lambda tensor: tensor - 1000, "hashes reach beyond the table of 416 rows"),
         ("ngram_heads_offsets", lambda tensor: tensor + 100, "hashes reach beyond the table of 416 rows"),
+        ("ngram_heads_offsets", lambda tensor: tensor | (2**63 - 1), "hashes reach beyond the table of 416 rows"),
         ("ngram_heads_offsets", lambda tensor: tensor[:2], "its shape is [2], and config.json says [4]"),
         ("ngram_heads_offsets", lambda tensor: tensor.float(), "must hold int64"),
     ],
@@ -79,3 +82,18 @@ def test_hashes_that_do_not_fit_are_refused(
     with pytest.raises(ModelLoadError) as caught:
         load(directory)
     assert words in str(caught.value)
+
+
+def test_absurd_numbers_of_heads_and_parts_are_refused(checkpoint: tuple[Path, Any, dict[str, torch.Tensor]]) -> None:
+    """By name, and not after hours in which primes are looked for, or with all memory for the names of parts."""
+    config = json.loads((checkpoint[0] / "config.json").read_text())
+    kinds = ["linear_attention"] * 999 + ["full_attention"]
+    many = {"num_hidden_layers": 1000, "layer_types": kinds, "ple_layer_ids": list(range(1, 1000))}
+    many["ngram_vocab_size_base"] = 2**28
+    heads = {"heads_per_ngram": 128, "ngram_size": 16, "ple_embed_dim": 15 * 128}
+    for entries, words in (
+        (heads, "heads_per_ngram is 128, and must be smaller: 1920 in each of 999 layers"),
+        ({"split_ngram_parts": 2**16}, "split_ngram_parts is 65536, and must be smaller: 65536 in each of 999 layers"),
+    ):
+        with pytest.raises(ModelLoadError, match=words):
+            read_config({**config, **many, **entries})
