@@ -37,7 +37,8 @@ class ImageEncoder:
         self._device = device
         self._progress = progress
         self._limits = StepTimeLimits(
-            layer_size=max(map(num_parameters, encoder.blocks)),
+            # Images may be read ahead of all blocks.
+            layer_size=max(map(num_parameters, encoder.blocks), default=0),
             head_size=0,
             attention_width=config.hidden_size,
             num_layers=len(encoder.blocks),

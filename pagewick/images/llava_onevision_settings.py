@@ -64,7 +64,8 @@ class LlavaOnevisionSettings(LlavaNextSettings):
         rows, columns = rows - 2 * down, columns - 2 * across
         ratio = math.sqrt(rows * columns / (self.most_tiles * self._per_tile**2))
         if ratio > 1.1:
-            rows, columns = int(rows // ratio), int(columns // ratio)
+            # As in pagewick/models/vision/shrinking.py.
+            rows, columns = max(1, int(rows // ratio)), max(1, int(columns // ratio))
         return rows * (columns + 1)
 
     def most_tokens(self, count: Callable[[str], int]) -> int:

@@ -53,6 +53,8 @@ _ONLY: Final = {
     "attention_bias": False, "hidden_act": "silu", "mlp_bias": False, "n_shared_experts": 1, "norm_topk_prob": True,
     "num_key_value_heads": 1, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0, "topk_method": "noaux_tc",
 }  # fmt: skip
+# Each takes time in each layer and step; after 20, matrices no longer change.
+_MOST_ITERATIONS: Final = 1000
 _SLIDING, _SPARSE, _HEAVY = reading.ROW_KINDS
 _RATES: Final = {_SPARSE: 4, _HEAVY: 128}
 # Published files have compress_ratios, a number for each layer.
@@ -131,7 +133,7 @@ def read_deepseek_v4(entries: Entries) -> ModelConfig:
         norm=NormConfig(eps=eps),
         hyper=HyperConfig(
             num_streams=entries.size("hc_mult"),
-            num_iterations=entries.size("hc_sinkhorn_iters"),
+            num_iterations=entries.size("hc_sinkhorn_iters", most=_MOST_ITERATIONS),
             eps=entries.positive("hc_eps", 1e-6),
             norm_eps=eps,
         ),

@@ -38,6 +38,7 @@ _KNOWN: Final[dict[str, frozenset[str]]] = {
     ),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL}),
 }
+_MOST_TURNS: Final = 1e9
 # Known to Gemma 4 alone.
 _PROPORTIONAL: Final = "proportional"
 
@@ -205,6 +206,11 @@ def _yarn_numbers(scaling: Entries, factor: float) -> dict[str, Any]:
     fast, slow = scaling.positive("beta_fast", 32.0), scaling.positive("beta_slow", 1.0)
     if fast < slow:
         raise scaling.wrong("beta_fast", f"at least beta_slow ({slow})")
+    # Their logarithms are needed; no pair turns as often, or as rarely.
+    if fast > _MOST_TURNS:
+        raise scaling.wrong("beta_fast", f"at most {_MOST_TURNS}")
+    if slow < 1 / _MOST_TURNS:
+        raise scaling.wrong("beta_slow", f"at least {1 / _MOST_TURNS}")
     mscale, mscale_all_dim = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
     for name, value in (("mscale", mscale), ("mscale_all_dim", mscale_all_dim)):
         if value < 0:

@@ -21,6 +21,7 @@ from pagewick.models.registry import read_config
 from pagewick.models.vision.merging_config import ClipVisionConfig
 from tests.images.pictures import file_of, noise
 from tests.layers.ranks import single_context
+from tests.models.answers import answers, running
 from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
 from tests.models.plain_images import encoder_of
 from tests.models.test_vision import Pixels, build, image_of
@@ -301,3 +302,25 @@ def test_entries_about_tiles() -> None:
             read_config(next_of(image_grid_pinpoints=wrong))
     with pytest.raises(ModelLoadError, match=r"use_image_newline_parameter is False, and must be True"):
         read_config(next_of(use_image_newline_parameter=False))
+
+
+def test_an_encoder_without_blocks_starts(tmp_path: Path) -> None:
+    save(make_model(NAME, {**VARIANTS[NAME].all_entries(), "vision_feature_layer": 0}), tmp_path)
+    with running(tmp_path) as engine:
+        assert [len(one.token_ids) for one in answers(engine, [[2, 3]], num_tokens=3)] == [3]
+
+
+@torch.inference_mode()
+def test_a_picture_of_one_column_is_shrunk_to_one(tmp_path: Path) -> None:
+    """transformers makes none of it, and raises an error."""
+    canvas = [[14 * 20, 14]]
+    changes = {"image_grid_pinpoints": canvas, "vision_aspect_ratio": "anyres_max_1"}
+    save(make_model(ONEVISION, {**VARIANTS[ONEVISION].all_entries(), **changes}), tmp_path)
+    settings = read_settings(tmp_path)
+    encoder, image = encoder_of(tmp_path, settings), noise(200, 1)
+    whole, tiled = prepare(file_of(image), settings)
+    rows = encoder(torch.from_numpy(tiled.pixels.copy()), tiled.edges).rows
+    assert len(rows) == tiled.num_tokens and rows.isfinite().all()
+    # Each row has a token of the picture, and one more.
+    assert tiled.edges is not None and tiled.num_tokens % 2 == 0
+    assert whole.num_tokens + tiled.num_tokens == settings.num_tokens(200, 1) <= settings.most_tokens(len)

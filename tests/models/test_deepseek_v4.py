@@ -65,6 +65,11 @@ def test_only_layers_with_entries_are_stretched() -> None:
     assert (third.factor, third.attention_factor) == (16.0, 1.0)
 
 
+def test_iterations_without_end_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match="hc_sinkhorn_iters is 1048576, and must be a whole number from 1 to 1000"):
+        read_config(FLASH | {"hc_sinkhorn_iters": 2**20})
+
+
 def test_a_token_takes_little_of_the_cache() -> None:
     """Entries and index keys of 21 layers, one for 4 tokens, and entries of 20 layers, one for 128, in 16 bits."""
     kept = [one for window in windows(read_config(FLASH)) for one in window.kept() if one.lookback is None]

@@ -207,6 +207,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "llama3": ({**LLAMA3, "high_freq_factor": 1.5}, r"high_freq_factor is 1\.5, .* above low_freq_factor \(1\.5\)"),
     "llama3-factor": ({"type": "llama3", "low_freq_factor": 1, "high_freq_factor": 2}, r"factor is missing"),
     "betas": ({**YARN, "beta_fast": 0.5}, r"beta_fast is 0\.5, and must be at least beta_slow \(1\.0\)"),
+    "fast": ({**YARN, "beta_fast": 1e308}, r"beta_fast is 1e\+308, and must be at most 1000000000\.0"),
+    "slow": ({**YARN, "beta_slow": 5e-324}, r"beta_slow is 5e-324, and must be at least 1e-09"),
     "mscale": ({**YARN, "mscale": -0.1}, r"mscale is -0\.1, and must be a number from 0"),
     "attn-factor": ({**YARN, "attn_factor": 0}, r"attn_factor is 0, and must be a number above 0"),
     "both-factors": ({**YARN, "attn_factor": 0.7, "attention_factor": 1}, r"attn_factor is 0\.7, .* left out beside"),
