@@ -147,6 +147,19 @@ def test_the_faster_form_is_taken_if_its_result_is_right(monkeypatch: pytest.Mon
             fp8_products.form_on.cache_clear()
 
 
+def test_a_form_that_takes_rows_for_adjacent_ones_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's kernel for GPUs of capability 8.9 does. Behind the numbers of a packed row there are its scales."""
+    product = fp8_products._product
+
+    def of_adjacent_rows(form: str, left: Tensor, right: Tensor, *others: Any) -> Tensor:
+        if form == fp8_products.ROWS_INSIDE:
+            right = right.as_strided(right.shape, (1, len(right)))
+        return product(form, left, right, *others)
+
+    monkeypatch.setattr(fp8_products, "_product", of_adjacent_rows)
+    assert fp8_products.form_on(torch.device("cpu")) == fp8_products.BEHIND
+
+
 def test_scales_of_rows_are_found() -> None:
     data, _ = weight_of(16, 256, is_uniform=True)
     found = row_scales("fp8_g128", data, 256)
