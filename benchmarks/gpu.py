@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
@@ -27,11 +28,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+# Before torch, so that it can set up torch's threads: the CPU computes what the results are compared with.
+import pagewick  # noqa: F401
+
+# isort: split
 import click
 import torch
 
 from benchmarks.gpu_models import Place
-from benchmarks.gpu_parts import PARTS, Figures
+from benchmarks.gpu_parts import PARTS
+from benchmarks.gpu_serving import Figures
 from pagewick.parallel.launch import die_with_parent
 
 OUT: Final = Path(__file__).parent / "results" / "gpu"
@@ -161,10 +167,27 @@ def _named(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"status {status}"
 
 
+class _Warnings(logging.Handler):
+    """Keeps warnings, each once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said[record.getMessage()] = None
+
+
 def run_item(place: Place, part: str, item: str) -> Figures:
-    """Measure one item in this process."""
+    """Measure one item in this process. What Pagewick has warned of is a figure, too: that graphs are off, say."""
     run, arguments = PARTS[part][item]
-    return run(place, **arguments)
+    warnings = _Warnings()
+    logging.getLogger("pagewick").addHandler(warnings)
+    try:
+        figures = run(place, **arguments)
+    finally:
+        logging.getLogger("pagewick").removeHandler(warnings)
+    return figures | ({"warnings": "; ".join(warnings.said)[:REASON_LENGTH]} if warnings.said else {})
 
 
 def result_file(out: Path, part: str, item: str) -> Path:

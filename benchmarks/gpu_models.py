@@ -188,7 +188,9 @@ def running(source: RandomSource, place: Place, **options: Any) -> Iterator[Engi
     """An engine with the weights of a source; options are EngineConfig's."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(source.config()), encoding="utf-8")
-        config = EngineConfig(model=folder, device=place.device, **{"dtype": "bfloat16", **options})
+        # Pinning memory for swapped blocks would take seconds, and no block is swapped.
+        options = {"dtype": "bfloat16", "swap_space": 0, **options}
+        config = EngineConfig(model=folder, device=place.device, **options)
         # The checks of files ask for headers, which these weights do not have.
         with mock.patch("pagewick.engine.model_loading.open_source", lambda path, mix=None, mmproj=None: source):
             engine = Engine(config, weights=WeightBytes(0, 0, 0))

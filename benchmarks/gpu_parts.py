@@ -6,102 +6,40 @@ import importlib
 import itertools
 import math
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from benchmarks.gpu_models import FORMATS, SHAPES, Place, RandomSource, running
+from benchmarks.gpu_serving import Figures, Sizes, greedy, median, prompt_of, serve
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.engine import Engine
-from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.tokenizer import Tokenizer
 
-Figures = dict[str, float | str]
 TEXT: Final = Path(__file__).with_name("README.md")
-# The share of argmaxes that must be the CPU's.
+# The share of argmaxes that must be the CPU's, and that of responses, whose tokens all follow the first other one.
 LEAST_AGREEMENT: Final = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is measured. A dry run has the smallest numbers that go through everything."""
-
-    num_runs: int = 5
-    num_output: int = 256
-    prompts: tuple[int, ...] = (512, 8192)
-    num_requests: int = 256
-    request_tokens: tuple[int, int] = (100, 1024)
-    bandwidth_bytes: int = 2**32
-    agreement_tokens: int = 16384
-    chunk: int = 512
-
-    @classmethod
-    def of(cls, place: Place) -> Sizes:
-        return cls(2, 4, (8, 40), 6, (3, 9), 2**16, 64, 32) if place.is_dry else cls()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The outcome of some requests. arrivals: for each request, the time of each delta in seconds, and its tokens."""
-
-    arrivals: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    deltas: list[RequestDelta] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(count for arrivals in self.arrivals.values() for _, count in arrivals)
-
-    @property
-    def first_token_seconds(self) -> float:
-        return min(arrivals[0][0] for arrivals in self.arrivals.values())
-
-    @property
-    def decode_rate(self) -> float:
-        """Tokens per second of a single request, from its first token to its last."""
-        (arrivals,) = self.arrivals.values()
-        return (self.num_tokens - arrivals[0][1]) / (arrivals[-1][0] - arrivals[0][0])
-
-
-def serve(engine: Engine, place: Place, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Outcome:
-    """Serve requests that come all at once."""
-    outcome = Outcome()
-    place.finish()
-    began = time.perf_counter()
-    for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(EngineRequest(request_id=str(number), prompt_token_ids=list(prompt), params=one, seed=number))
-    while engine.has_work:
-        deltas = engine.step()
-        now = time.perf_counter() - began
-        for delta in deltas:
-            if delta.error is not None:
-                raise RuntimeError(f"request {delta.request_id}: {delta.error}")
-            if delta.token_ids:
-                outcome.arrivals.setdefault(delta.request_id, []).append((now, len(delta.token_ids)))
-        outcome.deltas += deltas
-    outcome.seconds = time.perf_counter() - began
-    return outcome
-
-
-def greedy(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-
-
-def prompt_of(vocab_size: int, length: int, seed: int) -> list[int]:
-    """Return random tokens; another seed gives other ones, which the prefix cache does not have."""
-    chosen = random.Random(seed)
-    return [chosen.randrange(vocab_size) for _ in range(length)]
-
-
-def median(values: Iterable[float]) -> float:
-    return statistics.median(values)
+LEAST_RESPONSES: Final = 0.9
+# How steps may be run: the first of these that differs from the CPU has the mistake.
+MODES: Final[Mapping[str, dict[str, Any]]] = {
+    "eager": {"enforce_eager": True, "max_steps_in_flight": 1},
+    "eager in flight": {"enforce_eager": True},
+    "graphs": {"max_steps_in_flight": 1},
+    "graphs in flight": {},
+}
+# What the host knows before a step differs: nothing, random numbers, the candidates, or all earlier tokens.
+KINDS: Final[Sequence[dict[str, Any]]] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "logprobs": 1},
+    {"temperature": 0.0, "repetition_penalty": 1.2},
+)
 
 
 def bandwidth(place: Place) -> float:
@@ -210,6 +148,34 @@ def agreement(place: Place, kv_cache_dtype: str = "auto") -> Figures:
     return {"equal argmaxes": equal, "tokens": len(found[1]), "verdict": verdict}
 
 
+def responses(place: Place, mode: str) -> Figures:
+    """The share of responses of the built-in model in float32 that equal the CPU's, by how steps are run.
+
+    Requests have prompts and responses of different lengths. They come twice, so that sizes of steps are replayed.
+    """
+    number, tokenizer = Sizes.of(place).num_responses, Tokenizer.from_directory(MODEL_DIR)
+    tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
+    prompts = [tokens[17 * place_of : 20 * place_of + 2] for place_of in range(number)]
+    params = [
+        SamplingParams(**KINDS[place_of % len(KINDS)], max_tokens=2 * place_of + 8, ignore_eos=True)
+        for place_of in range(number)
+    ]
+    found = []
+    for device, options in ((place.device, MODES[mode]), ("cpu", {})):
+        engine = Engine(EngineConfig(str(MODEL_DIR), device=device, dtype="float32", swap_space=0, **options))
+        said: dict[str, list[int]] = {}
+        for _ in range(2):
+            said.clear()
+            for delta in serve(engine, place, prompts, params).deltas:
+                said.setdefault(delta.request_id, []).extend(delta.token_ids)
+        found.append(said)
+        engine.close()
+    ours, theirs = found
+    equal = sum(ours[name] == theirs[name] for name in theirs) / number
+    verdict = "agrees" if equal >= LEAST_RESPONSES else f"below {LEAST_RESPONSES:.0%}"
+    return {"equal responses": equal, "responses": number, "verdict": verdict}
+
+
 def kernels(place: Place, shape: str, form: str) -> Figures:
     """A small model with random weights on the device, beside the same weights on the CPU in float32.
 
@@ -301,6 +267,7 @@ def _items(run: Callable[..., Figures], **choices: Sequence[str]) -> dict[str, I
 
 PARTS: Final[Mapping[str, Mapping[str, Item]]] = {
     "kernels": _items(kernels, shape=tuple(SHAPES), form=tuple(FORMATS)),
+    "responses": _items(responses, mode=tuple(MODES)),
     "agreement": _items(agreement, kv_cache_dtype=("auto", "int8", "fp8_e4m3")),
     "decode-small": _items(decode, shape=("Qwen3-0.6B",), form=tuple(FORMATS)),
     "decode-8b": _items(decode, shape=("Llama-3.1-8B",), form=tuple(FORMATS)),

@@ -21,9 +21,9 @@ from hypothesis.internal.constants_ast import Constants
 # `pytest -n`, like each server that it starts, computes with one thread unless a test asks for more.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Before anything imports triton: its kernels are interpreted here (tests/kernels/triton/harness.py), or compiled and
-# emulated (tests/kernels/triton/ptx/).
-os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("PAGEWICK_EMULATE_PTX") else "1"
+# Before anything imports triton: its kernels are interpreted here (tests/kernels/triton/harness.py), or compiled, and
+# emulated (tests/kernels/triton/ptx/) or run on a GPU (tests/kernels/triton/on_gpu.py).
+os.environ["TRITON_INTERPRET"] = "0" if {"PAGEWICK_EMULATE_PTX", "PAGEWICK_TEST_GPU"} & os.environ.keys() else "1"
 # Tests start hundreds of processes: without compiled modules beside the sources, each would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -12,9 +14,10 @@ import torch
 from click.testing import CliRunner, Result
 
 import pagewick.vllm_rs
-from benchmarks import gpu, gpu_parts
+from benchmarks import gpu, gpu_serving
 from benchmarks.gpu_models import FORMATS, SHAPES, Place, RandomSource
-from benchmarks.gpu_parts import PARTS, Sizes
+from benchmarks.gpu_parts import PARTS
+from benchmarks.gpu_serving import Sizes
 from pagewick.models.registry import read_config
 from pagewick.quantization.ggml import dequantize
 
@@ -36,6 +39,7 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 SAMPLE = {
     "kernels": ["Qwen3-30B-A3B q4_k", "Llama-3.1-8B fp8"],
     "agreement": ["auto"],
+    "responses": ["graphs in flight"],
     "decode-8b": ["Llama-3.1-8B int4-g128"],
     "prompts": ["Qwen3-0.6B"],
     "serving": ["Qwen3-0.6B"],
@@ -137,6 +141,27 @@ def test_the_reason_of_a_failure_is_its_last_exception(said: str, reason: str) -
     assert gpu.reason_in(said) == reason
 
 
+def test_torchs_threads_are_set_up_before_it_is_imported() -> None:
+    """Otherwise idle threads spin, and the parts that the CPU computes for comparison take many times as long."""
+    nodes = ast.parse(Path(gpu.__file__).read_text(encoding="utf-8")).body
+    names = [node.names[0].name if isinstance(node, ast.Import) else str(node.module)
+             for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
+    assert names.index("pagewick") < min(names.index("torch"), names.index("benchmarks.gpu_models"))
+
+
+def test_warnings_are_figures() -> None:
+    def run(place: Place) -> gpu.Figures:
+        for number in (1, 2, 1):
+            logging.getLogger("pagewick.engine").warning("no graphs: %d", number)
+        logging.getLogger("pagewick.engine").info("ready")
+        return {"figure": 5.0}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "PARTS", {"p": {"a": (run, {}), "b": (lambda place: {"figure": 5.0}, {})}})
+        assert gpu.run_item(DRY, "p", "a") == {"figure": 5.0, "warnings": "no graphs: 1; no graphs: 2"}
+        assert gpu.run_item(DRY, "p", "b") == {"figure": 5.0}
+
+
 def test_an_exception_in_this_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(place: Place) -> gpu.Figures:
         raise RuntimeError("no kernel image")
@@ -158,7 +183,7 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path) -> None:
 
 
 def test_parts_are_those_that_are_wanted() -> None:
-    assert call("--list").output.count("\n") == len(PARTS) == 8
+    assert call("--list").output.count("\n") == len(PARTS) == 9
     assert [*PARTS["prompts"]][2:] == [f"Llama-3.1-8B fp8{how}" for how in ("", " fp8", " fp8 rows")]
     assert len(PARTS["decode-small"]) == len(PARTS["decode-8b"]) == len(FORMATS) == 5
     assert Sizes().prompts == (512, 8192) and Sizes().num_requests == 256 and Sizes().request_tokens == (100, 1024)
@@ -193,4 +218,4 @@ def test_quantized_weights_are_numbers_of_a_known_size(form: str) -> None:
         uniform = RandomSource(DRY.shape("Llama-3.1-8B"), FORMATS[form], "cpu", has_row_scales=True).get(name)
         assert row_scales_of(uniform).unique(dim=1).shape[1] == 1
         assert float(dequantize(kind, uniform, 256).std()) == pytest.approx(256**-0.5, rel=0.05)
-    assert read_config(source.config()).num_layers == 2 and gpu_parts.median([1, 5, 2]) == 2
+    assert read_config(source.config()).num_layers == 2 and gpu_serving.median([1, 5, 2]) == 2

@@ -1,4 +1,4 @@
-"""How the kernels run: in Triton's interpreter, with exact products, or compiled in an emulator of PTX."""
+"""How the kernels run: in Triton's interpreter, with exact products, or compiled on a GPU or in an emulator of PTX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from triton.runtime import interpreter
 
 from tests.kernels import paged
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED, IS_ON_GPU
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,10 +35,17 @@ def exact_dots() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def emulator() -> Iterator[None]:
-    """With PAGEWICK_EMULATE_PTX=sm_90, or another target, every launch of a kernel runs its PTX in the emulator."""
+def compiled() -> Iterator[None]:
+    """Run every launch of a kernel on the GPU with PAGEWICK_TEST_GPU=1.
+
+    With PAGEWICK_EMULATE_PTX=sm_90, or another target, run its PTX in the emulator.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        if IS_EMULATED:
+        if IS_ON_GPU:
+            from tests.kernels.triton.on_gpu import use_gpu
+
+            use_gpu(patch)
+        elif IS_COMPILED:
             from tests.kernels.triton.ptx import launcher
 
             launcher.emulate_gpu(patch)

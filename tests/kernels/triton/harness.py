@@ -22,8 +22,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-# Whether kernels are compiled, and run in the emulator of PTX (ptx/), in place of being interpreted.
-IS_EMULATED = bool(os.environ.get("PAGEWICK_EMULATE_PTX"))
+# Whether kernels run on a real GPU (on_gpu.py).
+IS_ON_GPU = "PAGEWICK_TEST_GPU" in os.environ
+# Whether kernels are compiled, in place of being interpreted, and run there or in the emulator of PTX (ptx/).
+IS_COMPILED = IS_ON_GPU or "PAGEWICK_EMULATE_PTX" in os.environ
 # Half a unit in the last place of 1, and in float32 what long sums add to it.
 ROUNDING = {torch.float32: 4e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 

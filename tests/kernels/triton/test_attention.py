@@ -15,7 +15,7 @@ from pagewick.kernels.options import ScoreOptions
 from tests.deep import IS_DEEP
 from tests.kernels.paged import Paged, assert_is_expected, expected_attention, make_paged, packed_copy, plain_cache
 from tests.kernels.scaled import make_scaled
-from tests.kernels.triton.harness import IS_EMULATED, assert_close
+from tests.kernels.triton.harness import IS_COMPILED, assert_close
 
 # The harness skips this module without Triton.
 import triton.language as tl  # isort: skip
@@ -125,7 +125,7 @@ def test_caps_and_later_tokens_together_are_computed_by_the_definition() -> None
 def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
     scaled = make_scaled(name, [1, 20], [290, 40], head_dim=16, dtype=dtype)
     found = attend(scaled.paged, scaled.plain)
-    if IS_EMULATED and dtype == torch.bfloat16:
+    if IS_COMPILED and dtype == torch.bfloat16:
         # Tensor cores get probabilities in bfloat16; the interpreter keeps them in float32.
         assert_is_expected(found, scaled.paged)
     else:

@@ -21,7 +21,7 @@ from pagewick.kernels.options import AttentionMetadata
 from pagewick.layers.state_config import DeltaConfig, MambaConfig
 from tests.deep import IS_DEEP
 from tests.kernels.states import metadata, random_states
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED
 
 import triton.language as tl  # isort: skip  (skipped without Triton)
 from pagewick.kernels.triton import chunk_launches, delta, scan, windows  # isort: skip  (skipped without Triton)
@@ -36,7 +36,7 @@ pytestmark = [
 KINDS = {kind.rule: kind for kind in (*delta._CHUNKS.values(), scan._CHUNKS)}
 WIDTH = 2
 # Roundings of operands: half a unit in the last place of 1, and a whole one of tf32, which is cut off.
-OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10} if IS_EMULATED else dict.fromkeys(chunk_launches.DTYPES, 0.0)
+OPERANDS = {torch.bfloat16: 2**-9, torch.float16: 2**-10} if IS_COMPILED else dict.fromkeys(chunk_launches.DTYPES, 0.0)
 
 
 @dataclass(frozen=True)

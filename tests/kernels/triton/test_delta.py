@@ -18,7 +18,7 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
     metadata,
 )
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED
 
 from pagewick.kernels.triton import delta as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton.chunk_launches import LONG  # isort: skip
@@ -75,7 +75,7 @@ def test_prompts_are_taken_in_chunks(has_channel_decay: bool, monkeypatch: pytes
         delta = make_delta([2, LONG, 1], [7, 9, 0], heads=(1, 2), **sizes)
     found = delta.run(kernels.gated_delta_net)
     # Products of tensor cores have tf32's digits.
-    assert_is_expected(found, delta, error=2**-7 if IS_EMULATED else 0.0)
+    assert_is_expected(found, delta, error=2**-7 if IS_COMPILED else 0.0)
     monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
     one_by_one = delta.run(kernels.gated_delta_net)
     assert_is_expected(one_by_one, delta)

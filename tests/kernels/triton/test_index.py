@@ -16,7 +16,7 @@ from pagewick.kernels import reference_index
 from pagewick.kernels.options import AttentionMetadata, Rotation, SelectedKeys
 from pagewick.kernels.reference_rope import rotate
 from tests.kernels.triton.comparison import DTYPES, assert_near, numbers
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED
 
 from pagewick.kernels.triton import index, selection  # isort: skip  (the harness skips this module without Triton)
 
@@ -129,7 +129,7 @@ def assert_scores(batch: Batch, found: Tensor, *, first_token: int = 0, top_k: i
         expected, sizes = weights @ products, weights.abs() @ products
         error = (found[row, :written].double() - expected).abs()
         # Half a unit in the last place of a product whose numbers are rounded twice, in an interpreter that cuts off.
-        part = 2**-6 if batch.cache.dtype == torch.bfloat16 and not IS_EMULATED else 4e-6
+        part = 2**-6 if batch.cache.dtype == torch.bfloat16 and not IS_COMPILED else 4e-6
         assert bool((error <= part * sizes + 1e-6).all())
 
 

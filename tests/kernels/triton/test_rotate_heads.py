@@ -8,7 +8,7 @@ import torch
 from pagewick.kernels import batch_invariance, reference
 from pagewick.kernels.options import Rotation
 from tests.kernels.triton.comparison import DTYPES, assert_near, numbers
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED
 
 rotate = pytest.importorskip("pagewick.kernels.triton.rotate_heads")
 # D and R. Distances that are multiples of 8, of 4 and of less; rotations of parts, and of more than a program's pairs.
@@ -29,7 +29,7 @@ def test_rotated_heads(dtype: torch.dtype, head_dim: int, rotary_dim: int, inter
     rotation = angles(5, rotary_dim // 2, interleaved=interleaved)
     found, expected = rotate.rotate_heads(x, rotation), reference.rotate_heads(x, rotation)
     assert found.is_contiguous()
-    if dtype == torch.bfloat16 and not IS_EMULATED:
+    if dtype == torch.bfloat16 and not IS_COMPILED:
         # The interpreter cuts off what a GPU rounds.
         assert_near(found, expected)
     else:

@@ -18,7 +18,7 @@ from tests.kernels.states import (
     assert_same_bits_in_chunks,
     metadata,
 )
-from tests.kernels.triton.harness import IS_EMULATED
+from tests.kernels.triton.harness import IS_COMPILED
 
 from pagewick.kernels.triton import scan as kernels  # isort: skip  (the harness skips this module without Triton)
 from pagewick.kernels.triton import channel_scan as channels  # isort: skip
@@ -134,7 +134,7 @@ def test_prompts_are_taken_in_chunks() -> None:
     """Beside sequences that are not; test_chunks.py has the details."""
     scan = make_scan([2, LONG, 1], [7, 9, 0], heads=(2, 1), dims=(32, 64), width=2, dtype=torch.float16)
     # Products of tensor cores have tf32's digits.
-    assert_is_expected(scan.run(kernels.selective_scan), scan, error=2**-7 if IS_EMULATED else 0.0)
+    assert_is_expected(scan.run(kernels.selective_scan), scan, error=2**-7 if IS_COMPILED else 0.0)
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 8])
