@@ -71,6 +71,16 @@ def test_a_host_that_does_not_wait_gives_wrong_numbers(monkeypatch: pytest.Monke
     assert not torch.equal(Uploading(28, LateStream()).take(rows), rows)
 
 
+def test_a_buffer_that_is_filled_while_only_the_device_has_waited_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This proves that the stand-in finds a race between two uploads, too."""
+    monkeypatch.setattr(LateMark, "wait_on_host", lambda self: None)
+    upload = Uploading(28, LateStream())
+    for row in numbers(2, 7):
+        upload.take(row[None])
+    with pytest.raises(AssertionError, match="changed what a copy may still read"):
+        upload.take(numbers(1, 7))
+
+
 def test_other_devices_need_no_upload() -> None:
     assert Upload.to_gpu(CPU) is None and Upload.to_gpu(torch.device("mps")) is None
 
