@@ -24,9 +24,10 @@ from pagewick.models.registry import read_config
 from pagewick.option_checks import flag_of
 from pagewick.other_names import ALIASES
 from pagewick.sampling_params import SamplingParams, default_sampling_params
-from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.chat_template import ChatTemplate, template_source
 from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader
+from pagewick.text.moondream import moondream_template
 from pagewick.text.pair_prompts import PairPrompts, pair_text_of
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_settings
@@ -152,12 +153,15 @@ def load_text(
         message = str(error).replace("the model's generation_config.json", f"general.sampling.* in {path}")
         raise ModelLoadError(message) if is_gguf(path) else error from None
     _check_vocabulary(place, path, model_config, tokenizer)
+    own_template = moondream_template(model_config, tokenizer)
     if chat_template is None:
         template = ChatTemplate.from_directory(place, tokenizer)
         if template is None and place != path:
             template = ChatTemplate.from_directory(path, tokenizer, settings)
+        if template is None and own_template is not None:
+            template = ChatTemplate({"default": own_template}, tokenizer)
     else:
-        template = ChatTemplate({"default": _template_source(chat_template)}, tokenizer)
+        template = ChatTemplate({"default": template_source(chat_template)}, tokenizer)
     pairs = PairPrompts.find(
         architecture_of(model_config),
         tokenizer,
@@ -168,18 +172,6 @@ def load_text(
         is_encoder=read_config(model_config).encoder is not None,
     )
     return tokenizer, template, default_params, pairs
-
-
-def _template_source(chat_template: str | Path) -> str:
-    """Return the source of a template: the text itself, or the file's. Raises ConfigError."""
-    source = str(chat_template)
-    # A template without any brace would be the same text for every conversation.
-    if isinstance(chat_template, Path) or "{" not in source:
-        try:
-            source = Path(chat_template).read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"chat_template: cannot read {str(chat_template)[:80]!r}: {error}") from None
-    return source
 
 
 def _check_vocabulary(place: Path, model: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:

@@ -245,7 +245,7 @@ def image_findings(found: Checkpoint) -> list[Finding]:
     except PagewickError as error:
         refused = refusal(error)
         return [problem("images", refused.reason, refused.fix)]
-    if settings.has_fixed_size:
+    if settings.has_fixed_tokens:
         return [ok("images", f"each has {settings.max_tokens:,} tokens, whatever its size")]
     side = settings.token_side
     rows = " and one for every row of these" if settings.row_break else ""

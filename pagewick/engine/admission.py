@@ -125,6 +125,9 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
     if len(request.images) > MAX_PICTURES:
         message = f"the prompt has {len(request.images)} images and tiles; give at most {MAX_PICTURES}"
         raise InvalidRequestError(message, param="messages")
+    if info.image_num_leading and [image.start for image in request.images] != [info.image_num_leading]:
+        message = f"this model reads one image, whose tokens begin at position {info.image_num_leading} of the prompt"
+        raise InvalidRequestError(message, param="messages")
     end = 0
     for number, image in enumerate(request.images):
         if not _is_whole(image, info):
@@ -152,6 +155,11 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
 
 
 def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
+    if info.image_sizes:
+        is_plain = image.edges is None and not image.has_end and not image.row_length
+        has_pixels = len(image.pixels) == 3 * image.height * image.width
+        is_known = (image.height, image.width) in info.image_sizes
+        return is_plain and has_pixels and is_known and image.num_tokens == info.image_fixed_tokens
     if image.edges is not None:
         return _is_joined(image, image.edges, info)
     if image.has_end:

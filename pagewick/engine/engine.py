@@ -117,7 +117,7 @@ class Engine:
         requests wait.
         """
         check_request(request, self.info)
-        request = self._adapters.assign(with_image_keys(request))
+        request = self._adapters.assign(with_image_keys(request, self.info.image_num_leading))
         if request.constraint is not None and request.params.use_beam_search:
             raise InvalidRequestError("a beam search takes no constraint; use n instead", param="constraint")
         if request.options.timeout_s is None and self._request_timeout_s is not None:
@@ -313,6 +313,9 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "image_most_tiles": vision.most_tiles,
         "has_row_breaks": vision.has_row_breaks,
         "max_image_tokens": max_image_tokens(config, model),
+        "image_num_leading": vision.num_leading,
+        "image_fixed_tokens": vision.fixed_tokens,
+        "image_sizes": list(vision.picture_sizes),
     }
 
 

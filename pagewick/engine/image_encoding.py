@@ -77,4 +77,10 @@ def image_slots(
         return *image_positions(len(token_ids), places), images[-1].end
 
     has_axes = any(layer.rope is not None and layer.rope.mrope_section for layer in config.layers)
-    return ImageSlots(max_num_seqs, encode, axes_of if has_axes else None, sees_whole=sees_images_whole(config))
+    return ImageSlots(
+        max_num_seqs,
+        encode,
+        axes_of if has_axes else None,
+        sees_whole=sees_images_whole(config),
+        num_leading=config.vision.num_leading,
+    )

@@ -6,7 +6,8 @@ else in the step. The rows are kept until the last of the tokens has been comput
 the image again.
 
 In models whose layers see images whole, the tokens of an image are all computed in one step, but for those at its
-beginning that the prefix cache has; the batch says up to where each token sees (key_ends).
+beginning that the prefix cache has; the batch says up to where each token sees (key_ends). In some of them, tokens
+ahead of the image see it in the same way.
 
 In models whose positions have three axes, an image takes fewer positions than tokens, and the tokens behind it have
 other positions than their indices in the sequence; those behind the last image differ by a constant, the delta.
@@ -71,7 +72,8 @@ class _Images:
 class ImageSlots:
     """encode: runs the encoder on an image. axes_of: None for models whose positions have one axis.
 
-    sees_whole: whether a layer of the model sees images whole.
+    sees_whole: whether a layer of the model sees images whole. num_leading: the number of tokens ahead of an image that
+    see it then, too.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class ImageSlots:
         axes_of: AxesOfPrompt | None = None,
         *,
         sees_whole: bool = False,
+        num_leading: int = 0,
     ) -> None:
         self._encode = encode
         self._axes_of = axes_of
         self._sees_whole = sees_whole
+        self._num_leading = num_leading
         self._slots: dict[int, _Images] = {}
         # By slot, the position of a token behind the images minus its index in the sequence.
         self._deltas = np.zeros(max_num_seqs, np.int64)
@@ -111,7 +115,7 @@ class ImageSlots:
         if not parts:
             return batch
         batch = _with_rows(batch, parts)
-        return replace(batch, key_ends=_key_ends(batch, before)) if self._sees_whole else batch
+        return replace(batch, key_ends=self._key_ends(batch, before)) if self._sees_whole else batch
 
     def _start(self, start: SlotStart) -> None:
         self._slots.pop(start.slot, None)
@@ -140,6 +144,22 @@ class ImageSlots:
                 del found.encoded[index]
         return parts
 
+    def _key_ends(self, batch: HostBatch, before: Sequence[tuple[int, SlotWork, _Images]]) -> Array:
+        """Return, for each token, how many of its sequence's first tokens it sees: [T] int32."""
+        counts = np.diff(batch.cu_seqlens_q)
+        # The first token of a sequence in the batch sees the tokens before it and itself; each further one, one more.
+        ends = np.arange(1, len(batch.input_ids) + 1) + np.repeat(batch.context_lens - batch.cu_seqlens_q[1:], counts)
+        for first, work, found in before:
+            for image in found.images:
+                start, end = (
+                    max(image.start - self._num_leading, work.start),
+                    min(image.end, work.start + work.num_tokens),
+                )
+                if start < end:
+                    assert end == image.end, "a step computes an image to its end"
+                    ends[first + start - work.start : first + end - work.start] = end
+        return np.asarray(ends, np.int32)
+
 
 def _runs_within(image: ImageInput, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
     """Yield (begin, stop, rows): placeholder tokens at positions from `start` to `end`, and their encoded rows."""
@@ -160,20 +180,6 @@ def _on_three_axes(positions: Array, before: Sequence[tuple[int, SlotWork, _Imag
         known = found.axes[:, work.start : work.start + work.num_tokens]
         axes[:, first : first + known.shape[1]] = known
     return axes
-
-
-def _key_ends(batch: HostBatch, before: Sequence[tuple[int, SlotWork, _Images]]) -> Array:
-    """Return, for each token, how many of its sequence's first tokens it sees: [T] int32."""
-    counts = np.diff(batch.cu_seqlens_q)
-    # The first token of a sequence in the batch sees the tokens before it and itself; each further one sees one more.
-    ends = np.arange(1, len(batch.input_ids) + 1) + np.repeat(batch.context_lens - batch.cu_seqlens_q[1:], counts)
-    for first, work, found in before:
-        for image in found.images:
-            start, end = max(image.start, work.start), min(image.end, work.start + work.num_tokens)
-            if start < end:
-                assert end == image.end, "a step computes an image to its end"
-                ends[first + start - work.start : first + end - work.start] = end
-    return np.asarray(ends, np.int32)
 
 
 def _with_rows(batch: HostBatch, parts: Sequence[_Rows]) -> HostBatch:

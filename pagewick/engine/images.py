@@ -12,15 +12,16 @@ from pagewick.engine.messages import EngineRequest, ImageInput
 _KEY_BYTES = 16
 
 
-def with_image_keys(request: EngineRequest) -> EngineRequest:
+def with_image_keys(request: EngineRequest, num_leading: int = 0) -> EngineRequest:
     """Return a request with an extra key for each of its images.
 
+    num_leading: the number of tokens ahead of an image that see it as its own tokens do.
     The keys and values of placeholder tokens depend on the pixels, and in some models those of later tokens on the
     image's height and width; those of its first tokens, on the grid of its slices.
     """
     if not request.images:
         return request
-    keys = [(image.start, image.end, _key(image)) for image in request.images]
+    keys = [(image.start - num_leading, image.end, _key(image)) for image in request.images]
     return msgspec.structs.replace(request, extra_keys=[*request.extra_keys, *keys])
 
 

@@ -17,6 +17,9 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     that fill no square have no token. image_tile: side in pixels of the tiles in which pictures with edges are read;
     None: there are no such pictures. image_most_tiles: the rows and columns of those with more tokens than this number
     of tiles are shrunk. has_row_breaks: another one follows each row. max_image_tokens: see Scheduler.
+    image_num_leading, image_fixed_tokens: see VisionConfig; an image stands behind the first of these numbers of
+    tokens, and has the second. image_sizes: the heights and widths that pictures may have; empty: all that image_step
+    divides.
     adapters: where the loaded LoRA adapters come from, by name. max_adapters: the number for which there is room.
     default_adapter: where that of requests without one comes from, if there is one.
     """
@@ -51,6 +54,9 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     image_most_tiles: int | None = None
     has_row_breaks: bool = False
     max_image_tokens: int = 0
+    image_num_leading: int = 0
+    image_fixed_tokens: int = 0
+    image_sizes: list[tuple[int, int]] = []
     adapters: dict[str, str] = {}
     max_adapters: int = 0
     default_adapter: str = ""

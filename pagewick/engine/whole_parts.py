@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from pagewick.config import EngineConfig
@@ -31,8 +32,9 @@ class WholeParts:
 NO_PARTS: Final = WholeParts(0, lambda request: ())
 
 
-def spans_of_images(request: EngineRequest) -> Sequence[tuple[int, int]]:
-    return [(image.start, image.end) for image in request.images]
+def spans_of_images(request: EngineRequest, num_leading: int = 0) -> Sequence[tuple[int, int]]:
+    """num_leading: the number of tokens ahead of an image that see it as its own tokens do."""
+    return [(image.start - num_leading, image.end) for image in request.images]
 
 
 def span_of_prompt(request: EngineRequest) -> Sequence[tuple[int, int]]:
@@ -45,7 +47,9 @@ def whole_parts(config: EngineConfig, model: ModelConfig) -> WholeParts:
         assert config.max_model_len is not None, "resolve() sets it"
         return WholeParts(config.max_model_len, span_of_prompt)
     most = max_image_tokens(config, model)
-    return WholeParts(most, spans_of_images) if most else NO_PARTS
+    if not most or model.vision is None:
+        return NO_PARTS
+    return WholeParts(most, partial(spans_of_images, num_leading=model.vision.num_leading))
 
 
 def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
@@ -114,11 +118,13 @@ def sees_images_whole(config: ModelConfig) -> bool:
 def max_image_tokens(config: EngineConfig, model: ModelConfig) -> int:
     """Return the tokens of the largest image, if a step must compute all of an image; 0: it may compute a part.
 
-    config: has the pixels of the largest image, if the model reads any. Raises ConfigError if a step is too small.
+    Those ahead of it that see it count, too. config: has the pixels of the largest image, if the model reads any.
+    Raises ConfigError if a step is too small.
     """
     if model.vision is None or config.max_image_pixels is None or not sees_images_whole(model):
         return 0
-    most = config.max_image_pixels // model.vision.side**2
+    fixed = model.vision.fixed_tokens + model.vision.num_leading
+    most = fixed or config.max_image_pixels // model.vision.side**2
     if most > config.max_num_batched_tokens:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model needs all tokens of an "

@@ -102,8 +102,19 @@ def _seen(image: Image.Image, views: Sequence[View], resample: Image.Resampling)
     for view in views:
         top, left, height, width = view.box
         # Cut before it becomes an array: a part of an array keeps all of it in memory.
-        cut.append(np.asarray(resized[view.sizes].crop((left, top, left + width, top + height))))
+        part = resized[view.sizes].crop((left, top, left + width, top + height))
+        if view.above is not None:
+            part = _with_above(part, image.resize(view.above[::-1], resample))
+        cut.append(np.asarray(part))
     return cut
+
+
+def _with_above(part: Image.Image, above: Image.Image) -> Image.Image:
+    """Return an image with another one, which is not wider, above it at the left."""
+    both = Image.new("RGB", (part.width, above.height + part.height))
+    both.paste(above, (0, 0))
+    both.paste(part, (0, above.height))
+    return both
 
 
 def _squared(image: Image.Image, colour: tuple[int, int, int] | None) -> Image.Image:

@@ -54,7 +54,8 @@ class View(NamedTuple):
     sizes: the heights and widths to which the image is resized, one after the other. box: the part that is cut out of
     the last of these. before, after: the texts ahead of the tokens of the picture, and behind them. edges,
     has_end: as in ImageInput (pagewick/engine/messages.py). around: the colour with which the image is filled up to a
-    square at first, at both sides; None: it is not.
+    square at first, at both sides; None: it is not. above: the height and width of a smaller picture of the whole
+    image, at the left of the part and above it, with black beside it; None: there is none.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -64,6 +65,13 @@ class View(NamedTuple):
     edges: tuple[int, int] | None = None
     has_end: bool = False
     around: tuple[int, int, int] | None = None
+    above: tuple[int, int] | None = None
+
+    @property
+    def num_pixels(self) -> int:
+        """The number of pixels of the picture."""
+        above = 0 if self.above is None else self.above[0]
+        return (above + self.box.height) * self.box.width
 
     @classmethod
     def whole(cls, *sizes: tuple[int, int], before: str = "", after: str = "") -> Self:
@@ -117,6 +125,11 @@ class ImageSettings(ABC):
         """The tokens of the texts around pictures that a tokenizer must know."""
         return ()
 
+    @property
+    def only_place(self) -> int | None:
+        """The position of the only image of a prompt; None: any number of images may have any places."""
+        return None
+
     def for_images(self, number: int) -> Self:
         """Return the settings for a request with this number of images."""
         return self
@@ -136,8 +149,8 @@ class ImageSettings(ABC):
         return 0
 
     @property
-    def has_fixed_size(self) -> bool:
-        """Whether all images are resized to the same size."""
+    def has_fixed_tokens(self) -> bool:
+        """Whether all images have the same number of tokens."""
         return False
 
     def limited(self, max_pixels: int) -> Self:
@@ -222,7 +235,7 @@ class SquareSettings(ImageSettings):
     """Every image becomes a square of the same size, which has max_pixels."""
 
     @property
-    def has_fixed_size(self) -> bool:
+    def has_fixed_tokens(self) -> bool:
         return True
 
     def limited(self, max_pixels: int) -> Self:

@@ -25,6 +25,7 @@ from pagewick.images import (
     llava_onevision_settings,
     llava_settings,
     minicpm_settings,
+    moondream_settings,
     paddle_settings,
     pixtral_settings,
     qwen_settings,
@@ -44,6 +45,7 @@ from pagewick.images.llava_next_settings import LlavaNextSettings
 from pagewick.images.llava_onevision_settings import LlavaOnevisionSettings
 from pagewick.images.llava_settings import LlavaSettings
 from pagewick.images.minicpm_settings import MiniCPMSettings
+from pagewick.images.moondream_settings import MoondreamSettings
 from pagewick.images.paddle_settings import PaddleSettings
 from pagewick.images.pixtral_settings import PixtralSettings
 from pagewick.images.qwen_settings import QwenSettings
@@ -73,8 +75,12 @@ _FAMILIES = {
 def read_settings(directory: Path) -> ImageSettings:
     """Read the settings in a model directory.
 
-    As in transformers, image_processor in processor_config.json comes before preprocessor_config.json.
+    As in transformers, image_processor in processor_config.json comes before preprocessor_config.json. Moondream 2 has
+    neither.
     """
+    config = Entries(read_object(directory / "config.json") or {}, str(directory / "config.json"))
+    if _architecture(config) in moondream_settings.ARCHITECTURES:
+        return MoondreamSettings.of(config)
     whole = read_object(directory / "processor_config.json")
     entries: Any = None if whole is None else whole.get("image_processor")
     source = f"image_processor in {directory / 'processor_config.json'}"
@@ -87,12 +93,14 @@ def read_settings(directory: Path) -> ImageSettings:
     if not isinstance(entries, dict):
         raise ModelLoadError(f"{source} is not an object; {FIX}")
     processor = Entries(whole or {}, str(directory / "processor_config.json"))
-    config = Entries(read_object(directory / "config.json") or {}, str(directory / "config.json"))
     return _settings(SettingsFiles(Entries(entries, source), processor, config))
 
 
 def has_settings(directory: Path) -> bool:
     """Return whether a model directory has settings."""
+    config = Entries(read_object(directory / "config.json") or {}, str(directory / "config.json"))
+    if _architecture(config) in moondream_settings.ARCHITECTURES:
+        return True
     whole = read_object(directory / "processor_config.json") or {}
     return "image_processor" in whole or (directory / "preprocessor_config.json").is_file()
 
@@ -113,8 +121,7 @@ def settings_of(
 
 
 def _settings(files: SettingsFiles) -> ImageSettings:
-    architectures = files.config.values.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    architecture = _architecture(files.config)
     if architecture in lighton_settings.ARCHITECTURES:
         return LightOnSettings.of(files)
     if architecture in paddle_settings.ARCHITECTURES:
@@ -123,3 +130,8 @@ def _settings(files: SettingsFiles) -> ImageSettings:
         return KimiSettings.of(files)
     files.image.demand_one_of("image_processor_type", tuple(_FAMILIES))
     return _FAMILIES[files.image.values.get("image_processor_type") or next(iter(_FAMILIES))](files)
+
+
+def _architecture(config: Entries) -> Any:
+    architectures = config.values.get("architectures")
+    return architectures[0] if isinstance(architectures, list) and architectures else None

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagewick.errors import ModelLoadError
+from pagewick.models.entries import Entries
 
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
+    """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError.
+
+    Moondream's stands with its own entries, and what generation_config.json says is from older revisions.
+    """
+    if config.get("architectures") == ["HfMoondream"]:
+        inner = Entries(config).child("config")
+        tokens = None if inner is None else inner.child("tokenizer")
+        return [0 if tokens is None else tokens.count("eos_id", 0)]
     value, file_name = generation_config.get("eos_token_id"), "generation_config.json"
     if value is None:
         value, file_name = config.get("eos_token_id"), "config.json"

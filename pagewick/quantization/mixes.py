@@ -50,12 +50,12 @@ _ENDINGS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "values": (
         *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
-        *("c_attn", "Wqkv", "in_proj_qkv", "wkv_b"),
+        *("c_attn", "Wqkv", "in_proj_qkv", "wkv_b", "attn.qkv"),
     ),
     "keys": ("attn_k", "k_proj"),
     "attention output": (
         *("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
-        *("self_attn.out_proj", "self_attention.dense", "attention.wo", "wo_b"),
+        *("self_attn.out_proj", "self_attention.dense", "attention.wo", "wo_b", "attn.proj"),
     ),
     "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
 }
@@ -68,9 +68,11 @@ _UNQUANTIZED: Final = re.compile(
     r"|(^|\.)(wpe|embed_positions|position_embd|token_types)\.weight$"
     r"|^(score|cls\.output)\.weight$"
     r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
-    r"|(^|\.)(visual|vision_(tower|model|encoder|projection)|(multi_modal|mm)_projector|embed_vision|connector|merger)\."
+    r"|(^|\.)(visual|vision(_(tower|model|encoder|projection))?|(multi_modal|mm)_projector|embed_vision|connector|merger)\."
     r"|^((model\.)?projector|mlp_AR|patch_merger|vision_language_adapter)\."
 )
+# A table of embeddings whose name in Moondream's files has no ending.
+_TABLE: Final = "text.wte"
 _LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
 
 # Part -> mix -> formats, each with the layers that have it; the first that fits is taken.
@@ -162,7 +164,7 @@ class MixedWeights:
 
 def is_quantizable(name: str, shape: Sequence[int]) -> bool:
     """Whether a mix quantizes the tensor: a weight of at least two dimensions that is no norm and no router."""
-    return len(shape) >= 2 and name.endswith("weight") and not _UNQUANTIZED.search(name)
+    return len(shape) >= 2 and name.endswith(("weight", _TABLE)) and not _UNQUANTIZED.search(name)
 
 
 def fitting_type(name: str, num_columns: int) -> str:

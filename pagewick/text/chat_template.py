@@ -26,7 +26,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from pagewick.errors import InvalidRequestError, ModelLoadError
+from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.images.sources import ImageSource
 from pagewick.text.content_parts import Message, template_content
 from pagewick.text.control_tokens import CUT, Cutter
@@ -224,6 +224,18 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
     elif form is Arguments.TEXT and isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def template_source(chat_template: str | Path) -> str:
+    """Return the source of a template: the text itself, or the file's. Raises ConfigError."""
+    source = str(chat_template)
+    # A template without any brace would be the same text for every conversation.
+    if isinstance(chat_template, Path) or "{" not in source:
+        try:
+            source = Path(chat_template).read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"chat_template: cannot read {str(chat_template)[:80]!r}: {error}") from None
+    return source
 
 
 def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -161,6 +161,9 @@ class ImageReader:
         if len(sources) > MAX_IMAGES:
             message = f"a request may have at most {MAX_IMAGES} images; it has {len(sources)}"
             raise InvalidRequestError(message, param=param)
+        if self._settings.only_place is not None and len(sources) > 1:
+            message = f"this model reads one image of a request, and this one has {len(sources)}; send one"
+            raise InvalidRequestError(message, param=param)
         images: list[PlacedImage] = []
         settings = self._settings.for_images(len(sources))
         num_file_pixels = num_pixels = 0
@@ -171,7 +174,7 @@ class ImageReader:
                 views = settings.views(*size)
                 images.append(self._placed(number, image, views, settings))
             num_file_pixels += image.height * image.width
-            num_pixels += sum(view.box.height * view.box.width for view in views)
+            num_pixels += sum(view.num_pixels for view in views)
         num_tokens = sum(one.num_tokens for one in images)
         if num_tokens > max_len:
             raise ContextLengthError(
@@ -260,6 +263,12 @@ class ImageReader:
         position = 0
         for one in images:
             place = token_ids.index(self._token_id, position)
+            if place != (self._settings.only_place or place):
+                message = (
+                    f"the place of the image ({self._token}) is token {place} of the prompt, counted from 0; this "
+                    f"model needs it at {self._settings.only_place}, behind the token that begins all prompts"
+                )
+                raise InvalidRequestError(message, param=param)
             whole += token_ids[position:place]
             placed.append(replace(one, start=len(whole)))
             whole += one.token_ids

@@ -344,6 +344,32 @@ def test_other_images_in_tiles_are_refused(found: ImageInput) -> None:
         check_request(request([7] * max(1, found.num_tokens), max_tokens=1, images=[found]), IN_TILES)
 
 
+BEHIND_ONE = structs.replace(
+    READS_IMAGES, image_num_leading=1, image_fixed_tokens=3, image_sizes=[(4, 6), (10, 4)], max_model_len=20
+)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (10, 4)])
+def test_images_of_certain_sizes_have_all_the_same_tokens(height: int, width: int) -> None:
+    found = ImageInput(1, 3, height, width, bytes(3 * height * width))
+    check_request(request([0, 7, 7, 7, 1], max_tokens=1, images=[found]), BEHIND_ONE)
+    for changes in (
+        {"height": width, "width": height}, {"num_tokens": 2}, {"pixels": b""}, {"edges": (0, 0)}, {"has_end": True},
+        {"row_length": 1},
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequestError, match="image 1 of"):
+            check_request(
+                request([0, 7, 7, 7, 1], max_tokens=1, images=[structs.replace(found, **changes)]), BEHIND_ONE
+            )
+
+
+@pytest.mark.parametrize("starts", [[0], [2], [1, 4]])
+def test_a_model_that_reads_one_image_behind_its_first_token(starts: list[int]) -> None:
+    images = [ImageInput(start, 3, 4, 6, bytes(72)) for start in starts]
+    with pytest.raises(InvalidRequestError, match="one image, whose tokens begin at position 1"):
+        check_request(request([7] * 8, max_tokens=1, images=images), BEHIND_ONE)
+
+
 def test_an_image_that_no_step_could_compute_is_refused() -> None:
     info = structs.replace(READS_IMAGES, max_image_tokens=4)
     check_request(request([7] * 6, max_tokens=1, images=[image(0, 2, 2), image(4, 1, 2)]), info)

@@ -34,6 +34,11 @@ def test_the_text_before_an_image_is_shared() -> None:
     assert name(prompt, [later], 4) == name(prompt, [], 4)
 
 
+def test_tokens_that_see_an_image_are_named_by_it_too() -> None:
+    made = with_image_keys(request(PROMPT, images=[IMAGE]), 1)
+    assert [key[:2] for key in made.extra_keys] == [(1, 8)]
+
+
 def test_given_extra_keys_stay() -> None:
     made = with_image_keys(request(PROMPT, images=[IMAGE], extra_keys=[(0, 3, b"adapter")]))
     assert made.extra_keys[0] == (0, 3, b"adapter")

@@ -79,7 +79,7 @@ def test_settings_are_those_of_transformers(tmp_path: Path, changes: dict[str, A
     assert found.rescale_factor == wanted.rescale_factor and found.resample == wanted.resample
     assert (found.patch_size, found.merge_size, found.temporal_patch_size, found.token_side) == (14, 4, 1, 56)
     assert found.resized(3, 500) == (wanted.size["height"], wanted.size["width"]) == (896, 896)
-    assert found.num_tokens(3, 500) == found.max_tokens == 256 and found.has_fixed_size
+    assert found.num_tokens(3, 500) == found.max_tokens == 256 and found.has_fixed_tokens
     assert found.limited(896**2) == found.limited(10**9) == found
     with pytest.raises(ConfigError, match="at least 802816, because the model reads every image as 896 x 896 pixels"):
         found.limited(896**2 - 1)

@@ -65,7 +65,7 @@ def test_settings_are_those_of_transformers(tmp_path: Path, changes: dict[str, A
     found = settings_in(tmp_path, entries, is_nested=is_nested)
     write(tmp_path, entries)
     wanted = Gemma4ImageProcessorPil.from_pretrained(tmp_path)
-    assert isinstance(found, Gemma4Settings) and not found.has_fixed_size
+    assert isinstance(found, Gemma4Settings) and not found.has_fixed_tokens
     assert (found.patch_size, found.merge_size) == (wanted.patch_size, wanted.pooling_kernel_size)
     assert found.max_tokens == wanted.max_soft_tokens and found.token_side == 48
     assert found.rescale_factor == wanted.rescale_factor and found.resample == wanted.resample

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from tests.models.moondream import publish_moondream
 from tests.models.published_names import (
     publish_bailing_hybrid,
     publish_deepseek_v4,
@@ -60,6 +61,8 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
         publish_bailing_hybrid(directory, config)
     if config["model_type"] == "deepseek_v4":
         publish_deepseek_v4(directory, config)
+    if "moondream" in config:
+        publish_moondream(directory, config)
     if config["model_type"] == "hy_v4":
         publish_hy_v4(directory)
     if config["model_type"] == "kimi_linear":

@@ -48,7 +48,10 @@ CHANGED: dict[str, dict[str, Any]] = {
     "Dots1ForCausalLM": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 # The text part of a multimodal file is read as that of Gemma3ForCausalLM or MistralForCausalLM is.
-TEXT_ONLY = sorted(name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration"))
+# transformers has no class of Moondream.
+TEXT_ONLY = sorted(
+    name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration") and name != "HfMoondream"
+)
 
 
 def usual(architecture: str) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 # These families are younger than the new spelling.
 _YOUNGER = (
     "gemma-4", "lfm3", "mellum-2", "laguna", "step-3.7", "mimo-v2-flash", "deepseek-v4", "qwen4", "minimax-m3",
+    # Its own code has other names for all entries.
+    "moondream",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 # One variant of each architecture, with as many kinds of tensors as it has.
 VARIANT_OF = {
     "LlamaForCausalLM": "llama",
+    "HfMoondream": "moondream",
     "LlavaForConditionalGeneration": "llava-1.5",
     "LlavaNextForConditionalGeneration": "llava-next",
     "LlavaOnevisionForConditionalGeneration": "llava-onevision",
@@ -508,5 +509,5 @@ def test_every_architecture_is_here() -> None:
         "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "KimiK25ForConditionalGeneration",
         "MiniMaxM3SparseForConditionalGeneration",
-        "BailingMoeV3ForCausalLM",
+        "BailingMoeV3ForCausalLM", "HfMoondream",
     }  # fmt: skip

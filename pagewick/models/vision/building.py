@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagewick.layers.context import LayerContext
 from pagewick.models.vision.clip import ClipEncoder, JoiningClipEncoder
 from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.crops import CropEncoder
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
 from pagewick.models.vision.glm import GlmEncoder
@@ -13,6 +14,7 @@ from pagewick.models.vision.lfm3 import Lfm3Encoder
 from pagewick.models.vision.llama4 import Llama4Encoder
 from pagewick.models.vision.merging_config import (
     ClipVisionConfig,
+    CropVisionConfig,
     InternVisionConfig,
     Lfm3VisionConfig,
     Llama4VisionConfig,
@@ -47,6 +49,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
     if isinstance(config, ClipVisionConfig):
         is_joining = config.largest_canvas is not None
         return (JoiningClipEncoder if is_joining else ClipEncoder)(context, prefix, config)
+    if isinstance(config, CropVisionConfig):
+        return CropEncoder(context, prefix, config)
     if isinstance(config, PaddleVisionConfig):
         return TurningSiglipEncoder(context, prefix, config)
     if isinstance(config, MiniCPMVisionConfig):

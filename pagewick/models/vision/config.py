@@ -101,6 +101,21 @@ class VisionConfig:
         return None
 
     @property
+    def fixed_tokens(self) -> int:
+        """The number of tokens of every image, whatever its size; 0: a token for each square of pixels."""
+        return 0
+
+    @property
+    def num_leading(self) -> int:
+        """The number of tokens ahead of an image that see it, and each other, as its own tokens do."""
+        return 0
+
+    @property
+    def picture_sizes(self) -> tuple[tuple[int, int], ...]:
+        """The heights and widths that pictures may have; empty: all multiples of `step`."""
+        return ()
+
+    @property
     def most_pixels(self) -> int:
         """Pixels of the largest image before preprocessor_config.json is read: those of Qwen's models."""
         return 2**24

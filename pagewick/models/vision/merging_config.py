@@ -265,3 +265,64 @@ class Llama4VisionConfig(MergingConfig):
     def fixed_pixels(self) -> int | None:
         assert self.positions_per_side is not None, "each patch has a learned position"
         return (self.positions_per_side * self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CropVisionConfig(MergingConfig):
+    """The encoder of Moondream 2, for images of any shape: SigLIP's blocks (arXiv:2303.15343) over squares of one size.
+
+    A picture has the whole image at the left of its upper edge, as a square, and the image in crops below it. Crops
+    overlap by 2 * margin patches; of what two crops show, each keeps the half nearer to it. The rows of all crops are
+    averaged to as many as the whole has, and both stand side by side in the projector.
+    max_crops: the most crops of an image, without the whole.
+    """
+
+    margin: int
+    max_crops: int
+
+    @property
+    def crop_side(self) -> int:
+        """Pixels of the side of a crop, and of the whole."""
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return self.positions_per_side * self.patch_size
+
+    @property
+    def stride(self) -> int:
+        """Pixels from the edge of a crop to that of the next one."""
+        return self.crop_side - 2 * self.margin * self.patch_size
+
+    @property
+    def merged_size(self) -> int:
+        return 2 * self.hidden_size
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """All numbers of a patch: its colours, in them rows and columns."""
+        return (3 * self.patch_size**2,)
+
+    @property
+    def fixed_tokens(self) -> int:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return self.positions_per_side**2
+
+    @property
+    def num_leading(self) -> int:
+        return 1
+
+    @property
+    def picture_sizes(self) -> tuple[tuple[int, int], ...]:
+        seams = self.crop_side - self.stride
+        return tuple(
+            (self.crop_side + rows * self.stride + seams, columns * self.stride + seams)
+            for rows in range(1, self.max_crops + 1)
+            for columns in range(1, self.max_crops // rows + 1)
+        )
+
+    @property
+    def most_pixels(self) -> int:
+        return max(height * width for height, width in self.picture_sizes)
+
+    @property
+    def pixels_per_token(self) -> int:
+        """All of them, since the number of tokens is fixed."""
+        return self.most_pixels

@@ -38,6 +38,9 @@ PADDLE_TENSORS: Final = r"((model\.)?(visual|projector)|mlp_AR)\..*"
 MISTRAL_TENSORS: Final = r"(vision_encoder|pre_mm_projector_norm|patch_merger|vision_language_adapter)\..*"
 """A regular expression of Mistral's own names of those tensors, which files of Mistral Large 4 have."""
 
+CROP_TENSORS: Final = r"(model\.)?vision\..*"
+"""A regular expression of the names that files of Moondream 2 give to those tensors."""
+
 ENCODER_TENSORS: Final = (
     TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS, MOON_TENSORS,
     MISTRAL_TENSORS, LLAMA4_TENSORS, PADDLE_TENSORS, LLAVA_TENSORS,

@@ -9,6 +9,7 @@ from pagewick.layers.config import CLIP_BOUNDS
 from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
 from pagewick.models.vision.merging_config import (
     ClipVisionConfig,
+    CropVisionConfig,
     InternVisionConfig,
     Lfm3VisionConfig,
     Llama4VisionConfig,
@@ -64,7 +65,7 @@ def vision_tensors(config: VisionConfig) -> Tensors:
         return _clip(config)
     if isinstance(config, MiniCPMVisionConfig):
         return _minicpm(config)
-    if isinstance(config, MoonVisionConfig):
+    if isinstance(config, MoonVisionConfig | CropVisionConfig):
         return _moon(config)
     if isinstance(config, Llama4VisionConfig):
         return _llama4(config)
@@ -146,11 +147,12 @@ def _minicpm(config: MiniCPMVisionConfig) -> Tensors:
     yield from _merging_projector(config)
 
 
-def _moon(config: MoonVisionConfig) -> Tensors:
+def _moon(config: MoonVisionConfig | CropVisionConfig) -> Tensors:
     size, side = config.hidden_size, config.positions_per_side
     assert side is not None, "positions form a square"
     yield from _patches("patch_embed.proj", config, has_bias=True)
-    yield "positions.weight", (side, side, size)
+    is_square = isinstance(config, MoonVisionConfig)
+    yield "positions.weight", (side, side, size) if is_square else (1, side**2, size)
     for index in range(config.num_blocks):
         yield from _block(f"blocks.{index}", config, is_fused=True)
     yield from _norm("norm", size, has_bias=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.models.moondream import VISION
 from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
 
 PHI = {**NO_HEAD_DIM, "num_key_value_heads": None, "layer_norm_eps": 1e-3}
@@ -29,6 +30,10 @@ VARIANTS = {
         "Phi", {**PHI, **rope(partial_rotary_factor=0.25), "qk_layernorm": True, "num_key_value_heads": 2}
     ),
     "phi-gelu": Variant("Phi", {**PHI, **rope(partial_rotary_factor=1.0), "hidden_act": "gelu"}),
+    # Written as Moondream is published, whose text part is Phi's.
+    "moondream": Variant(
+        "Phi", {**PHI, **rope(partial_rotary_factor=0.5), "layer_norm_eps": 1e-5, "moondream": VISION}
+    ),
     "phi-3-mini-4k": Variant("Phi3", {**PHI3, "sliding_window": 23, "num_key_value_heads": None}),
     "phi-3-medium-4k": Variant("Phi3", {**PHI3, "num_key_value_heads": 3, "sliding_window": 130}),
     "phi-3.5-mini-long": Variant("Phi3", {**PHI3, **longrope(24), "num_key_value_heads": 6, "sliding_window": 70}),
