@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,12 @@ class Entries:
             raise ModelLoadError(f"{name} in {self.source} must be true or false; got {str(value)[:80]!r}; {FIX}")
         return default if value is None else value
 
+    def text(self, name: str, default: str) -> str:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ModelLoadError(f"{name} in {self.source} must be a text; got {str(value)[:80]!r}; {FIX}")
+        return value or default
+
     def token(self, name: str, default: str) -> str:
         """Return the text of a token, which may be written as an object with its content."""
         value = self.values.get(name)
@@ -111,7 +117,9 @@ class Entries:
         return value
 
     def _number(self, value: Any, name: str) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        # A comparison, because a whole number may be too large to become a float.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:
             raise ModelLoadError(f"{name} in {self.source} must be a number; got {str(value)[:80]!r}; {FIX}")
         return float(value)
 

@@ -124,13 +124,15 @@ def read_tiled(files: SettingsFiles, *, crops: bool, size: int, canvases: list[l
     entries.demand_usual_steps(resample=FILTERS)
     shortest_edge, side = read_square(entries, crops=crops, default=size)
     vision = config.child("vision_config")
-    kind = vision.values.get("model_type") or ("clip_vision_model" if crops else "siglip_vision_model")
+    kind = vision.text("model_type", "clip_vision_model" if crops else "siglip_vision_model")
     patch_size = vision.square("patch_size", PATCH_SIZES.get(kind, 16))
     if (wanted := vision.square("image_size", _SIZE)) != side or shortest_edge not in (None, side):
         raise ModelLoadError(
             f"size and crop_size in {entries.source} must both be {wanted}, which is vision_config.image_size in "
             f"{config.source}\n  these files do not belong together; download or copy both again"
         )
+    if side < patch_size:
+        raise ModelLoadError(f"{config.source}: vision_config.patch_size is {patch_size}, more than image_size")
     processor.demand_one_of("num_additional_image_tokens", (1 if kind == "clip_vision_model" else 0,))
     processor.demand_one_of("patch_size", (patch_size,))
     found = _canvases(entries, side, canvases)

@@ -39,7 +39,7 @@ class LlavaSettings(SquareSettings):
         crops = entries.values.get("image_processor_type") in CROPPING
         shortest_edge, cut = read_square(entries, crops=crops)
         vision = config.child("vision_config")
-        kind = vision.values.get("model_type") or "clip_vision_model"
+        kind = vision.text("model_type", "clip_vision_model")
         patch_size = vision.square("patch_size", PATCH_SIZES.get(kind, 16))
         if (wanted := vision.square("image_size", _SIZE)) != cut:
             raise ModelLoadError(

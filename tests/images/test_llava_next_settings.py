@@ -103,6 +103,22 @@ def test_settings_that_cannot_be_honoured_are_refused(
         settings_of({**ENTRIES, **entries}, "preprocessor_config.json", CONFIG, {**PROCESSOR, **processor})
 
 
+@pytest.mark.parametrize(
+    ("entries", "vision", "reason"),
+    [
+        ({"rescale_factor": 10**400}, {}, "rescale_factor in .* must be a number; got '1000"),
+        ({"image_mean": [0.5, 0.5, -(10**400)]}, {}, "image_mean in .* must be a number; got '-1000"),
+        ({}, {"model_type": ["clip_vision_model"]}, "model_type in .* must be a text"),
+        ({}, {"patch_size": 337}, "patch_size is 337, more than image_size"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(entries: dict[str, Any], vision: dict[str, Any], reason: str) -> None:
+    config = {**CONFIG, "vision_config": {**CONFIG["vision_config"], **vision}}
+    for family in ("LlavaNextImageProcessor", "CLIPImageProcessor"):
+        with pytest.raises(ModelLoadError, match=reason):
+            settings_of({**ENTRIES, "do_pad": None, **entries, "image_processor_type": family}, "the file", config)
+
+
 side = st.one_of(st.integers(1, 100), st.integers(100, 6000))
 LARGE = processor_of(ENTRIES, 14)
 
