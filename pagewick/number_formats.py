@@ -7,8 +7,8 @@ import re
 from pagewick.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# Those of 8 bits are stored with a scale for each token and KV head.
-KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
+# Those of 8 and 4 bits are stored with a scale for each token and KV head.
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "f16": "float16",

@@ -26,6 +26,7 @@ from pagewick.errors import ConfigError
 _NATIVE_DIM_UNIT: Final = 16
 # The size of a block with scales is a multiple of this number of bytes, so that the scales can be aligned.
 _SCALE_ALIGNMENT: Final = 16
+_LEAST_ROTATION: Final = 8
 _STATE_ALIGNMENT: Final = 64
 # Bytes of a state for each token between two snapshots, and the limits of this distance in tokens.
 _SNAPSHOT_UNIT: Final = 4096
@@ -95,23 +96,24 @@ class CacheDtype:
     """A dtype of the cache. num_scale_bytes: bytes of scales that are stored with each vector of a token and head."""
 
     name: str
-    element_bytes: int
+    element_bits: int
     num_scale_bytes: int = 0
 
     def vector_bytes(self, dim: int) -> int:
-        """Return the bytes of a vector of `dim` elements and its scales."""
-        return dim * self.element_bytes + self.num_scale_bytes
+        """Return the bytes of a vector of `dim` elements, an even number if they have 4 bits, and its scales."""
+        return dim * self.element_bits // 8 + self.num_scale_bytes
 
 
 CACHE_DTYPES: Final = {
     dtype.name: dtype
     for dtype in (
-        CacheDtype("float32", 4),
-        CacheDtype("bfloat16", 2),
-        CacheDtype("float16", 2),
-        CacheDtype("int8", 1, num_scale_bytes=4),
-        CacheDtype("fp8_e4m3", 1, num_scale_bytes=4),
-        CacheDtype("fp8_e5m2", 1, num_scale_bytes=4),
+        CacheDtype("float32", 32),
+        CacheDtype("bfloat16", 16),
+        CacheDtype("float16", 16),
+        CacheDtype("int8", 8, num_scale_bytes=4),
+        CacheDtype("fp8_e4m3", 8, num_scale_bytes=4),
+        CacheDtype("fp8_e5m2", 8, num_scale_bytes=4),
+        CacheDtype("int4", 4, num_scale_bytes=4),
     )
 }
 
@@ -233,12 +235,15 @@ def state_spec(kept: KeptState, *, layout: str = "") -> CacheSpec:
 
 
 def can_keep(kept: Kept, cache_dtype: str) -> bool:
-    """Whether NativeBackend keeps this in a dtype: 8-bit numbers not where tokens see a selection, and not as rows.
+    """Whether NativeBackend keeps this in a dtype: no numbers with scales where tokens see a selection, or as rows.
 
-    Kernels read selected tokens as blocks of one token, which have no room for scales.
+    Kernels read selected tokens as blocks of one token, which have no room for scales. Numbers of 4 bits are for heads
+    of a multiple of 8 elements, which Hadamard matrices of that size can rotate.
     """
     is_selective = isinstance(kept, KeptIndexKeys | KeptRows) or kept.is_selective
-    return not (is_selective and CACHE_DTYPES[cache_dtype].num_scale_bytes)
+    if is_selective and CACHE_DTYPES[cache_dtype].num_scale_bytes:
+        return False
+    return cache_dtype != "int4" or (isinstance(kept, KeptHeads) and kept.head_dim % _LEAST_ROTATION == 0)
 
 
 def native_spec(kept: Kept, block_size: int, cache_dtype: str, *, layout: str = "") -> CacheSpec:
@@ -249,8 +254,13 @@ def native_spec(kept: Kept, block_size: int, cache_dtype: str, *, layout: str = 
     """
     dtype = CACHE_DTYPES[cache_dtype]
     if not can_keep(kept, cache_dtype):
+        selects = isinstance(kept, KeptIndexKeys | KeptRows) or kept.is_selective
+        part, others = "sparse attention", "bfloat16, float16 or float32"
+        if not selects:
+            part = f"heads of {kept.head_dim}" if isinstance(kept, KeptHeads) else "latent attention"
+            others = f"int8 or {others}"
         raise ConfigError(
-            f"--kv-cache-dtype {cache_dtype} does not go with the sparse attention of this model; "
-            "give bfloat16, float16 or float32, or leave the flag out"
+            f"--kv-cache-dtype {cache_dtype} does not go with the {part} of this model; "
+            f"give {others}, or leave the flag out"
         )
     return attention_spec(kept, block_size, dtype, dtype, layout=layout, dim_unit=_NATIVE_DIM_UNIT)

@@ -1,14 +1,18 @@
 """KVCache: the keys and values of one layer in blocks, in one of two layouts.
 
 Dimensions: KVH key/value heads, D head size, Dp the head size rounded up to a multiple of 16; s = 2 for bfloat16 and
-for numbers of 8 bits, else 1.
+for numbers of 8 or 4 bits, else 1.
 
     plain    [num_blocks, 2, KVH, block_size, D]     read and written by the reference operations, on any device
     packed   [num_blocks, 2, KVH, block_size * Dp]   read and written by the native library:
              keys [Dp / s, block_size, s], values [block_size / s, Dp, s]; 0 beyond D (cpu/csrc/kv_layout.h)
 
-Numbers of 8 bits have a scale for each key and each value, float32 [num_blocks, 2, KVH, block_size], which lies at the
-end of its block; latents have two scales (latent_cache). reference_kv.py defines them.
+Numbers of 8 or 4 bits have a scale for each key and each value, float32 [num_blocks, 2, KVH, block_size], which lies at
+the end of its block; latents have two scales (latent_cache). reference_kv.py defines them.
+
+A byte, uint8, has two numbers of 4 bits, the first of them in its low half: in the plain layout, which is [num_blocks,
+2, KVH, block_size, D / 2], numbers d and d + D / 2 of a vector; in the packed layout the s = 2 numbers that are beside
+each other.
 """
 
 from __future__ import annotations
@@ -25,10 +29,12 @@ DIM_UNIT = 16
 # The size of a block with scales is a multiple of this number of bytes.
 SCALE_ALIGNMENT = 16
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_UNIT = 16, 256, 8
+# The dtype of bytes with two numbers of 4 bits each.
+INT4 = torch.uint8
 # The largest number of each format that needs scales.
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, INT4: 7.0}
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, *LARGEST)
-_TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+_TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int4": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,9 @@ class KVCache:
 
     @property
     def block_size(self) -> int:
-        return self.data.shape[3] // padded_head_dim(self.head_dim) if self.is_packed else self.data.shape[3]
+        if not self.is_packed:
+            return self.data.shape[3]
+        return self.data.shape[3] // stored_size(padded_head_dim(self.head_dim), self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,7 +79,7 @@ def heads_cache(
     blocks: Tensor, dtype: torch.dtype, num_kv_heads: int, block_size: int, head_dim: int, is_packed: bool
 ) -> KVCache:
     """Return blocks [num_blocks, block_bytes] uint8 as a cache. Bytes that a block does not need are at its end."""
-    dim = padded_head_dim(head_dim) if is_packed else head_dim
+    dim = stored_size(padded_head_dim(head_dim) if is_packed else head_dim, dtype)
     sizes = (block_size * dim,) if is_packed else (block_size, dim)
     data, scales = _split(blocks, dtype, (2, num_kv_heads, *sizes), (2, num_kv_heads, block_size))
     return KVCache(data, head_dim, is_packed, scales)
@@ -96,6 +104,11 @@ def _split(
     begin = _first_scale(end)
     scales = blocks[:, begin : begin + 4 * math.prod(scales_shape)].view(torch.float32)
     return numbers, scales.view(num_blocks, *scales_shape)
+
+
+def stored_size(dim: int, dtype: torch.dtype) -> int:
+    """Return how many elements of a cache hold a vector of `dim` numbers, an even number for those of 4 bits."""
+    return dim // 2 if dtype == INT4 else dim
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -129,7 +142,7 @@ def _first_scale(num_bytes: int) -> int:
 
 
 def packing_step(dtype: torch.dtype) -> int:
-    """Return how many elements are interleaved in a packed cache of `dtype`."""
+    """Return how many numbers are interleaved in a packed cache of `dtype`."""
     return 2 if dtype == torch.bfloat16 or dtype in LARGEST else 1
 
 

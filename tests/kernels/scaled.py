@@ -1,4 +1,4 @@
-"""Paged caches of 8-bit numbers for tests, with bytes that mean NaN wherever nothing was stored."""
+"""Paged caches of numbers of 8 and of 4 bits for tests, with bytes that mean NaN wherever nothing was stored."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch import Tensor
 
 from pagewick.attention.cache_spec import KeptHeads, KeptLatents, native_spec
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
+from pagewick.kernels.kv_cache import INT4, KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import ScoreOptions
+from pagewick.kernels.reference_kv import rotate_vectors, unpack_pairs
 from tests.kernels.paged import Paged, make_paged, packed_copy, plain_copy
 
 NAMES = ("int8", "fp8_e4m3", "fp8_e5m2")
+ALL_NAMES = (*NAMES, "int4")
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A Paged whose keys and values are those that the 8-bit numbers of `plain` stand for."""
+    """A Paged whose keys and values are those that the numbers of `plain` stand for."""
 
     paged: Paged
     plain: KVCache
@@ -36,8 +38,14 @@ class Scaled:
 
 
 def make_scaled(name: str, q_lens: list[int], context_lens: list[int], **shape: Any) -> Scaled:
-    """As make_paged. Queries are exact in bfloat16, with which some processors multiply 8-bit numbers."""
+    """As make_paged.
+
+    Queries are exact in bfloat16, with which some processors multiply numbers of 8 bits; where keys are rotated, it is
+    the rotated queries that are.
+    """
     paged = make_paged(q_lens, context_lens, **{"kv_dtype": torch.bfloat16, **shape})
+    if name == "int4":
+        paged = replace(paged, q=rotate_vectors(paged.q))
     num_blocks, _, num_kv_heads, block_size, head_dim = paged.kv_cache.shape
     plain = empty_heads(name, num_blocks, num_kv_heads, block_size, head_dim, is_packed=False)
     assert plain.scales is not None
@@ -48,11 +56,28 @@ def make_scaled(name: str, q_lens: list[int], context_lens: list[int], **shape: 
         slots = block_ids * block_size + positions % block_size
         reference.store_kv(paged.keys[seq], paged.values[seq], plain, slots)
         index = (block_ids, slice(None), slice(None), positions % block_size)
-        numbers = plain.data.view(torch.uint8)[index].view(plain.dtype).double()
+        if name == "int4":
+            numbers = unpack_pairs(plain.data[index]).double()
+        else:
+            numbers = plain.data.view(torch.uint8)[index].view(plain.dtype).double()
         both = numbers * plain.scales[index].double().unsqueeze(-1)
+        if name == "int4":
+            both = both @ rotation(head_dim)
         keys.append(both[:, 0])
         values.append(both[:, 1])
     return Scaled(replace(paged, keys=keys, values=values), plain)
+
+
+def rotation(head_dim: int) -> Tensor:
+    """Return the matrix [D, D] float64 by which keys and values of 4-bit numbers are rotated: Sylvester's construction.
+
+    Its blocks along the diagonal are as large as the largest power of two that divides D.
+    """
+    matrix, count = torch.ones(1, 1, dtype=torch.float64), head_dim
+    while count % 2 == 0:
+        count //= 2
+        matrix = torch.kron(torch.tensor([[1, 1], [1, -1]], dtype=torch.float64), matrix) / 2**0.5
+    return torch.block_diag(*[matrix] * count)
 
 
 def empty_heads(
@@ -74,19 +99,31 @@ def empty_latents(
 
 
 def name_of(dtype: torch.dtype) -> str:
-    return next(name for name in NAMES if torch_dtype(name) == dtype)
+    return next(name for name in ALL_NAMES if torch_dtype(name) == dtype)
 
 
 def packed_cache(plain: KVCache) -> KVCache:
     """Return a packed cache with the contents of a plain one, bit for bit."""
-    num_blocks, _, num_kv_heads, block_size, head_dim = plain.data.shape
-    cache = empty_heads(name_of(plain.dtype), num_blocks, num_kv_heads, block_size, head_dim, is_packed=True)
+    num_blocks, _, num_kv_heads, block_size, _ = plain.data.shape
+    cache = empty_heads(name_of(plain.dtype), num_blocks, num_kv_heads, block_size, plain.head_dim, is_packed=True)
     assert cache.scales is not None and plain.scales is not None
-    cache.data.view(torch.int8).copy_(packed_copy(plain.data.view(torch.int8)).data)
+    numbers = packed_copy(numbers_of(plain)).data
+    if plain.dtype == INT4:
+        low, high = (numbers.view(torch.uint8) & 15).unflatten(-1, (-1, 2)).unbind(-1)
+        numbers = (low | high << 4).view(torch.int8)
+    cache.data.view(torch.int8).copy_(numbers)
     cache.scales.copy_(plain.scales)
     return cache
 
 
+def numbers_of(plain: KVCache) -> Tensor:
+    """Return the bytes of a plain cache, or its numbers of 4 bits, as [num_blocks, 2, KVH, block_size, D] int8."""
+    return unpack_pairs(plain.data).to(torch.int8) if plain.dtype == INT4 else plain.data.view(torch.int8)
+
+
 def plain_numbers(cache: KVCache) -> Tensor:
-    """Return the bytes of a packed cache as [num_blocks, 2, KVH, block_size, D] int8."""
-    return plain_copy(replace(cache, data=cache.data.view(torch.int8)))
+    """Return what numbers_of does for a packed cache."""
+    data = cache.data.view(torch.int8)
+    if cache.dtype == INT4:
+        data = torch.stack((data << 4 >> 4, data >> 4), dim=-1).flatten(-2)
+    return plain_copy(replace(cache, data=data))

@@ -1,4 +1,4 @@
-"""KV caches of 8-bit numbers: their rounding, storing, and attention over them, compared with the definitions."""
+"""KV caches of numbers of 8 and of 4 bits: rounding, storing, and attention over them, beside the definitions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import LARGEST, torch_dtype
+from pagewick.kernels.kv_cache import INT4, LARGEST, torch_dtype
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, ScoreOptions
-from pagewick.kernels.reference_kv import TARGETS, quantize_vectors
+from pagewick.kernels.reference_kv import TARGETS, quantize_vectors, rotate_vectors, unpack_pairs
 from tests.kernels.conftest import NativeKernels
 from tests.kernels.paged import assert_is_expected
-from tests.kernels.scaled import NAMES, empty_heads, make_scaled, packed_cache, plain_numbers
+from tests.kernels.scaled import (
+    ALL_NAMES,
+    NAMES,
+    empty_heads,
+    make_scaled,
+    numbers_of,
+    packed_cache,
+    plain_numbers,
+    rotation,
+)
 
 Kernels = ModuleType | NativeKernels
 by_name = pytest.mark.parametrize("name", NAMES)
+by_any_name = pytest.mark.parametrize("name", ALL_NAMES)
 
 
 def finite_numbers(dtype: torch.dtype) -> Tensor:
@@ -78,8 +88,39 @@ def test_no_other_target_has_less_error(name: str) -> None:
         assert set(numbers[numbers > numbers.max() / 2].tolist()) <= {*TARGETS[dtype], 480.0}
 
 
+@pytest.mark.parametrize("head_dim", [8, 24, 40, 64, 80, 128, 256])
+def test_rotations_are_those_of_hadamard_matrices(head_dim: int) -> None:
+    x = torch.randn(7, head_dim, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(rotate_vectors(x).double(), x.double() @ rotation(head_dim), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rotate_vectors(rotate_vectors(x)), x, rtol=0, atol=1e-6)
+
+
+def test_numbers_of_4_bits_are_the_nearest_ones_and_no_other_target_has_less_error() -> None:
+    x = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(2))
+    x[0, 0], x[1, 1, 5] = 0, float("inf")
+    stored, scales = quantize_vectors(x, INT4)
+    assert stored.shape == (50, 3, 32)
+    assert torch.equal(scales.isnan(), ~x.isfinite().all(-1)) and scales[0, 0] == 0
+    assert not stored[0, 0].any() and not stored[1, 1].any()
+    used = (scales > 0).nonzero(as_tuple=True)
+    rotated, numbers, scales = (x.double() @ rotation(64))[used], unpack_pairs(stored)[used].double(), scales[used]
+    steps = rotated / scales.double().unsqueeze(-1)
+    assert bool(((numbers - steps.clamp(-7, 7)).abs() <= 0.5 + 1e-5).all())
+    # Four bits hold them, and -8 is never used.
+    assert set(numbers.unique().tolist()) == set(range(-7, 8))
+    largest = rotated.abs().amax(-1)
+
+    def error(target: Tensor) -> Tensor:
+        steps = rotated / (largest / target).unsqueeze(-1)
+        return ((steps.clamp(-7, 7).round() - steps) * (largest / target).unsqueeze(-1)).square().sum(-1)
+
+    errors = torch.stack([error(torch.tensor(target)) for target in TARGETS[INT4]])
+    torch.testing.assert_close(error(largest / scales), errors.amin(0), rtol=1e-3, atol=0)
+    assert len(errors.argmin(0).unique()) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@by_name
+@by_any_name
 def test_the_native_library_stores_the_same_bytes(native: NativeKernels, name: str, dtype: torch.dtype) -> None:
     num_tokens, num_kv_heads, head_dim, block_size = 37, 3, 24, 6
     generator = torch.Generator().manual_seed(0)
@@ -92,6 +133,9 @@ def test_the_native_library_stores_the_same_bytes(native: NativeKernels, name: s
     slots[[3, 20]] = -1
     slots[24:36] = torch.arange(48, 60)
     slots[36] = 0
+    if name == "int4":
+        # Tokens whose values share bytes follow each other, as those of a sequence do.
+        slots = slots.sort().values
     for constants in ((0.0, 0.0), (0.03, 0.2)):
         shape = (10, num_kv_heads, block_size, head_dim)
         plain, packed, fused = (
@@ -104,7 +148,7 @@ def test_the_native_library_stores_the_same_bytes(native: NativeKernels, name: s
         native.rope_and_store(qkv, fused, slots, HeadLayout(1, num_kv_heads, head_dim))
         assert plain.scales is not None
         for cache in (packed, fused):
-            assert torch.equal(plain_numbers(cache), plain.data.view(torch.int8))
+            assert torch.equal(plain_numbers(cache), numbers_of(plain))
             assert cache.scales is not None and torch.equal(cache.scales.nan_to_num(-1), plain.scales.nan_to_num(-1))
 
 
@@ -136,6 +180,7 @@ def test_every_number_is_widened_rightly(native: NativeKernels, name: str, num_r
     [
         ("int8", (4, 2), 64), ("int8", (7, 1), 40), ("int8", (16, 2), 128), ("int8", (3, 3), 24),
         ("fp8_e4m3", (4, 2), 64), ("fp8_e4m3", (7, 1), 40), ("fp8_e5m2", (3, 3), 24),
+        ("int4", (4, 2), 64), ("int4", (7, 1), 40), ("int4", (16, 2), 128), ("int4", (3, 3), 24),
     ],
 )  # fmt: skip
 def test_attention_is_that_over_what_the_numbers_stand_for(
@@ -145,7 +190,9 @@ def test_attention_is_that_over_what_the_numbers_stand_for(
     assert_is_expected(scaled.attend(kernels.paged_attention), scaled.paged)
 
 
-@pytest.mark.parametrize(("name", "block_size"), [("int8", 2), ("int8", 6), ("fp8_e5m2", 16), ("fp8_e4m3", 64)])
+@pytest.mark.parametrize(
+    ("name", "block_size"), [("int8", 2), ("int8", 6), ("fp8_e5m2", 16), ("fp8_e4m3", 64), ("int4", 6), ("int4", 64)]
+)
 def test_block_sizes(native: NativeKernels, name: str, block_size: int) -> None:
     scaled = make_scaled(name, [1, 9, 2, 70], [130, 9, 257, 193], block_size=block_size, head_dim=16)
     assert_is_expected(scaled.attend(native.paged_attention), scaled.paged)
@@ -156,6 +203,7 @@ def test_block_sizes(native: NativeKernels, name: str, block_size: int) -> None:
     [
         ("int8", {"sliding_window": 65}), ("fp8_e4m3", {"sliding_window": 1}), ("int8", {"logit_soft_cap": 3.0}),
         ("fp8_e5m2", {"logit_soft_cap": 3.0}), ("int8", {"sinks": torch.arange(4.0)}),
+        ("int4", {"sliding_window": 65, "sinks": torch.arange(4.0)}), ("int4", {"logit_soft_cap": 3.0}),
     ],
     ids=str,
 )  # fmt: skip
@@ -173,7 +221,9 @@ def test_blocks_before_the_window_may_be_gone(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("int8", {}), ("int8", {"sliding_window": 77}), ("fp8_e4m3", {}), ("fp8_e5m2", {})], ids=str
+    ("name", "options"),
+    [("int8", {}), ("int8", {"sliding_window": 77}), ("fp8_e4m3", {}), ("fp8_e5m2", {}), ("int4", {})],
+    ids=str,
 )
 def test_same_bits_alone_batched_chunked_and_threaded(
     native: NativeKernels, name: str, options: dict[str, float]
@@ -195,7 +245,7 @@ def test_same_bits_alone_batched_chunked_and_threaded(
         assert torch.equal(scaled.attend(native.paged_attention, **options), expected)
 
 
-@by_name
+@by_any_name
 def test_a_later_key_changes_no_bit_of_an_earlier_query(native: NativeKernels, name: str) -> None:
     scaled = make_scaled(name, [90, 4], [200, 153], head_dim=16)
     expected = scaled.attend(native.paged_attention)

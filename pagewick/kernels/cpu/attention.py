@@ -17,7 +17,7 @@ from pagewick.kernels.cpu.binding import (
     is_plain,
 )
 from pagewick.kernels.cpu.structs import AttentionArgs, StoreKvArgs
-from pagewick.kernels.kv_cache import KVCache, can_pack, has_layout, padded_head_dim
+from pagewick.kernels.kv_cache import KVCache, can_pack, has_layout, padded_head_dim, stored_size
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 _PAGED_ATTENTION = Operation("paged_attention", AttentionArgs)
@@ -98,7 +98,8 @@ def check_packed(cache: KVCache) -> None:
             "expected a contiguous packed cache [num_blocks, 2, KVH, block_size * Dp] on the CPU, "
             f"not {list(data.shape)}"
         )
-    if not can_pack(cache.head_dim, cache.block_size, cache.dtype) or data.shape[3] % padded_head_dim(cache.head_dim):
+    dim = stored_size(padded_head_dim(cache.head_dim), cache.dtype)
+    if not can_pack(cache.head_dim, cache.block_size, cache.dtype) or data.shape[3] % dim:
         raise ValueError(
             f"no native attention for a cache of {cache.dtype} with a head size of {cache.head_dim} and "
             f"{cache.block_size} keys a block"

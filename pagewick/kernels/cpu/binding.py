@@ -18,6 +18,7 @@ from torch import Tensor
 from pagewick.errors import ConfigError
 from pagewick.kernels.cpu.recorded_calls import current
 from pagewick.kernels.cpu.structs import ABI_VERSION, OPERATIONS, DType, Status
+from pagewick.kernels.kv_cache import INT4
 from pagewick.kernels.options import AttentionMetadata
 from pagewick.kernels.switches import is_switched_on
 
@@ -32,6 +33,7 @@ SCALED_DTYPES = {
     torch.int8: DType.INT8.value,
     torch.float8_e4m3fn: DType.FP8_E4M3.value,
     torch.float8_e5m2: DType.FP8_E5M2.value,
+    INT4: DType.INT4.value,
 }
 CACHE_DTYPES = DTYPES | SCALED_DTYPES
 # Plain numbers: comparing the number that an operation returns is faster than looking up a member of an enum.

@@ -18,11 +18,12 @@ from pagewick.kernels.cpu.binding import (
 )
 from pagewick.kernels.cpu.rope import check_rotation
 from pagewick.kernels.cpu.structs import LatentAttentionArgs, StoreLatentArgs
-from pagewick.kernels.kv_cache import has_layout
+from pagewick.kernels.kv_cache import INT4, has_layout
 from pagewick.kernels.options import AttentionMetadata, Rotation
 
 _STORE_LATENT = Operation("store_latent", StoreLatentArgs)
 _LATENT_ATTENTION = Operation("latent_attention", LatentAttentionArgs)
+_CACHE_DTYPES = {dtype: number for dtype, number in CACHE_DTYPES.items() if dtype != INT4}
 
 
 def rope_and_store_latent(
@@ -73,7 +74,7 @@ def rope_and_store_latent(
         num_tokens=num_tokens, num_heads=num_heads, nope_dim=head_dim - rope_dim, latent_dim=latent_dim,
         rope_dim=rope_dim, q_stride=q.stride(0), latent_stride=0 if latents is None else latents.stride(0),
         angle_stride=cos.stride(0), num_blocks=cache.shape[0], block_size=cache.shape[1], norm_eps=norm_eps,
-        dtype=DTYPES[q.dtype], cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
+        dtype=DTYPES[q.dtype], cache_dtype=_CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
         has_key=latents is not None and latents.shape[1] > latent_dim,
     )  # fmt: skip
     if _STORE_LATENT.run(args) == BAD_BLOCK_ID:
@@ -117,7 +118,7 @@ def latent_attention(
         num_seqs=len(context_lens), num_heads=q_latent.shape[1], latent_dim=q_latent.shape[2],
         rope_dim=q_rope.shape[2], num_blocks=cache.shape[0], block_size=cache.shape[1],
         max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0), softmax_scale=softmax_scale,
-        dtype=DTYPES[q_latent.dtype], cache_dtype=CACHE_DTYPES[cache.dtype],
+        dtype=DTYPES[q_latent.dtype], cache_dtype=_CACHE_DTYPES[cache.dtype],
     )  # fmt: skip
     status = _LATENT_ATTENTION.run(args)
     if status == BAD_LENGTHS:
@@ -131,7 +132,7 @@ OPERATIONS = dict.fromkeys((rope_and_store_latent, latent_attention), DTYPES)
 
 
 def _is_served(x: Tensor, cache: Tensor) -> bool:
-    return cache.dtype in CACHE_DTYPES and is_plain(x)
+    return cache.dtype in _CACHE_DTYPES and is_plain(x)
 
 
 def _check_latents(latents: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> None:
@@ -143,7 +144,7 @@ def _check_latents(latents: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -
 
 
 def _check_cache(cache: Tensor, scales: Tensor | None, size: int) -> None:
-    if cache.dim() != 3 or cache.shape[2] != size or cache.dtype not in CACHE_DTYPES or not has_layout(cache, scales):
+    if cache.dim() != 3 or cache.shape[2] != size or cache.dtype not in _CACHE_DTYPES or not has_layout(cache, scales):
         raise ValueError(
             f"cache {cache.dtype} {list(cache.shape)} must be contiguous [num_blocks, block_size, {size}] "
             "of a native dtype"

@@ -32,7 +32,7 @@ MAX_STREAMS = 8
 PANEL_ROWS = 64
 
 class DType(IntEnum):
-    FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2; INT8 = 3; FP8_E4M3 = 4; FP8_E5M2 = 5
+    FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2; INT8 = 3; FP8_E4M3 = 4; FP8_E5M2 = 5; INT4 = 6
 
 class Status(IntEnum):
     OK = 0; BAD_LENGTHS = 1; BAD_BLOCK_ID = 2; BAD_ROW = 3

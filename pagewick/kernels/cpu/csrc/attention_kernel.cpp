@@ -51,7 +51,7 @@ class UnitKernel {
     values_ = keys_ + kTile * dim;
     probs_ = reinterpret_cast<Left<T>*>(values_ + kTile * dim);
     q_ = probs_ + rows * kTile;
-    load_queries<T>(args, unit, dim, q_);
+    load_queries<T, C>(args, unit, dim, q_);
     if (unit.segment < 0) prefetch_rows<1>(args, unit, args.out, args.num_heads * args.head_dim);
   }
 
@@ -258,7 +258,7 @@ class UnitKernel {
   void multiply_keys(const HeadRows& rows, Pieces<E> pieces, int64_t keys_per_row, int64_t first_key,
                      const int64_t* ahead) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply_beside(q_ + rows.base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<E>,
+    multiplier_.multiply_beside(q_ + rows.base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStepElements<E>,
                                 rows.products + first_key, kTile, ahead);
   }
 
@@ -288,7 +288,7 @@ class UnitKernel {
                        const State& state, const HeadRows& rows, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
     const Pieces<E> pieces = {values, (end_key - first_key) / kPiece, kPiece};
-    multiplier_.multiply(rows.probs + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStep<E>, dim,
+    multiplier_.multiply(rows.probs + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStepElements<E>, dim,
                          state.row(rows.base + row), state.stride(), true, ahead);
   }
 
@@ -320,7 +320,7 @@ void merge_segment(const RowRange& range, int64_t segment, const State& added, c
 }
 
 bool attend(const AttentionArgs& args, const AttentionUnit& unit, float* partial) {
-  return with_cache_type(args.kv_dtype, [&](auto* type) {
+  return with_heads_type(args.kv_dtype, [&](auto* type) {
     UnitKernel<Element<decltype(type)>> kernel(args, unit);
     if (unit.segment >= 0)
       return kernel.attend_segment(unit.segment, State(partial, unit.total_rows(), padded_dim(args.head_dim)));
@@ -355,6 +355,7 @@ void store_token(const StoreKvArgs& args, const KvLayout& layout, const Source* 
   const int64_t block_id = slot / args.block_size, offset = slot % args.block_size;
   const auto convert = [&](const Source* source, float constant, int64_t scales) {
     copy_query<float>(source, args.head_dim, layout.dim, row);
+    if constexpr (kIsSame<T, Int4>) rotate_by_hadamard(row, args.head_dim);
     if constexpr (kIsByte<T>) {
       const float scale = quantize_row(row, layout.dim, constant, stored);
       memcpy(cache + scales + offset * sizeof(float), &scale, sizeof(scale));
@@ -374,7 +375,11 @@ void store_kv(const StoreKvArgs& args, int64_t first_token, int64_t end_token) {
   const KvLayout layout(args.kv_dtype, args.num_kv_heads, args.head_dim, args.block_size);
   with_type(args.dtype, [&](const auto* source_type) {
     const auto k = static_cast<decltype(source_type)>(args.k), v = static_cast<decltype(source_type)>(args.v);
-    with_cache_type(args.kv_dtype, [&](auto* type) {
+    with_heads_type(args.kv_dtype, [&](auto* type) {
+      if (kNumbersOf<Element<decltype(type)>> > 1) {
+        while (first_token < end_token && shares_bytes(args.slot_mapping, first_token)) ++first_token;
+        while (end_token < args.num_tokens && shares_bytes(args.slot_mapping, end_token)) ++end_token;
+      }
       for (int64_t token = first_token; token < end_token; ++token)
         if (args.slot_mapping[token] >= 0)
           store_token(args, layout, k + token * args.k_stride, v + token * args.v_stride, args.slot_mapping[token],

@@ -75,8 +75,8 @@ class KeyFinder {
       const int64_t offset = (start + i) % layout.block_size;
       if (block_id < 0 || block_id >= num_blocks_) return false;
       const int64_t count = minimum(layout.block_size - offset, kPiece - i % kPiece);
-      tile.runs[tile.num_runs++] = {cache_ + layout.keys_of(block_id, kv_head_) + offset * step,
-                                    cache_ + layout.values_of(block_id, kv_head_) + offset * layout.dim, i, count,
+      tile.runs[tile.num_runs++] = {cache_ + layout.keys_of(block_id, kv_head_) + offset * kStepElements<T>,
+                                    cache_ + layout.values_of(block_id, kv_head_) + offset * layout.row_elements, i, count,
                                     scales_at(layout.key_scales_of(block_id, kv_head_), offset),
                                     scales_at(layout.value_scales_of(block_id, kv_head_), offset)};
       i += count;
@@ -108,11 +108,11 @@ void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, in
     const Run<T>& run = tile.runs[i];
     if (run.first / kPiece != piece) continue;
     const T* const keys = run.keys + head * layout.head_elements();
-    const int64_t row = layout.block_size * kStep<T>;
+    const int64_t row = layout.block_size * kStepElements<T>;
     if (run.count == layout.block_size) {
       prefetch(keys, layout.head_elements() * sizeof(T));
     } else {
-      for (int64_t d = 0; d < layout.dim / kStep<T>; ++d) prefetch(keys + d * row, run.count * kStep<T> * sizeof(T));
+      for (int64_t d = 0; d < layout.dim / kStep<T>; ++d) prefetch(keys + d * row, run.count * kStepElements<T> * sizeof(T));
     }
   }
 }
@@ -143,7 +143,7 @@ void prefetch_values(const KvLayout& layout, const Tile<T>& tile, int64_t head, 
   for (int64_t i = 0; i < tile.num_runs; ++i) {
     const Run<T>& run = tile.runs[i];
     if (run.first / kPiece == piece)
-      prefetch(run.values + head * layout.head_elements(), run.count * layout.dim * sizeof(T));
+      prefetch(run.values + head * layout.head_elements(), run.count * layout.row_elements * sizeof(T));
   }
 }
 
@@ -160,22 +160,24 @@ inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
 // are not used.
 template <class T>
 void gather_keys(const KvLayout& layout, const Run<T>& run, int64_t head, T* keys) {
-  const int64_t row = layout.block_size * kStep<T>, num_bytes = run.count * kStep<T> * sizeof(T);
-  T* const target = keys + run.first % kPiece * kStep<T>;
+  constexpr int64_t step = kStepElements<T>;
+  const int64_t row = layout.block_size * step, num_bytes = run.count * step * sizeof(T);
+  T* const target = keys + run.first % kPiece * step;
   for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
-    copy_bytes(run.keys + head * layout.head_elements() + d * row, num_bytes, target + d * kPiece * kStep<T>);
+    copy_bytes(run.keys + head * layout.head_elements() + d * row, num_bytes, target + d * kPiece * step);
 }
 
 template <class T>
 void gather_values(const KvLayout& layout, const Run<T>& run, int64_t head, T* values) {
-  copy_bytes(run.values + head * layout.head_elements(), run.count * layout.dim * sizeof(T),
-             values + run.first % kPiece * layout.dim);
+  copy_bytes(run.values + head * layout.head_elements(), run.count * layout.row_elements * sizeof(T),
+             values + run.first % kPiece * layout.row_elements);
 }
 
 // Sets the values of a piece, whose first key is number `first` of the tile, to 0 for keys outside `span`.
 template <class T>
 void clear_values(const KvLayout& layout, int64_t first, KeySpan span, T* values) {
   constexpr int64_t step = kStep<T>;
+  if (kIsByte<T>) return;  // every number is finite
   for (int64_t key = 0; key < kPiece; ++key) {
     if (first + key >= span.begin && first + key < span.end) continue;
     T* const row = values + key / step * layout.dim * step + key % step;
@@ -216,7 +218,7 @@ template <class T>
 void widen_pairs(const T* pairs, int64_t count, float* rows) {
   for (int64_t i = 0; i < count; i += kLanes) {
     Vec even, odd;
-    load_pairs(pairs + 2 * i, even, odd);
+    load_pairs(pairs + kStepElements<T> * i, even, odd);
     store(rows + i, even);
     store(rows + count + i, odd);
   }
@@ -225,7 +227,8 @@ void widen_pairs(const T* pairs, int64_t count, float* rows) {
 #if defined(PW_HAS_BF16_DOT)
 template <class T>
 void widen_pairs(const T* pairs, int64_t count, BFloat16* wide) {
-  for (int64_t i = 0; i < 2 * count; i += 2 * kLanes) _mm512_storeu_si512(wide + i, load_as_bfloat16(pairs + i));
+  for (int64_t i = 0; i < 2 * count; i += 2 * kLanes)
+    _mm512_storeu_si512(wide + i, load_as_bfloat16(pairs + i / kNumbersOf<T>));
 }
 #endif
 
@@ -239,7 +242,7 @@ Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, i
     const Run<T>& run = tile.runs[i];
     if (run.first / kPiece != first / kPiece) continue;
     const int64_t offset = head * layout.head_elements();
-    if (run.count == kPiece && (is_whole || is_finite(run.values + offset, kPiece * layout.dim)))
+    if (run.count == kPiece && (is_whole || is_finite(run.values + offset, kPiece * layout.row_elements)))
       return {run.keys + offset, run.values + offset, layout.block_size};
     gather_keys(layout, run, head, keys);
     gather_values(layout, run, head, values);
@@ -252,9 +255,9 @@ Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, i
 template <class W, class T>
 Piece<W> widen_piece(const KvLayout& layout, Piece<T> piece, W* keys, W* values) {
   for (int64_t d = 0; d < layout.dim; d += 2)
-    widen_pairs(piece.keys + d * piece.keys_per_row, kPiece, keys + d * kPiece);
+    widen_pairs(piece.keys + d / kNumbersOf<T> * piece.keys_per_row, kPiece, keys + d * kPiece);
   for (int64_t key = 0; key < kPiece; key += 2)
-    widen_pairs(piece.values + key * layout.dim, layout.dim, values + key * layout.dim);
+    widen_pairs(piece.values + key * layout.row_elements, layout.dim, values + key * layout.dim);
   return {keys, values, kPiece};
 }
 

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "attention_softmax.h"
+#include "hadamard.h"
 #include "panel.h"
 #include "vec.h"
 
@@ -82,8 +83,9 @@ void prefetch_rows(const AttentionArgs& args, const AttentionUnit& unit, const v
   }
 }
 
-// Queries are rounded to bf16 where they are multiplied with bf16: over a bf16 cache on every instruction set.
-template <class T>
+// Queries are rounded to bf16 where they are multiplied with bf16: over a bf16 cache on every instruction set. They are
+// rotated as the keys of a cache of elements C are.
+template <class T, class C>
 void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t dim, Left<T>* q) {
   prefetch_rows<0>(args, unit, args.q, args.q_stride);
   with_type(args.q_dtype, [&](const auto* type) {
@@ -91,7 +93,12 @@ void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t 
     RowCursor cursor(args, unit);
     for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
       const auto* const row = source + cursor.offset(args.q_stride);
-      if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
+      if constexpr (kIsSame<C, Int4>) {
+        alignas(64) float rotated[kMaxHeadDim];
+        copy_query<float>(row, args.head_dim, args.head_dim, rotated);
+        rotate_by_hadamard(rotated, args.head_dim);
+        copy_query<float>(rotated, args.head_dim, dim, q + r * dim);
+      } else if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
       else copy_query<float>(row, args.head_dim, dim, q + r * dim);
     }
   });
@@ -104,7 +111,8 @@ void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const S
     for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
       const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + cursor.head();
       const float factor = normalizer(state, r, sink);
-      const float* const values = state.row(r);
+      float* const values = state.row(r);
+      if (args.kv_dtype == DType::kInt4) rotate_by_hadamard(values, args.head_dim);
       auto* const out = target + cursor.offset(args.num_heads * args.head_dim);
       int64_t d = 0;
       for (; d + kLanes <= args.head_dim; d += kLanes) store_result(out + d, load(values + d) * factor);

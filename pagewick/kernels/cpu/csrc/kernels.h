@@ -16,7 +16,7 @@ namespace pagewick {
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
 constexpr int kAbiVersion = 31;
 
-// The last three are for KV caches only.
+// Those from kInt8 on are for KV caches only.
 enum class DType : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
@@ -24,6 +24,7 @@ enum class DType : int32_t {
   kInt8 = 3,
   kFp8E4m3 = 4,
   kFp8E5m2 = 5,
+  kInt4 = 6,  // two in a byte
 };
 
 enum Status : int32_t { kOk = 0, kBadLengths = 1, kBadBlockId = 2, kBadRow = 3 };

@@ -1,11 +1,11 @@
 // Where the keys and values of a paged cache lie on a CPU: [num_blocks, 2 (keys, values), KVH, block_size * dim].
 //
 // dim is the head size rounded up to a multiple of 16; elements beyond the head size are 0. With a step of 2 for bf16
-// and for numbers of 8 bits, and of 1 for fp32 and fp16 (panel.h says why), a head of a block is
+// and for numbers of 8 or 4 bits, and of 1 for fp32 and fp16 (panel.h says why), a head of a block is
 //   keys    [dim / step][block_size][step]   the right-hand side of queries x keys
 //   values  [block_size / step][dim][step]   the right-hand side of probabilities x values
-// block_size is a multiple of the step. A block of numbers of 8 bits ends with their scales, fp32 [2, KVH, block_size],
-// and is a multiple of 16 bytes. In the same way a block of latents ends with fp32 [block_size, 2]: the scale of each
+// block_size is a multiple of the step. Two numbers of 4 bits, those of a step, are one element of the cache, a byte.
+// A block of numbers of 8 or 4 bits ends with their scales, fp32 [2, KVH, block_size], and is a multiple of 16 bytes. In the same way a block of latents ends with fp32 [block_size, 2]: the scale of each
 // latent, and that of the rotated key.
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr int64_t kDimUnit = 16;
 inline int64_t padded_dim(int64_t head_dim) { return (head_dim + kDimUnit - 1) / kDimUnit * kDimUnit; }
 
 inline bool has_scales(DType dtype) {
-  return dtype == DType::kInt8 || dtype == DType::kFp8E4m3 || dtype == DType::kFp8E5m2;
+  return dtype == DType::kInt8 || dtype == DType::kFp8E4m3 || dtype == DType::kFp8E5m2 || dtype == DType::kInt4;
 }
 
 // Returns the bytes of a block of 8-bit numbers, num_bytes of them, with their scales.
@@ -37,6 +37,7 @@ struct KvLayout {
   int64_t block_size;
   int64_t dim;   // padded_dim(head_dim)
   int64_t step;  // 2 or 1
+  int64_t row_elements;  // of a key or a value
   int64_t block_elements;
 
   KvLayout(DType dtype, int64_t kv_heads, int64_t head_dim, int64_t keys_per_block)
@@ -44,11 +45,12 @@ struct KvLayout {
         block_size(keys_per_block),
         dim(padded_dim(head_dim)),
         step(dtype == DType::kBFloat16 || has_scales(dtype) ? 2 : 1),
+        row_elements(dtype == DType::kInt4 ? dim / 2 : dim),
         block_elements(2 * kv_heads * head_elements()) {
     if (has_scales(dtype)) block_elements = scaled_block_bytes(block_elements, 2 * kv_heads * block_size);
   }
 
-  int64_t head_elements() const { return block_size * dim; }
+  int64_t head_elements() const { return block_size * row_elements; }
 
   // Return the index of the first element of a head's keys, or of its values, in a block.
   int64_t keys_of(int64_t block_id, int64_t kv_head) const {
@@ -111,6 +113,12 @@ inline void put_value(const KvLayout& layout, const T* row, int64_t offset, T* v
   }
   T* const target = values + offset / 2 * layout.dim * 2 + offset % 2;
   for (int64_t d = 0; d < layout.dim; ++d) target[d * 2] = row[d];
+}
+
+// Whether the value of a token shares bytes, of numbers of 4 bits, with that of the token before it, which the same
+// thread must store.
+inline bool shares_bytes(const int64_t* slots, int64_t token) {
+  return token > 0 && slots[token] > 0 && slots[token] % 2 == 1 && slots[token - 1] == slots[token] - 1;
 }
 
 }  // namespace

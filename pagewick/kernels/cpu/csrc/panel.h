@@ -25,6 +25,12 @@ template <>
 constexpr int kStep<Fp8E4m3> = 2;
 template <>
 constexpr int kStep<Fp8E5m2> = 2;
+template <>
+constexpr int kStep<Int4> = 2;
+
+// The elements that kStep rows of a column take.
+template <class T>
+constexpr int kStepElements = kStep<T> / kNumbersOf<T>;
 
 // The type of the rows of A for a B of type T: bf16 where there is a dot-product instruction for it, else float. Bytes
 // of B become numbers of this type in registers.
@@ -43,6 +49,8 @@ template <>
 struct LeftOf<Fp8E4m3> : LeftOf<BFloat16> {};
 template <>
 struct LeftOf<Fp8E5m2> : LeftOf<BFloat16> {};
+template <>
+struct LeftOf<Int4> : LeftOf<BFloat16> {};
 #endif
 template <class T>
 using Left = typename LeftOf<T>::type;
@@ -58,6 +66,8 @@ template <>
 struct WideOf<Fp8E4m3> : LeftOf<Fp8E4m3> {};
 template <>
 struct WideOf<Fp8E5m2> : LeftOf<Fp8E5m2> {};
+template <>
+struct WideOf<Int4> : LeftOf<Int4> {};
 template <class C>
 using Wide = typename WideOf<C>::type;
 
@@ -116,7 +126,7 @@ inline void add_step(const float* a, int64_t a_stride, const T* b, Vec (&sums)[R
   if constexpr (kStep<T> == 2) {
     for (int v = 0; v < V; ++v) {
       Vec even, odd;
-      load_pairs(b + 2 * v * kLanes, even, odd);
+      load_pairs(b + kStepElements<T> * v * kLanes, even, odd);
       for (int r = 0; r < R; ++r) {
         sums[r][v] = madd(set1(a[r * a_stride]), even, sums[r][v]);
         sums[r][v] = madd(set1(a[r * a_stride + 1]), odd, sums[r][v]);
@@ -138,7 +148,7 @@ inline __m512i load_as_bfloat16(const BFloat16* source) { return _mm512_loadu_si
 template <int R, int V, class T>
 inline void add_step(const BFloat16* a, int64_t a_stride, const T* b, Vec (&sums)[R][V]) {
   __m512i row[V];
-  for (int v = 0; v < V; ++v) row[v] = load_as_bfloat16(b + 2 * v * kLanes);
+  for (int v = 0; v < V; ++v) row[v] = load_as_bfloat16(b + kStepElements<T> * v * kLanes);
   for (int r = 0; r < R; ++r) {
     int32_t pair;
     memcpy(&pair, a + r * a_stride, sizeof(pair));
@@ -163,7 +173,7 @@ void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offs
   for (int64_t piece = 0; piece < b.count; ++piece, a += b.depth) {
     const T* row = b.starts[piece] + offset;
     for (int64_t k = 0; k < b.depth; k += kStep<T>, row += b_stride) {
-      here.step(row, V * kLanes * kStep<T> * sizeof(T));
+      here.step(row, V * kLanes * kStepElements<T> * sizeof(T));
       add_step(a + k, a_stride, row, sums);
     }
   }
@@ -179,7 +189,7 @@ void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t f
                       int64_t cols, float* c, int64_t c_stride, bool accumulate, ReadAhead& ahead) {
   int64_t col = first_col;
   for (; col + V * kLanes <= cols; col += V * kLanes)
-    multiply_tile<R, V>(a, a_stride, b, col * kStep<T>, b_stride, c + col, c_stride, accumulate,
+    multiply_tile<R, V>(a, a_stride, b, col * kStepElements<T>, b_stride, c + col, c_stride, accumulate,
                         ahead);
   if constexpr (V > 1)
     if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate, ahead);
@@ -197,7 +207,7 @@ void multiply_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_
   for (int64_t k = 0; k < b.depth; k += kStep<T>)
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
-      read_ahead[g].step(rows[g], V * kLanes * kStep<T> * sizeof(T));
+      read_ahead[g].step(rows[g], V * kLanes * kStepElements<T> * sizeof(T));
       add_step(a + k, a_stride, rows[g], sums[g]);
       rows[g] += b_stride;
     }

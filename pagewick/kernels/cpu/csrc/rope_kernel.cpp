@@ -149,6 +149,7 @@ struct Storing {
   // Stores `row` as row n of `rows`, and its scale, if it has one, at a byte of the cache.
   void put_row(int64_t n, float constant, int64_t scale_byte) const {
     C* const target = rows + n * layout.dim;
+    if constexpr (kIsSame<C, Int4>) rotate_by_hadamard(row, args.head_dim);
     if constexpr (kIsByte<C>) {
       const float scale = quantize_row(row, args.head_dim, constant, target);
       memcpy(static_cast<C*>(args.cache) + scale_byte, &scale, sizeof(scale));
@@ -174,6 +175,10 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
       convert(row, static_cast<T*>(args.q) + (token * args.num_heads + head) * args.head_dim, args.head_dim);
     }
   const Storing<T, C> storing = {args, layout, row, rows};
+  if (kNumbersOf<C> > 1) {
+    while (first_token < end_token && shares_bytes(args.slot_mapping, first_token)) ++first_token;
+    while (end_token < args.num_tokens && shares_bytes(args.slot_mapping, end_token)) ++end_token;
+  }
   const T* const keys = qkv + args.num_heads * args.head_dim;
   const T* const values = keys + args.num_kv_heads * args.head_dim;
   // All tokens of one head before the next head, so that its part of a block stays in the first-level cache.
@@ -188,7 +193,7 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
 
 void rope_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_token) {
   with_type(args.dtype, [&](auto* type) {
-    with_cache_type(args.cache_dtype, [&](auto* cache_type) {
+    with_heads_type(args.cache_dtype, [&](auto* cache_type) {
       turn_and_store<Element<decltype(type)>, Element<decltype(cache_type)>>(args, first_token, end_token);
     });
   });

@@ -1,5 +1,5 @@
-// The vector layer's numbers of 8 bits, in which a KV cache can be kept: int8, and fp8 with 4 or 5 bits of exponent
-// (Micikevicius et al., arXiv:2209.05433).
+// The vector layer's numbers of 8 and of 4 bits, in which a KV cache can be kept: int8, fp8 with 4 or 5 bits of exponent
+// (Micikevicius et al., arXiv:2209.05433), and int4.
 //
 // Every one of them is exact in bf16. The bit patterns of fp8's NaN and infinities, which are never stored, count as
 // further finite numbers, so that memory that was never written cannot make a sum NaN.
@@ -15,6 +15,12 @@ namespace {
 // ../../reference_kv.py explains them.
 struct Int8 {
   static constexpr float kTargets[] = {127.0f};
+  uint8_t bits;
+};
+
+// Two numbers from -8 to 7, the first in the low half. In a row that is not stored yet, a byte has one.
+struct Int4 {
+  static constexpr float kTargets[] = {7.0f, 7.75f, 8.5f};
   uint8_t bits;
 };
 
@@ -37,13 +43,24 @@ constexpr bool kIsByte = sizeof(T) == 1;
 template <class T>
 constexpr float kLargest = T::kTargets[0];
 
-// Calls f with a null pointer of the element type of a cache, which dtype names.
+// The numbers in an element of a cache.
+template <class T>
+constexpr int kNumbersOf = kIsSame<T, Int4> ? 2 : 1;
+
+// Calls f with a null pointer of the element type of a cache of latents, which dtype names.
 template <class F>
 auto with_cache_type(DType dtype, const F& f) {
   if (dtype == DType::kInt8) return f(static_cast<Int8*>(nullptr));
   if (dtype == DType::kFp8E4m3) return f(static_cast<Fp8E4m3*>(nullptr));
   if (dtype == DType::kFp8E5m2) return f(static_cast<Fp8E5m2*>(nullptr));
   return with_type(dtype, f);
+}
+
+// Calls f with a null pointer of the element type of a cache of heads, which dtype names.
+template <class F>
+auto with_heads_type(DType dtype, const F& f) {
+  if (dtype == DType::kInt4) return f(static_cast<Int4*>(nullptr));
+  return with_cache_type(dtype, f);
 }
 
 typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
@@ -81,6 +98,14 @@ inline Vec load_bytes(const T* source) {
   return widen_top(source, __builtin_convertvector(bytes, WordVec) << 24);
 }
 
+inline void load_pairs(const Int4* source, Vec& even, Vec& odd) {
+  ByteVec bytes;
+  memcpy(&bytes, source, sizeof(bytes));
+  const WordVec words = __builtin_convertvector(bytes, WordVec);
+  even = __builtin_convertvector((IntVec)(words << 28) >> 28, Vec);
+  odd = __builtin_convertvector((IntVec)(words << 24) >> 28, Vec);
+}
+
 // Splits 2 * kLanes numbers into those with even and those with odd places.
 template <class T>
 inline void load_pairs(const T* source, Vec& even, Vec& odd) {
@@ -97,6 +122,18 @@ inline __m512i load_as_bfloat16(const Int8* source) {
         _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source) + index)));
   };
   return (__m512i)_mm512_cvtne2ps_pbh(part(1), part(0));
+}
+
+inline __m512i load_as_bfloat16(const Int4* source) {
+  // By the numbers' bits.
+  const __m512i numbers = _mm512_broadcast_i64x4(_mm256_setr_epi16(
+      0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, -0x3f00, -0x3f20, -0x3f40, -0x3f60, -0x3f80, -0x3fc0,
+      -0x4000, -0x4080));
+  const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+  constexpr int kAOrBInC = 0xa8;
+  const __m512i places = _mm512_ternarylogic_epi32(words, _mm512_slli_epi32(words, 12),
+                                                   _mm512_set1_epi32(0x000f000f), kAOrBInC);
+  return _mm512_permutexvar_epi16(places, numbers);
 }
 
 // The bf16 numbers 2^(1 - kBias) * 0.mantissa, by mantissa.
@@ -127,6 +164,11 @@ inline WordVec narrow_byte(const Int8*, Vec value) {
   const Vec bounded = min(max(value, set1(-kLargest<Int8>)), set1(kLargest<Int8>));
   // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits of the mantissa.
   return (WordVec)(bounded + 0x1.8p23f) & 0xff;
+}
+
+inline WordVec narrow_byte(const Int4*, Vec value) {
+  const Vec bounded = min(max(value, set1(-kLargest<Int4>)), set1(kLargest<Int4>));
+  return (WordVec)(bounded + 0x1.8p23f) & 0xf;
 }
 
 template <class T>
