@@ -110,7 +110,7 @@ class EngineConfig:
     num_kv_blocks: int | None = _option(None, "Number of KV cache blocks (instead of --kv-cache-memory).")
     memory_reserve: int = _option(0, "Main memory that the KV cache leaves to other programs on a CPU.")
     kv_cache_dtype: str = _option(
-        "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16, float16, int8, fp8_e4m3 or fp8_e5m2."
+        "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16, float16, int8, fp8_e4m3/5m2 or int4."
     )
     enable_prefix_caching: bool = _option(True, "Reuse the KV cache of prompt prefixes that requests have in common.")
     swap_space: int | None = _option(None, "Host memory for KV blocks that do not fit (4GiB on a GPU, else 0).")

@@ -102,7 +102,7 @@ REFUSED: Lines = (
     ("--kv-fraction=", "a share of the memory that is left cannot be given; --gpu-memory-utilization is a share of all "
      "memory, and --kv-cache-memory sets the size of the KV cache"),
     ("--cache-type-k= -ctk= --cache-type-v= -ctv=", "keys and values are stored alike; use --kv-cache-dtype, which "
-     "takes float32, bfloat16, float16, int8, fp8_e4m3 and fp8_e5m2"),
+     "takes float32, bfloat16, float16, int8, fp8_e4m3, fp8_e5m2 and int4"),
     ("--kv-cache-dtype-skip-layers=", "all layers keep their keys and values in the one --kv-cache-dtype"),
     ("--cpu-mem-fold= --cpu-offload-gb=0 --offload-group-size=0", "give --num-experts-offload-per-rank for experts and "
      "--swap-space for KV blocks; other weights are not offloaded yet"),

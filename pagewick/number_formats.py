@@ -25,6 +25,7 @@ KV_CACHE_DTYPE_ALIASES = {
     "float8_e5m2": "fp8_e5m2",
     "int8_per_token_head": "int8",
     "fp8_per_token_head": "fp8_e4m3",
+    "turbo4": "int4",
 }
 # Formats in which weights can be quantized at load, by falling size; quantization/mixes.py says what they are.
 QUANTIZATIONS = (

@@ -275,10 +275,10 @@ def test_dtypes_have_short_names(short: str, dtype: str) -> None:
     ("name", "dtype"),
     [
         ("int8", "int8"), ("fp8", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2"),
-        ("torch.float8_e4m3fn", "fp8_e4m3"), ("int8_per_token_head", "int8"),
+        ("torch.float8_e4m3fn", "fp8_e4m3"), ("int8_per_token_head", "int8"), ("int4", "int4"), ("turbo4", "int4"),
     ],
 )  # fmt: skip
-def test_a_cache_may_have_numbers_of_8_bits_and_weights_may_not(name: str, dtype: str) -> None:
+def test_a_cache_may_have_numbers_of_8_or_4_bits_and_weights_may_not(name: str, dtype: str) -> None:
     assert EngineConfig(kv_cache_dtype=name).kv_cache_dtype == dtype
     assert resolve(EngineConfig(dtype="float32", kv_cache_dtype=name)).kv_cache_dtype == dtype
     with pytest.raises(ConfigError, match="--dtype must be one of auto, float32, bfloat16, float16; got"):

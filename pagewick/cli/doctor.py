@@ -66,7 +66,7 @@ class Mistake(click.ClickException):
 @click.option("--quantization", "--isq", "--quant", "-q", metavar="TYPE", help=QUANTIZATION_HELP)
 @click.option(
     "--kv-cache-dtype", type=KV_CACHE_DTYPE, metavar="TYPE", default="auto",
-    help="The same for the KV cache, or int8, fp8_e4m3 or fp8_e5m2.",
+    help="The same for the KV cache, or int8, fp8_e4m3, fp8_e5m2 or int4.",
 )  # fmt: skip
 @click.option("--max-model-len", type=click.IntRange(1), help="Plan for sequences of this many tokens.")
 @click.option("--tensor-parallel-size", type=click.IntRange(1), help="Plan for this many ranks.")

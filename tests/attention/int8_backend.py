@@ -27,7 +27,7 @@ from pagewick.attention.cache_spec import (
 from pagewick.kernels.options import HeadLayout, HeadOptions, SelectedKeys
 from tests.kernels.paged import plain_cache
 
-INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
+INT8 = CacheDtype("int8", 8, num_scale_bytes=4)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Measure what 8-bit KV caches cost the built-in model: python -m tests.attention.quality [DTYPE ...] [--sequences N]
+"""Measure what small KV caches cost the built-in model: python -m tests.attention.quality [DTYPE ...] [--sequences N]
 
 Prints the table of docs/quantization.md. The model continues sequences of 2,048 tokens, which are held-out chats one
 after the other. Their tokens are given (teacher forcing), and every prediction of a token of an answer is compared with
@@ -14,7 +14,7 @@ from typing import Final
 from pagewick.demo import MODEL_DIR
 from tests.weights.gguf.quality import MAX_LENGTH, Example, held_out_chats, predictions, quality, row
 
-DTYPES: Final = ("int8", "fp8_e4m3", "fp8_e5m2")
+DTYPES: Final = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
 BASE: Final = "bfloat16"
 NUM_SEQUENCES: Final = 8
 

@@ -22,7 +22,7 @@ from pagewick.attention.cache_spec import (
 )
 from pagewick.errors import ConfigError
 
-INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
+INT8 = CacheDtype("int8", 8, num_scale_bytes=4)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -102,6 +102,21 @@ def test_a_block_of_entries_covers_whole_windows() -> None:
 def test_selected_tokens_have_no_scales(kept: KeptLatents | KeptIndexKeys | KeptRows, dtype: str) -> None:
     with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype} does not go with the sparse attention"):
         native_spec(kept, 8, dtype)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (KeptLatents(24, 8), "the latent attention of this model; give int8 or bfloat16"),
+        (KeptHeads(2, 20), "the heads of 20 of this model; give int8 or bfloat16"),
+        (KeptHeads(2, 64, is_selective=True), "the sparse attention of this model; give bfloat16"),
+    ],
+)
+def test_4_bits_are_for_heads_that_can_be_rotated(kept: KeptHeads | KeptLatents, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype int4 does not go with {words}"):
+        native_spec(kept, 8, "int4")
+    # Half a byte for each number, and 4 bytes for each scale.
+    assert native_spec(KeptHeads(3, 24), 32, "int4").block_bytes == 32 * 3 * 2 * (32 // 2 + 4)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 32])

@@ -535,6 +535,9 @@ class TestReports:
             "does not fit here: 2,048 tokens take 5.0 MiB of KV cache, and 3.0 MiB are left: 2.0 MiB are missing"
         )
         assert first(report)[1] == "use --max-model-len 1216; or --kv-cache-dtype int8, which takes half of bfloat16"
+        tighter = replace(tight, memory=tight.memory - 3 * 2**19)
+        report = described(checkpoint, tighter, max_model_len=2048)
+        assert first(report)[1].endswith("; or --kv-cache-dtype int4, which takes about a quarter of bfloat16")
 
     def test_all_is_said(self) -> None:
         text = model_text(described(open_checkpoint(BUILTIN_MODEL, {})))

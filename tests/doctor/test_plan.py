@@ -260,4 +260,7 @@ def test_a_context_longer_than_the_models() -> None:
 
 def test_a_cache_of_selected_tokens_has_no_dtype_with_scales() -> None:
     assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-V3.2"])) == ["float32", "bfloat16", "float16"]
-    assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-R1"])) == list(CACHE_DTYPES)
+    assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-R1"])) == [
+        name for name in CACHE_DTYPES if name != "int4"
+    ]
+    assert plan_module.cache_dtypes(read_config(PUBLISHED["Qwen3-0.6B"])) == list(CACHE_DTYPES)

@@ -20,7 +20,7 @@ from tests.models.checkpoints import COMMON, write_checkpoint
 from tests.models.lora_adapters import write_adapters
 
 NAMES = ("qwen3", "llama", "llama-linear-rope")
-CACHE_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2")
+CACHE_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
 NUM_SCENES = {"qwen3": 40, "llama": 10, "llama-linear-rope": 10, "pagewick-demo": 4}
 pytestmark = pytest.mark.timeout(0 if IS_DEEP else 300)
 

@@ -14,7 +14,7 @@ from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import INT4, KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.reference_kv import rotate_vectors, unpack_pairs
-from tests.kernels.paged import Paged, make_paged, packed_copy, plain_copy
+from tests.kernels.paged import Paged, assert_is_expected, make_paged, packed_copy, plain_copy
 
 NAMES = ("int8", "fp8_e4m3", "fp8_e5m2")
 ALL_NAMES = (*NAMES, "int4")
@@ -32,6 +32,14 @@ class Scaled:
         cache = self.plain if attention is reference.paged_attention else packed_cache(self.plain)
         scores = ScoreOptions(**{"softmax_scale": self.paged.q.shape[-1] ** -0.5, **options})
         return attention(self.paged.q, cache, self.paged.metadata, scores)
+
+    def assert_is_expected(self, out: Tensor, **options: Any) -> None:
+        """As assert_is_expected, about rotated values if the cache has those: it is their products that are rounded."""
+        paged = self.paged
+        if self.plain.dtype == INT4:
+            matrix = rotation(self.plain.head_dim)
+            out, paged = (out.double() @ matrix).float(), replace(paged, values=[one @ matrix for one in paged.values])
+        assert_is_expected(out, paged, **options)
 
     def only(self, seq: int, begin: int = 0, end: int | None = None) -> Scaled:
         return replace(self, paged=self.paged.only(seq, begin, end))

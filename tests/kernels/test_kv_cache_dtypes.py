@@ -14,7 +14,6 @@ from pagewick.kernels.kv_cache import INT4, LARGEST, torch_dtype
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, ScoreOptions
 from pagewick.kernels.reference_kv import TARGETS, quantize_vectors, rotate_vectors, unpack_pairs
 from tests.kernels.conftest import NativeKernels
-from tests.kernels.paged import assert_is_expected
 from tests.kernels.scaled import (
     ALL_NAMES,
     NAMES,
@@ -187,7 +186,7 @@ def test_attention_is_that_over_what_the_numbers_stand_for(
     kernels: Kernels, name: str, heads: tuple[int, int], head_dim: int
 ) -> None:
     scaled = make_scaled(name, [1, 9, 2, 70, 0], [130, 9, 1057, 193, 3], heads=heads, head_dim=head_dim)
-    assert_is_expected(scaled.attend(kernels.paged_attention), scaled.paged)
+    scaled.assert_is_expected(scaled.attend(kernels.paged_attention))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_attention_is_that_over_what_the_numbers_stand_for(
 )
 def test_block_sizes(native: NativeKernels, name: str, block_size: int) -> None:
     scaled = make_scaled(name, [1, 9, 2, 70], [130, 9, 257, 193], block_size=block_size, head_dim=16)
-    assert_is_expected(scaled.attend(native.paged_attention), scaled.paged)
+    scaled.assert_is_expected(scaled.attend(native.paged_attention))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_block_sizes(native: NativeKernels, name: str, block_size: int) -> None:
 )  # fmt: skip
 def test_windows_soft_caps_and_sinks(kernels: Kernels, name: str, options: dict[str, float]) -> None:
     scaled = make_scaled(name, [1, 70, 3], [7, 70, 1030], head_dim=32)
-    assert_is_expected(scaled.attend(kernels.paged_attention, **options), scaled.paged, **options)
+    scaled.assert_is_expected(scaled.attend(kernels.paged_attention, **options), **options)
 
 
 def test_blocks_before_the_window_may_be_gone(kernels: Kernels) -> None:

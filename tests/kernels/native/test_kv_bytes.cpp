@@ -1,5 +1,5 @@
-// Caches of 8-bit numbers: store_kv and paged_attention over what it stored. Numbers are read by the formulas of the
-// formats and not by the library's own code.
+// Caches of numbers of 8 and of 4 bits: store_kv and paged_attention over what it stored. Numbers are read by the
+// formulas of the formats and not by the library's own code.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,10 +20,13 @@ struct Format {
 };
 
 constexpr Format kFormats[] = {
-    {DType::kInt8, 0, 0, 127.0}, {DType::kFp8E4m3, 3, 7, 448.0}, {DType::kFp8E5m2, 2, 15, 57344.0}};
+    {DType::kInt8, 0, 0, 127.0}, {DType::kFp8E4m3, 3, 7, 448.0}, {DType::kFp8E5m2, 2, 15, 57344.0},
+    {DType::kInt4, 0, 0, 7.0}};
 
+// byte: of a number of 4 bits, its half.
 double number(const Format& format, uint8_t byte) {
   if (format.dtype == DType::kInt8) return static_cast<int8_t>(byte);
+  if (format.dtype == DType::kInt4) return byte < 8 ? byte : byte - 16;
   const int units = 1 << format.mantissa_bits, exponent = (byte & 0x7f) / units, mantissa = byte % units;
   const double size = exponent == 0 ? std::ldexp(mantissa, 1 - format.bias - format.mantissa_bits)
                                     : std::ldexp(units + mantissa, exponent - format.bias - format.mantissa_bits);
@@ -32,10 +35,24 @@ double number(const Format& format, uint8_t byte) {
 
 // Half the distance from a number to its neighbours.
 double half_step(const Format& format, double value) {
-  if (format.dtype == DType::kInt8) return 0.5;
+  if (format.dtype == DType::kInt8 || format.dtype == DType::kInt4) return 0.5;
   const double least = std::ldexp(1.0, 1 - format.bias);
   return std::ldexp(std::max(std::exp2(std::floor(std::log2(std::max(std::abs(value), least)))), least),
                     -format.mantissa_bits - 1);
+}
+
+// Rotates heads of `dim` numbers by the definition: each number of a block of the largest power of two that divides dim
+// becomes a sum of all, with signs by the parity of the bits that both places have.
+Tensor rotated(const Tensor& heads, int64_t dim) {
+  const int64_t size = dim & -dim;
+  Tensor result(DType::kFloat32, heads.size());
+  for (int64_t i = 0; i < heads.size(); ++i) {
+    const int64_t first = i - i % dim % size;
+    double sum = 0;
+    for (int64_t j = 0; j < size; ++j) sum += __builtin_parityll((i - first) & j) ? -heads[first + j] : heads[first + j];
+    result.set(i, sum / std::sqrt(static_cast<double>(size)));
+  }
+  return result;
 }
 
 struct Case {
@@ -51,7 +68,8 @@ class Sequence {
         format_(format),
         dim_((c.head_dim + 15) / 16 * 16),
         num_blocks_((c.context_len + c.block_size - 1) / c.block_size),
-        block_bytes_((2 * c.num_kv_heads * c.block_size * (dim_ + 4) + 15) / 16 * 16),
+        row_bytes_(format.dtype == DType::kInt4 ? dim_ / 2 : dim_),
+        block_bytes_((2 * c.num_kv_heads * c.block_size * (row_bytes_ + 4) + 15) / 16 * 16),
         table_(num_blocks_),
         slots_(c.context_len),
         cache_(num_blocks_ * block_bytes_),
@@ -62,18 +80,20 @@ class Sequence {
     for (int64_t i = 0; i < c.context_len; ++i) slots_[i] = table_[i / c.block_size] * c.block_size + i % c.block_size;
     // Exact in bf16, with which some processors multiply bytes.
     for (int64_t i = 0; i < q_.size(); ++i) q_.set(i, rounded(DType::kBFloat16, q_[i]));
+    if (is_rotated()) q_ = rotated(q_, c.head_dim);
     store();
   }
 
   void check_stored() const {
+    const Tensor k = is_rotated() ? rotated(k_, c_.head_dim) : k_, v = is_rotated() ? rotated(v_, c_.head_dim) : v_;
     for (int64_t token = 0; token < c_.context_len; ++token)
       for (int64_t head = 0; head < c_.num_kv_heads; ++head)
         for (const bool is_value : {false, true})
           for (int64_t d = 0; d < c_.head_dim; ++d) {
-            const double x = (is_value ? v_ : k_)[(token * c_.num_kv_heads + head) * c_.head_dim + d];
+            const double x = (is_value ? v : k)[(token * c_.num_kv_heads + head) * c_.head_dim + d];
             const double scale = scale_of(is_value, token, head), found = stored(is_value, token, head, d);
-            const double error = std::abs(found - x / scale);
-            require(error <= half_step(format_, x / scale) * (1 + 1e-4), "the nearest number");
+            const double wanted = std::min(std::max(x / scale, -format_.largest), format_.largest);
+            require(std::abs(found - wanted) <= half_step(format_, wanted) * (1 + 1e-4), "the nearest number");
           }
   }
 
@@ -93,8 +113,11 @@ class Sequence {
   }
 
   void check(const Tensor& out) const {
+    // Numbers are rotated, and so are the queries that are compared with them.
+    const Tensor given = is_rotated() ? rotated(q_, c_.head_dim) : q_;
+    const Tensor found = is_rotated() ? rotated(out, c_.head_dim) : out;
     for (int64_t query = 0; query < c_.q_len; query += query < 4 ? 1 : 13)
-      for (int64_t head = 0; head < c_.num_heads; ++head) check_row(out, query, head);
+      for (int64_t head = 0; head < c_.num_heads; ++head) check_row(given, found, query, head);
     const Tensor alone = attend(c_.q_len - 1);
     for (int64_t i = 0; i < row_size(); ++i)
       require(alone.bits(i) == out.bits(out.size() - row_size() + i), "a query alone has other bits");
@@ -102,6 +125,7 @@ class Sequence {
 
  private:
   int64_t row_size() const { return c_.num_heads * c_.head_dim; }
+  bool is_rotated() const { return format_.dtype == DType::kInt4; }
 
   void store() {
     pagewick::StoreKvArgs args = {};
@@ -116,28 +140,29 @@ class Sequence {
   double stored(bool is_value, int64_t token, int64_t head, int64_t d) const {
     const int64_t offset = slots_[token] % c_.block_size;
     const int64_t start = slots_[token] / c_.block_size * block_bytes_ +
-                          (is_value * c_.num_kv_heads + head) * c_.block_size * dim_;
+                          (is_value * c_.num_kv_heads + head) * c_.block_size * row_bytes_;
     const int64_t place = is_value ? (offset / 2 * dim_ + d) * 2 + offset % 2
                                    : (d / 2 * c_.block_size + offset) * 2 + d % 2;
-    return number(format_, cache_[start + place]);
+    if (format_.dtype != DType::kInt4) return number(format_, cache_[start + place]);
+    return number(format_, cache_[start + place / 2] >> place % 2 * 4 & 15);
   }
 
   double scale_of(bool is_value, int64_t token, int64_t head) const {
-    const int64_t first = slots_[token] / c_.block_size * block_bytes_ + 2 * c_.num_kv_heads * c_.block_size * dim_;
+    const int64_t first = slots_[token] / c_.block_size * block_bytes_ + 2 * c_.num_kv_heads * c_.block_size * row_bytes_;
     const int64_t place = (is_value * c_.num_kv_heads + head) * c_.block_size + slots_[token] % c_.block_size;
     float scale;
     std::memcpy(&scale, cache_.data() + first + 4 * place, sizeof(scale));
     return static_cast<double>(scale);
   }
 
-  void check_row(const Tensor& out, int64_t query, int64_t head) const {
+  void check_row(const Tensor& q, const Tensor& out, int64_t query, int64_t head) const {
     const int64_t position = c_.context_len - c_.q_len + query, kv_head = head / (c_.num_heads / c_.num_kv_heads);
     const int64_t first = c_.window ? std::max<int64_t>(0, position - c_.window + 1) : 0;
     std::vector<double> scores, sums(c_.head_dim), sizes(c_.head_dim);
     for (int64_t key = first; key <= position; ++key) {
       double score = 0;
       for (int64_t d = 0; d < c_.head_dim; ++d)
-        score += q_[query * row_size() + head * c_.head_dim + d] * stored(false, key, kv_head, d);
+        score += q[query * row_size() + head * c_.head_dim + d] * stored(false, key, kv_head, d);
       scores.push_back(score * scale_of(false, key, kv_head) * static_cast<double>(kScale));
     }
     const double most = *std::max_element(scores.begin(), scores.end());
@@ -157,7 +182,7 @@ class Sequence {
 
   Case c_;
   Format format_;
-  int64_t dim_, num_blocks_, block_bytes_;
+  int64_t dim_, num_blocks_, row_bytes_, block_bytes_;
   Array<int32_t> table_;
   Array<int64_t> slots_;
   Array<uint8_t> cache_;
@@ -171,7 +196,7 @@ void test_kv_bytes() {
     for (const Case& c : {Case{1, 65, 2, 1, 16, 32, 0}, Case{70, 70, 3, 1, 24, 6, 0}, Case{5, 1030, 2, 2, 40, 64, 33},
                           Case{1, 2060, 4, 2, 64, 32, 1030}, Case{40, 41, 8, 2, 100, 16, 0},
                           Case{6, 270, 4, 2, 40, 32, 0}}) {
-      begin_case("8-bit cache %d, %d queries of %d, heads %d and %d of %d, blocks of %d", static_cast<int>(format.dtype),
+      begin_case("cache of bytes %d, %d queries of %d, heads %d and %d of %d, blocks of %d", static_cast<int>(format.dtype),
                  c.q_len, c.context_len, static_cast<int>(c.num_heads), static_cast<int>(c.num_kv_heads),
                  static_cast<int>(c.head_dim), static_cast<int>(c.block_size));
       const Sequence sequence(c, format);
