@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 31
+ABI_VERSION = 32
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
