@@ -261,11 +261,11 @@ def _advice(
         ways.append("--dtype bfloat16, which takes half as much")
     if plan.fitting_context >= BLOCK_SIZE:
         ways.append(f"--max-model-len {plan.fitting_context}")
-        for dtype, share in (("int8", "half"), ("int4", "about a quarter")):
+        for dtype, part in (("int8", "half"), ("int4", "about a quarter")):
             if plan.kv_cache_dtype not in ("int4", dtype) and dtype in cache_dtypes(model):
                 wishes = replace(plan.wishes, kv_cache_dtype=dtype)
                 if not make_plan(model, lambda size: weights_of(size).total, plan.device, wishes).missing:
-                    ways.append(f"--kv-cache-dtype {dtype}, which takes {share} of bfloat16")
+                    ways.append(f"--kv-cache-dtype {dtype}, which takes {part} of bfloat16")
                     break
     if plan.device.kind == "cuda":
         if least := least_offload(model, weights_of(num_ranks), plan):

@@ -62,9 +62,10 @@ def rotate_vectors(vectors: Tensor) -> Tensor:
     of numbers half the size apart first, and of neighbours last.
     """
     size = distance = rotation_size(vectors.shape[-1])
+    vectors = vectors.contiguous()
     while distance > 1:
         distance //= 2
-        first, second = vectors.unflatten(-1, (-1, 2, distance)).unbind(-2)
+        first, second = vectors.view(*vectors.shape[:-1], -1, 2, distance).unbind(-2)
         vectors = torch.stack((first + second, first - second), dim=-2).flatten(-3)
     return vectors * (1.0 / size) ** 0.5
 
