@@ -13,6 +13,7 @@ Hadamard matrix (rotate_vectors), as in QuaRot (Ashkboos et al., arXiv:2404.0045
 taken: where the largest magnitude becomes more than 7, it is cut off and the others lie closer.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -67,7 +68,7 @@ def rotate_vectors(vectors: Tensor) -> Tensor:
         distance //= 2
         first, second = vectors.view(*vectors.shape[:-1], -1, 2, distance).unbind(-2)
         vectors = torch.stack((first + second, first - second), dim=-2).flatten(-3)
-    return vectors * (1.0 / size) ** 0.5
+    return vectors * math.sqrt(1.0 / size)
 
 
 def pack_pairs(numbers: Tensor) -> Tensor:
